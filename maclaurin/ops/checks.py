@@ -1,0 +1,95 @@
+"""What an op refuses, in one sentence that names the argument and what it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from maclaurin.ops.states import State, TokenState
+
+S = TypeVar("S", bound=State)
+
+FORMS = ("auto", "parallel", "chunked", "recurrent")
+BACKENDS = ("auto", "torch")
+
+
+def one_of(name: str, value: object, allowed: Sequence[object]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def shape(tensor: Tensor) -> str:
+    return str(tuple(tensor.shape))
+
+
+def heads(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "(batch, time, heads, channels)") -> None:
+    """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), with G dividing H."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} must have 4 dimensions {layout}, got shape {shape(tensor)}")
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} must be a floating point tensor, got {tensor.dtype}")
+        if tensor.device != q.device:
+            raise ValueError(f"{name} must be on the device of q ({q.device}), got {tensor.device}")
+    if q.shape[1] == 0:
+        raise ValueError(f"q must hold at least one token, got shape {shape(q)}")
+    if k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
+        raise ValueError(f"k must match q {shape(q)} in batch, time and channels, got {shape(k)}")
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"v must match k {shape(k)} in batch, time and heads, got {shape(v)}")
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ValueError(f"the heads of k and v must divide the {q.shape[2]} heads of q, got {k.shape[2]}")
+
+
+def log_decay(decay: Tensor | None, q: Tensor, k: Tensor, *, per_channel: bool = False) -> None:
+    """(B,T,heads of k or q), every value <= 0; with `per_channel` also (B,T,heads,K)."""
+    if decay is None:
+        return
+    allowed_heads = (k.shape[2], q.shape[2])
+    per_head = decay.dim() == 3
+    if not per_head and not (per_channel and decay.dim() == 4):
+        expected = "(batch, time, heads)" + (" or (batch, time, heads, channels)" if per_channel else "")
+        raise ValueError(f"log_decay must have shape {expected}, got {shape(decay)}")
+    if decay.shape[:2] != q.shape[:2] or decay.shape[2] not in allowed_heads:
+        raise ValueError(
+            f"log_decay must match q {shape(q)} in batch and time and have "
+            f"{' or '.join(map(str, sorted(set(allowed_heads))))} heads, got {shape(decay)}"
+        )
+    if not per_head and decay.shape[3] != k.shape[3]:
+        raise ValueError(f"log_decay must have the {k.shape[3]} channels of k, got {shape(decay)}")
+    values_are_checkable = not torch.compiler.is_compiling()
+    if values_are_checkable and not bool((decay <= 0).all()):
+        raise ValueError(f"log_decay must be <= 0 everywhere, got a largest value of {decay.max().item():g}")
+
+
+def initial_state(state: object, expected: type[S]) -> S | None:
+    if state is not None and not isinstance(state, expected):
+        raise TypeError(f"state must be a {expected.__name__} or None, got {type(state).__name__}")
+    return state
+
+
+def token_state(state: TokenState | None, k: Tensor, v: Tensor) -> None:
+    """The tokens of a state must have the heads and channels of the new ones."""
+    if state is None:
+        return
+    for name, kept, new in (("keys", state.keys, k), ("values", state.values, v)):
+        if kept.shape[2:] != new.shape[2:]:
+            raise ValueError(
+                f"state must have been made with the same heads and channels: it holds {name} of {tuple(kept.shape[2:])} "
+                f"(heads, channels), the new ones have {tuple(new.shape[2:])}"
+            )
+
+
+def at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def common(form: str, backend: str) -> None:
+    one_of("form", form, FORMS)
+    one_of("backend", backend, BACKENDS)

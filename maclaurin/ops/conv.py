@@ -1,0 +1,76 @@
+"""The causal short convolution: a few taps a channel over time, with the last inputs carried as its state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from maclaurin.ops import checks
+from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.states import ConvState
+
+CHUNK = 4096
+
+
+def short_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    state: ConvState | None = None,
+    return_state: bool = True,
+    form: str = "auto",
+    backend: str = "auto",
+    attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, ConvState | None]:
+    """y_t = bias + Σ_r weight[:, r] ⊙ x_{t-(width-1)+r}: x (B,T,C), weight (C,width), bias (C,). The last tap is the token.
+
+    The forms differ only in how many tokens are taken at a time.
+    """
+    if x.dim() != 3:
+        raise ValueError(f"x must have 3 dimensions (batch, time, channels), got shape {checks.shape(x)}")
+    if weight.dim() != 2 or weight.shape[0] != x.shape[2] or weight.shape[1] < 1:
+        raise ValueError(f"weight must have shape ({x.shape[2]}, width), got {checks.shape(weight)}")
+    if bias is not None and tuple(bias.shape) != (x.shape[2],):
+        raise ValueError(f"bias must have shape ({x.shape[2]},), got {checks.shape(bias)}")
+    checks.common(form, backend)
+    checks.initial_state(state, ConvState)
+    width = weight.shape[1]
+    if state is not None and state.inputs.shape[1:] != (width - 1, x.shape[2]):
+        raise ValueError(
+            f"state must hold the last {width - 1} inputs of {x.shape[2]} channels, got {checks.shape(state.inputs)}"
+        )
+    step = {"auto": x.shape[1], "parallel": x.shape[1], "chunked": CHUNK, "recurrent": 1}[form]
+
+    def dense(inputs: Inputs, state: ConvState | None, lengths: Tensor | None) -> tuple[Tensor, ConvState | None]:
+        (x,) = inputs
+        assert x is not None
+        before = x.new_zeros(x.shape[0], width - 1, x.shape[2]) if state is None else state.inputs.to(x.dtype)
+        padded = torch.cat([before, x], dim=1)
+        pieces = [_taps(padded[:, start : start + step + width - 1], weight, bias) for start in range(0, x.shape[1], step)]
+        y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+        return y, ConvState(_last(padded, width - 1, lengths)) if return_state else None
+
+    return over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths)
+
+
+def _taps(x_BTC: Tensor, weight_CW: Tensor, bias_C: Tensor | None) -> Tensor:
+    """Summed in float32 at least: one product a tap, each over the whole contiguous block."""
+    given, dtype = x_BTC.dtype, torch.promote_types(x_BTC.dtype, torch.float32)
+    T = x_BTC.shape[1] - weight_CW.shape[1] + 1
+    x_BTC, weight_CW = x_BTC.to(dtype), weight_CW.to(dtype)
+    y_BTC = x_BTC[:, :T] * weight_CW[:, 0]
+    for tap in range(1, weight_CW.shape[1]):
+        y_BTC = torch.addcmul(y_BTC, x_BTC[:, tap : tap + T], weight_CW[:, tap])
+    return (y_BTC if bias_C is None else y_BTC + bias_C.to(dtype)).to(given)
+
+
+def _last(padded: Tensor, count: int, lengths: Tensor | None) -> Tensor:
+    if lengths is None:
+        return padded[:, padded.shape[1] - count :]
+    index = lengths[:, None] + torch.arange(count, device=padded.device)
+    return padded.gather(1, index[..., None].expand(-1, -1, padded.shape[2]))

@@ -1,0 +1,204 @@
+"""The symmetric feature map: φ(x)·φ(y) = Σ_n c_n (x·y)ⁿ with as few entries as there are distinct monomials.
+
+Order n has C(d+n-1, n) monomials x_{i1}…x_{in}, i1 <= … <= in, in lexicographic order (for n = 2: the rows of the upper
+triangle). Each stands for `multiplicity` equal terms of (x·y)ⁿ, whose root goes on both sides (√2 off the diagonal).
+
+The monomials that start with x_p are x_p times a *suffix* of those of order n-1, so an expansion is d products of
+contiguous blocks. On a CPU that runs 4 to 20 times faster than gathering the factors by index.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+def monomial_count(dim: int, order: int) -> int:
+    return math.comb(dim + order - 1, order)
+
+
+def multiplicity(dim: int, order: int) -> Tensor:
+    """How many ordered index tuples give each monomial, float64, in the order of the features."""
+    indices = torch.combinations(torch.arange(dim), order, with_replacement=True) if order else torch.empty(1, 0)
+    counts = torch.full((indices.shape[0],), float(math.factorial(order)), dtype=torch.float64)
+    run = torch.ones_like(counts)
+    for left, right in itertools.pairwise(indices.unbind(-1)):
+        # a run of m equal indices divides by m!, one factor at a time
+        run = torch.where(left == right, run + 1, torch.ones_like(run))
+        counts /= run
+    return counts
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A polynomial in the score: one power, or orders of the exponential's Taylor series.
+
+    `Kernel.of(2)` is x², `Kernel.of((0, 1, 2))` is 1 + x + x²/2.
+    """
+
+    orders: tuple[int, ...]
+    coefficients: tuple[float, ...]
+
+    @staticmethod
+    def of(order: int | Iterable[int]) -> Kernel:
+        orders = (order,) if isinstance(order, int) else tuple(order)
+        valid = orders and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in orders)
+        if not valid or list(orders) != sorted(set(orders)) or orders == (0,):
+            raise ValueError(
+                "order must be a whole number >= 1, or an increasing sequence of whole numbers >= 0 "
+                f"for those terms of the Taylor series, got {order!r}"
+            )
+        taylor = not isinstance(order, int)
+        return Kernel(orders, tuple(1 / math.factorial(n) if taylor else 1.0 for n in orders))
+
+    def __call__(self, score: Tensor, weights: Tensor | None = None) -> Tensor:
+        """f(score), or Σ weights[n]·c_n·scoreⁿ with weights (orders, …) that broadcast against the score."""
+        return self._sum(score, weights, [(n, c) for n, c in zip(self.orders, self.coefficients, strict=True)])
+
+    def derivative(self, score: Tensor, weights: Tensor | None = None) -> Tensor:
+        return self._sum(score, weights, [(n - 1, n * c) for n, c in zip(self.orders, self.coefficients, strict=True)])
+
+    @staticmethod
+    def _sum(score: Tensor, weights: Tensor | None, terms: list[tuple[int, float]]) -> Tensor:
+        """Horner's rule over the gaps between the orders, so that 80 terms stay finite and cheap."""
+        total: Tensor | None = None
+        for position in reversed(range(len(terms))):
+            power, coefficient = terms[position]
+            if power < 0:
+                break
+            term: Tensor | float = coefficient if weights is None else coefficient * weights[position]
+            total = term + (torch.zeros_like(score) if total is None else total)
+            gap = power - max(terms[position - 1][0], 0) if position else power
+            for _ in range(gap):
+                total = total * score
+        assert total is not None
+        return total
+
+    def feature_counts(self, dim: int) -> list[int]:
+        return [monomial_count(dim, n) for n in self.orders]
+
+    def feature_count(self, dim: int) -> int:
+        return sum(self.feature_counts(dim))
+
+    def feature_weights(self, dim: int, like: Tensor) -> Tensor:
+        """c_n · multiplicity for every monomial, (F,), in the dtype and on the device of `like`."""
+        return _feature_weights(self, dim).to(like)
+
+    def monomial_weights(self, k_NSK: Tensor, order_weights_NO: Tensor | None) -> Tensor:
+        """The same as (F,1), or (N,F,1) where every head weighs the orders in its own way."""
+        weights_F = self.feature_weights(k_NSK.shape[-1], k_NSK)
+        if order_weights_NO is None:
+            return weights_F[:, None]
+        counts = torch.tensor(self.feature_counts(k_NSK.shape[-1]), device=k_NSK.device)
+        return (weights_F * order_weights_NO.repeat_interleave(counts, dim=1))[..., None]
+
+    def features(self, x: Tensor) -> Tensor:
+        """φ(x): (..., d) -> (..., F)."""
+        rows = x.reshape(-1, x.shape[-1])
+        expanded = monomials(rows.T.unsqueeze(0), self.orders)[0].T
+        return (expanded * self.feature_weights(x.shape[-1], expanded).sqrt()).reshape(*x.shape[:-1], -1)
+
+
+@lru_cache(maxsize=32)
+def _feature_weights(kernel: Kernel, dim: int) -> Tensor:
+    parts = [c * multiplicity(dim, n) for n, c in zip(kernel.orders, kernel.coefficients, strict=True)]
+    return torch.cat(parts)
+
+
+def symmetric_power(x: Tensor, order: int = 2) -> Tensor:
+    """φ(x) with φ(x)·φ(y) = (x·y)^order: (..., d) -> (..., C(d+order-1, order)).
+
+    For order 2 the entry of (p, r), p <= r, stands at p·d - p(p-1)/2 + (r-p) and is x_p x_r, times √2 where p < r.
+    """
+    return Kernel.of(order).features(x)
+
+
+# N heads of the batch, K channels, F monomials, R rows (tokens)
+
+
+class _Monomials(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_NKR: Tensor, orders: tuple[int, ...]) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x_NKR)
+        ctx.orders = orders
+        return expand(x_NKR, orders)
+
+    @staticmethod
+    def backward(ctx, grad_NFR: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        (x_NKR,) = ctx.saved_tensors
+        return contract(x_NKR, grad_NFR, ctx.orders), None
+
+
+def monomials(x_NKR: Tensor, orders: tuple[int, ...]) -> Tensor:
+    """All monomials of the given orders, differentiable: (N,K,R) -> (N,F,R)."""
+    result: Tensor = _Monomials.apply(x_NKR, orders)
+    return result
+
+
+def expand(x_NKR: Tensor, orders: tuple[int, ...]) -> Tensor:
+    """The forward of `monomials`. Feature-major, so that every product is over long contiguous rows."""
+    if orders == (1,):
+        return x_NKR
+    N, K, R = x_NKR.shape
+    out_NFR = x_NKR.new_empty(N, sum(monomial_count(K, n) for n in orders), R)
+    start = 0
+    for order in orders:
+        count = monomial_count(K, order)
+        _expand_order(x_NKR, order, out_NFR[:, start : start + count])
+        start += count
+    return out_NFR
+
+
+def contract(x_NKR: Tensor, grad_NFR: Tensor, orders: tuple[int, ...]) -> Tensor:
+    """The backward of `monomials`: the gradient by x from the gradient by the monomials."""
+    if orders == (1,):
+        return grad_NFR
+    grad_x_NKR = torch.zeros_like(x_NKR)
+    start = 0
+    for order in orders:
+        count = monomial_count(x_NKR.shape[1], order)
+        _contract_order(x_NKR, order, grad_NFR[:, start : start + count], grad_x_NKR)
+        start += count
+    return grad_x_NKR
+
+
+def _blocks(dim: int, order: int) -> Iterator[tuple[int, slice, slice]]:
+    """For each p: where its monomials stand, and the suffix of order-1 that x_p multiplies."""
+    lower = monomial_count(dim, order - 1)
+    start = 0
+    for p in range(dim):
+        size = monomial_count(dim - p, order - 1)
+        yield p, slice(start, start + size), slice(lower - size, lower)
+        start += size
+
+
+def _expand_order(x_NKR: Tensor, order: int, out_NFR: Tensor) -> None:
+    if order == 0:
+        out_NFR.fill_(1)
+    elif order == 1:
+        out_NFR.copy_(x_NKR)
+    else:
+        lower_NFR = expand(x_NKR, (order - 1,))
+        for p, block, suffix in _blocks(x_NKR.shape[1], order):
+            torch.mul(x_NKR[:, p : p + 1], lower_NFR[:, suffix], out=out_NFR[:, block])
+
+
+def _contract_order(x_NKR: Tensor, order: int, grad_NFR: Tensor, grad_x_NKR: Tensor) -> None:
+    if order == 0:
+        return
+    if order == 1:
+        grad_x_NKR += grad_NFR
+        return
+    lower_NFR = expand(x_NKR, (order - 1,))
+    grad_lower_NFR = grad_x_NKR if order == 2 else torch.zeros_like(lower_NFR)
+    for p, block, suffix in _blocks(x_NKR.shape[1], order):
+        grad_x_NKR[:, p] += (grad_NFR[:, block] * lower_NFR[:, suffix]).sum(1)
+        grad_lower_NFR[:, suffix].addcmul_(grad_NFR[:, block], x_NKR[:, p : p + 1])
+    if order > 2:
+        _contract_order(x_NKR, order - 1, grad_lower_NFR, grad_x_NKR)

@@ -1,0 +1,166 @@
+"""First-order attention: no decay, one decay a head, or one decay a key channel.
+
+Without decay or with one a head it is `power_attention` of order 1, whose memory is so small that every token is folded
+at once. A decay a channel does not factor into one number a pair, so it has a chunk of its own here.
+
+Inside such a chunk, w_ij = Σ_c q_ic k_jc exp(L_ic - L_jc). Splitting the exponential as exp(L_i)·exp(-L_j) would overflow,
+so the chunk is halved: queries of the second half meet keys of the first through the sum at the middle, where both
+factors are at most 1, and each half is halved again until the exponentials of all pairs are few enough to write out.
+"""
+
+# B batch, T time, H heads, G key-value heads, R = H/G, N = B·G, C chunk, K key channels, W value channels (+1 if normalised)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from maclaurin.ops import checks, decay
+from maclaurin.ops.power import power_attention
+from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.reference import default_scale, repeat_heads, safe_divide
+from maclaurin.ops.states import LinearState, PowerState, State
+from maclaurin.ops.tokens import without_padding
+
+CHUNK = 64
+SMALLEST_HALF = 16  # pairs of this many tokens are written out
+PARALLEL_UP_TO = 128  # tokens: below it the T x T matrix is faster than the state (benchmarks/forms.py)
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    normalize: bool = True,
+    state: State | None = None,
+    return_state: bool = True,
+    form: str = "auto",
+    backend: str = "auto",
+    attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    lengths: Tensor | None = None,
+    chunk_size: int = CHUNK,
+) -> tuple[Tensor, State | None]:
+    """Causal attention with the weights scale · Σ_c q_tc k_sc exp(a_{s+1,c} + … + a_tc), divided by their sum.
+
+    q (B,T,H,K), k (B,T,G,K), v (B,T,G,V); log_decay (B,T,G or H), or (B,T,G or H,K) for a decay a channel, <= 0. Feature
+    maps are applied to q and k before the call. Other arguments as in `power_attention`.
+    """
+    checks.heads(q, k, v)
+    checks.log_decay(log_decay, q, k, per_channel=True)
+    checks.common(form, backend)
+    checks.at_least_one("chunk_size", chunk_size)
+    if form == "auto":
+        form = "parallel" if q.shape[1] <= PARALLEL_UP_TO else "chunked"
+    if log_decay is None or log_decay.dim() == 3:
+        return power_attention(
+            q,
+            k,
+            v,
+            log_decay,
+            order=1,
+            scale=scale,
+            normalize=normalize,
+            state=checks.initial_state(state, PowerState),
+            return_state=return_state,
+            form=form,
+            backend=backend,
+            attention_mask=attention_mask,
+            cu_seqlens=cu_seqlens,
+            lengths=lengths,
+            chunk_size=chunk_size,
+            fold_at=1,
+            fold_every=1,
+        )
+    initial = checks.initial_state(state, LinearState)
+    if log_decay.shape[2] != k.shape[2]:
+        k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
+    memory_shape = (k.shape[2], k.shape[3], v.shape[3] + normalize)
+    if initial is not None and initial.memory.shape[1:] != memory_shape:
+        raise ValueError(
+            f"state must hold a memory of {memory_shape} (heads, key channels, value channels) a row, "
+            f"got {tuple(initial.memory.shape[1:])}"
+        )
+    size = {"parallel": q.shape[1], "chunked": chunk_size, "recurrent": 1}[form]
+
+    def dense(inputs: Inputs, state: LinearState | None, lengths: Tensor | None) -> tuple[Tensor, LinearState | None]:
+        y, new_state = _per_channel(inputs, state, lengths, default_scale(scale, q), normalize, size)
+        return y, new_state if return_state else None
+
+    return over_documents(
+        dense,
+        (q, k, v, log_decay),
+        initial,
+        attention_mask=attention_mask,
+        cu_seqlens=cu_seqlens,
+        lengths=lengths,
+    )
+
+
+def _per_channel(
+    inputs: Inputs, state: LinearState | None, lengths: Tensor | None, scale: float, normalize: bool, chunk_size: int
+) -> tuple[Tensor, LinearState]:
+    q, k, v, log_decay = inputs
+    assert q is not None and k is not None and v is not None and log_decay is not None
+    B, T, H, K = q.shape
+    G = k.shape[2]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    values = v.to(dtype)
+    if normalize:
+        values = torch.cat([values, values.new_ones(*values.shape[:-1], 1)], dim=-1)
+    q_NRTK = q.to(dtype).view(B, T, G, H // G, K).permute(0, 2, 3, 1, 4).flatten(0, 1) * scale
+    k_NTK, v_NTW, a_NTK = (
+        without_padding(x, lengths).transpose(1, 2).flatten(0, 1) for x in (k.to(dtype), values, log_decay.to(dtype))
+    )
+    W = v_NTW.shape[-1]
+    memory_NKW = v_NTW.new_zeros(B * G, K, W) if state is None else state.memory.to(dtype).flatten(0, 1)
+    outputs = []
+    for start in range(0, T, chunk_size):
+        now = slice(start, start + chunk_size)
+        pieces = (q_NRTK[:, :, now], k_NTK[:, now], v_NTW[:, now], a_NTK[:, now], memory_NKW)
+        if torch.is_grad_enabled():
+            y, memory_NKW = checkpoint(_chunk, *pieces, use_reentrant=False)
+        else:
+            y, memory_NKW = _chunk(*pieces)
+        outputs.append(y)
+    y = torch.cat(outputs, dim=2).unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    if normalize:
+        y = safe_divide(y[..., :-1], y[..., -1:])
+    return y.to(q.dtype), LinearState(memory_NKW.unflatten(0, (B, G)))
+
+
+def _chunk(q_NRCK: Tensor, k_NCK: Tensor, v_NCW: Tensor, a_NCK: Tensor, memory_NKW: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = q_NRCK.dtype
+    sums_NCK = decay.cumulative(a_NCK, 1)
+    end_N1K = sums_NCK[:, -1:]
+    read_NRCW = torch.einsum("nrck,nkw->nrcw", q_NRCK * decay.factor(sums_NCK, dtype)[:, None], memory_NKW)
+    y_NRCW = read_NRCW + torch.einsum("nrcj,njw->nrcw", _within(q_NRCK, k_NCK, sums_NCK), v_NCW)
+    left_NCK = k_NCK * decay.factor(end_N1K - sums_NCK, dtype)
+    memory_NKW = torch.baddbmm(memory_NKW * decay.factor(end_N1K, dtype).transpose(1, 2), left_NCK.transpose(1, 2), v_NCW)
+    return y_NRCW, memory_NKW
+
+
+def _within(q_NRCK: Tensor, k_NCK: Tensor, sums_NCK: Tensor) -> Tensor:
+    """The weights (N,R,C,C) of a chunk's own pairs, by halves."""
+    C, dtype = k_NCK.shape[1], q_NRCK.dtype
+    if C <= SMALLEST_HALF:
+        decay_NKCC = decay.between(sums_NCK.transpose(1, 2), sums_NCK.transpose(1, 2), dtype)
+        return torch.einsum("nrck,njk,nkcj->nrcj", q_NRCK, k_NCK, decay_NKCC)
+    half = C // 2
+    middle_N1K = sums_NCK[:, half - 1 : half]
+    first, second = slice(None, half), slice(half, None)
+    cross = torch.einsum(
+        "nrck,njk->nrcj",
+        q_NRCK[:, :, second] * decay.factor(sums_NCK[:, second] - middle_N1K, dtype)[:, None],
+        k_NCK[:, first] * decay.factor(middle_N1K - sums_NCK[:, first], dtype),
+    )
+    top = _within(q_NRCK[:, :, first], k_NCK[:, first], sums_NCK[:, first])
+    bottom = _within(q_NRCK[:, :, second], k_NCK[:, second], sums_NCK[:, second])
+    top = torch.cat([top, top.new_zeros(*top.shape[:-1], C - half)], dim=-1)
+    return torch.cat([top, torch.cat([cross, bottom], dim=-1)], dim=-2)

@@ -1,0 +1,266 @@
+"""Power attention: the score (q·k)² behind a decay, or any orders of the exponential's series, in three exact forms.
+
+The state. Order 2 with d = 64 has a memory of 2080 x 65 numbers a head, as much as 1057 cached keys and values. Until a
+sequence is that long the state simply keeps its tokens; then it folds them into the memory, once. From there on new
+tokens wait in a small buffer that is folded in every `fold_every` tokens, so that a decoding step reads the memory once
+and rarely writes it. All forms follow the same rule: a state depends on the tokens, not on the form that made it.
+
+Waiting tokens meet the query as (q·k)², not as φ(q)·φ(k). That is also the more accurate way: where q and k are nearly
+orthogonal, the product of features keeps only half the digits of the score.
+"""
+
+# B batch, T new tokens, S slots (kept and new), H heads, G key-value heads, R = H/G, N = B·G, K, V, F, W = V or V+1
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from maclaurin.ops import checks, decay
+from maclaurin.ops.blocks import over_query_blocks
+from maclaurin.ops.features import Kernel, monomials
+from maclaurin.ops.power_chunked import CHUNK, Plan, chunked
+from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.reference import default_scale, repeat_heads, safe_divide
+from maclaurin.ops.states import PowerState
+from maclaurin.ops.tokens import Tokens
+
+FOLD_EVERY = 64
+PARALLEL_UP_TO = 512  # tokens: below it the T x T matrix is faster than the state (benchmarks/forms.py)
+MOST_FEATURES = 2**16  # beyond it a memory is larger than any cache it could replace: tokens are kept instead
+
+
+def power_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    order: int | Iterable[int] = 2,
+    order_weights: Tensor | None = None,
+    scale: float | None = None,
+    normalize: bool = True,
+    state: PowerState | None = None,
+    return_state: bool = True,
+    form: str = "auto",
+    backend: str = "auto",
+    attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    lengths: Tensor | None = None,
+    chunk_size: int = CHUNK,
+    fold_at: int | None = None,
+    fold_every: int = FOLD_EVERY,
+) -> tuple[Tensor, PowerState | None]:
+    """Causal attention with the weights f(scale·q_t·k_s)·exp(a_{s+1} + … + a_t), s <= t, divided by their sum.
+
+    q (B,T,H,K), k (B,T,G,K), v (B,T,G,V) with G dividing H; log_decay a (B,T,G) or (B,T,H), <= 0. Returns y (B,T,H,V) in
+    the dtype of q, and the state. A row whose weights sum to zero gives zero.
+
+    order: a number p for f(x) = x^p, or a sequence such as (0, 1, 2) for those terms of exp(x) = Σ xⁿ/n!.
+    order_weights: (number of orders,) or (H, number of orders), one factor a term.
+    scale: 1/√K unless given. normalize: False leaves out the division.
+    attention_mask (B,T), lengths (B,) or cu_seqlens (N+1,): ragged batches, see `ragged.py`.
+    fold_at, fold_every: when kept tokens are folded into the memory; by default where the memory becomes the smaller one.
+    """
+    checks.heads(q, k, v)
+    checks.log_decay(log_decay, q, k)
+    checks.common(form, backend)
+    checks.initial_state(state, PowerState)
+    kernel = Kernel.of(order)
+    weights = _checked_weights(order_weights, kernel, q)
+    checks.at_least_one("fold_every", fold_every)
+    checks.at_least_one("chunk_size", chunk_size)
+    if fold_at is None:
+        fold_at = fold_length(k.shape[3], v.shape[3], order, normalize=normalize)
+    engine = _Engine(kernel, weights, default_scale(scale, q), normalize, chunk_size, fold_at, fold_every, form)
+    if (log_decay is not None and log_decay.shape[2] != k.shape[2]) or weights is not None:
+        # a state is shared by the query heads of a group only if they share its decay and the weights of its orders
+        k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
+        log_decay = None if log_decay is None else repeat_heads(log_decay, q.shape[2])
+    checks.token_state(state, k, v)
+
+    def dense(inputs: Inputs, state: PowerState | None, lengths: Tensor | None) -> tuple[Tensor, PowerState | None]:
+        return engine.run(inputs, state, lengths, return_state)
+
+    return over_documents(
+        dense, (q, k, v, log_decay), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths
+    )
+
+
+def fold_length(key_dim: int, value_dim: int, order: int | Iterable[int] = 2, *, normalize: bool = True) -> int:
+    """The number of tokens at which the memory is no larger than their keys and values: 1057 for d = 64, order 2."""
+    features = Kernel.of(order).feature_count(key_dim)
+    if features > MOST_FEATURES:
+        return 2**62
+    return -(-features * (value_dim + normalize) // (key_dim + value_dim))
+
+
+class _Engine:
+    """One call's mechanism and policy; `run` is what all forms share."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        weights: Tensor | None,
+        scale: float,
+        normalize: bool,
+        chunk_size: int,
+        fold_at: int,
+        fold_every: int,
+        form: str,
+    ) -> None:
+        self.kernel = kernel
+        self.weights = weights
+        self.scale = scale
+        self.normalize = normalize
+        self.chunk_size = chunk_size
+        self.fold_at = fold_at
+        self.fold_every = fold_every
+        self.form = form
+
+    def run(
+        self, inputs: Inputs, state: PowerState | None, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, PowerState | None]:
+        q, k, v, log_decay = inputs
+        assert q is not None and k is not None and v is not None
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        log_decay = None if log_decay is None else log_decay.to(dtype)
+        if self._form(q.shape[1]) == "recurrent":
+            y, state = self._step_by_step(q, k, v, log_decay, state, lengths, dtype)
+        else:
+            y, state = self._at_once(q, k, v, log_decay, state, lengths, dtype)
+        return y.to(q.dtype), state if return_state else None
+
+    def _form(self, T: int) -> str:
+        if self.form != "auto":
+            return self.form
+        return "parallel" if T <= PARALLEL_UP_TO else "chunked"
+
+    def _step_by_step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        state: PowerState | None,
+        lengths: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, PowerState | None]:
+        outputs = []
+        for t in range(q.shape[1]):
+            now = slice(t, t + 1)
+            token_decay = None if log_decay is None else log_decay[:, now]
+            present = None if lengths is None else (lengths > t).long()
+            y, state = self._at_once(q[:, now], k[:, now], v[:, now], token_decay, state, present, dtype)
+            outputs.append(y)
+        return torch.cat(outputs, dim=1), state
+
+    def _at_once(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        state: PowerState | None,
+        lengths: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, PowerState]:
+        B, T, H, K = q.shape
+        G = k.shape[2]
+        tokens = Tokens.gather(state, k, v, log_decay, lengths)
+        memory = None if state is None else state.memory
+        folded = self._folded(tokens, memory is not None)
+
+        # B,S,G,K -> N,S,K: one row a head, time next to channels
+        q_NRTK = q.to(dtype).view(B, T, G, H // G, K).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        k_NSK = (tokens.keys.to(dtype) * self.scale).transpose(1, 2).flatten(0, 1)
+        v_NSW = self._with_ones(tokens, dtype).transpose(1, 2).flatten(0, 1)
+        a_NS = None if tokens.log_decay is None else tokens.log_decay.transpose(1, 2).flatten(0, 1)
+        c_F1 = self.kernel.feature_weights(K, k_NSK)[:, None].sqrt()
+        memory_NFW = None if memory is None else memory.to(dtype).flatten(0, 1) / c_F1
+        weights_NO = None if self.weights is None else self.weights.to(dtype).repeat(B, 1)
+
+        plan = Plan(self.kernel, self.chunk_size, folded)
+        if self._form(T) == "chunked" and self._has_memory(K):
+            y_NRTW, new_NFW = chunked(q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO, plan)
+        else:
+            block = self.chunk_size if self._form(T) == "chunked" else T
+
+            def attend(q_block: Tensor, seen: int) -> Tensor:
+                a_seen = None if a_NS is None else a_NS[:, :seen]
+                return self._directly(q_block, k_NSK[:, :seen], v_NSW[:, :seen], a_seen, memory_NFW, weights_NO)
+
+            y_NRTW = over_query_blocks(attend, q_NRTK, tokens.slots, block)
+            new_NFW = None
+            if folded:
+                _, new_NFW = chunked(q_NRTK[:, :, :0], k_NSK, v_NSW, a_NS, memory_NFW, None, plan)
+        if new_NFW is not None:
+            memory = (new_NFW * c_F1).unflatten(0, (B, G))
+        y = y_NRTW.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+        if self.normalize:
+            y = safe_divide(y[..., :-1], y[..., -1:])
+        kept = tokens.after(folded)
+        return y, PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, memory)
+
+    def _directly(
+        self,
+        q_NRTK: Tensor,
+        k_NSK: Tensor,
+        v_NSW: Tensor,
+        a_NS: Tensor | None,
+        memory_NFW: Tensor | None,
+        weights_NO: Tensor | None,
+    ) -> Tensor:
+        """The weights as a matrix, and the memory of what came before the first key."""
+        T, S = q_NRTK.shape[2], k_NSK.shape[1]
+        score_NRTS = torch.einsum("nrtk,nsk->nrts", q_NRTK, k_NSK)
+        weight_NRTS = self.kernel(score_NRTS, None if weights_NO is None else weights_NO.T[:, :, None, None, None])
+        if a_NS is None:
+            weight_NRTS = weight_NRTS * decay.causal_mask(T, S, q_NRTK.device)
+        else:
+            sums_NS = decay.cumulative(a_NS, 1)
+            weight_NRTS = weight_NRTS * decay.between(sums_NS[:, S - T :], sums_NS, q_NRTK.dtype)[:, None]
+        y_NRTW = torch.einsum("nrts,nsw->nrtw", weight_NRTS, v_NSW)
+        if memory_NFW is None:
+            return y_NRTW
+        c_NF1 = self.kernel.monomial_weights(k_NSK, weights_NO)
+        q_NKQ = q_NRTK.flatten(1, 2).transpose(1, 2).contiguous()
+        read_NQW = torch.bmm(monomials(q_NKQ, self.kernel.orders).transpose(1, 2), c_NF1 * memory_NFW)
+        read_NRTW = read_NQW.view_as(y_NRTW)
+        if a_NS is not None:
+            read_NRTW = read_NRTW * decay.factor(sums_NS[:, None, S - T :, None], read_NRTW.dtype)
+        return y_NRTW + read_NRTW
+
+    def _folded(self, tokens: Tokens, has_memory: bool) -> int:
+        """How many slots go into the memory: all, each time that enough of them wait."""
+        waited = tokens.slots - tokens.new
+        first = max(self.fold_every if has_memory else self.fold_at, waited + 1)
+        if tokens.slots < first:
+            return 0
+        return tokens.slots - (tokens.slots - first) % self.fold_every
+
+    def _with_ones(self, tokens: Tokens, dtype: torch.dtype) -> Tensor:
+        """The values, and where outputs are normalised a column that counts the tokens."""
+        values = tokens.values.to(dtype)
+        if not self.normalize:
+            return values
+        real = tokens.real()
+        ones = values.new_ones(values.shape[:-1]) if real is None else real[..., None].to(dtype).expand(values.shape[:-1])
+        return torch.cat([values, ones[..., None]], dim=-1)
+
+    def _has_memory(self, key_dim: int) -> bool:
+        return self.kernel.feature_count(key_dim) <= MOST_FEATURES
+
+
+def _checked_weights(weights: Tensor | None, kernel: Kernel, q: Tensor) -> Tensor | None:
+    """(H, orders)"""
+    if weights is None:
+        return None
+    H, orders = q.shape[2], len(kernel.orders)
+    if tuple(weights.shape) not in ((orders,), (H, orders)):
+        raise ValueError(
+            f"order_weights must have shape ({orders},) or ({H}, {orders}), one a term of order, got {checks.shape(weights)}"
+        )
+    return weights.expand(H, orders)

@@ -1,0 +1,280 @@
+"""Power attention in chunks: linear time, and memory that does not grow with T, forward and backward.
+
+With L the sum of log decay inside a chunk, m(x) the monomials of x, c their weights, and S the state at its start:
+
+    1. y_i  = exp(L_i) m(q_i)ᵀ (c ⊙ S) + Σ_{j<=i} f(q_i·k_j) exp(L_i - L_j) v_j          the state, then the chunk itself
+    2. S'   = exp(L_C) S + Σ_j exp(L_C - L_j) m(k_j) v_jᵀ
+
+The backward stores nothing that the inputs do not already say. One walk forward rebuilds S and gives what depends on it
+(the gradient of q), one walk backward carries dS and gives the rest:
+
+    3. dm(q_i) = exp(L_i) (c ⊙ S) dy_i
+    4. dm(k_j) = exp(L_C - L_j) dS' v_j,     dv_j = exp(L_C - L_j) dS'ᵀ m(k_j)
+    5. dS      = exp(L_C) dS' + Σ_i exp(L_i) (c ⊙ m(q_i)) dy_iᵀ
+
+and the gradient of the decay needs no pass at all: a pair (i, j) depends on a_u exactly if j < u <= i, so
+
+    6. da_u = Σ_{t>=u} (y_t·dy_t - v_t·dv_t) + <S_end, dS_end>
+"""
+
+# N heads of the batch, R query heads a key-value head, T queries, S keys (the queries are the last T of them),
+# C chunk, K key channels, F monomials, W value channels (with the column of ones, if the output is normalised)
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from maclaurin.ops import decay
+from maclaurin.ops.features import Kernel, contract, expand
+
+CHUNK = 256
+EXPANSION_BYTES = 64 * 2**20  # how much of m(x) may exist at a time; heads beyond it wait
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compute, apart from the tensors."""
+
+    kernel: Kernel
+    chunk: int
+    folded: int  # the state is returned as it stands after this many keys
+
+    def spans(self, S: int, T: int) -> Iterator[tuple[int, int]]:
+        """Chunks of keys; one ends where the queries begin, and one where the returned state is taken."""
+        cuts = sorted({0, S - T, self.folded, S})
+        for begin, end in zip(cuts, cuts[1:], strict=False):
+            for start in range(begin, end, self.chunk):
+                yield start, min(start + self.chunk, end)
+
+
+def chunked(
+    q_NRTK: Tensor,
+    k_NSK: Tensor,
+    v_NSW: Tensor,
+    log_decay_NS: Tensor | None,
+    memory_NFW: Tensor | None,
+    weights_NO: Tensor | None,
+    plan: Plan,
+) -> tuple[Tensor, Tensor | None]:
+    """Unnormalised outputs (N,R,T,W), and the state (N,F,W) after `plan.folded` keys, in the basis m(k).
+
+    Where `plan.folded` is 0 there is no new state: None. `weights_NO` weighs the orders of the kernel, one row a head.
+    """
+    rows = q_NRTK.shape[1] * plan.chunk
+    per_head = plan.kernel.feature_count(q_NRTK.shape[-1]) * rows * q_NRTK.element_size()
+    heads = max(1, EXPANSION_BYTES // per_head)
+    pieces = [
+        _Chunked.apply(*(None if x is None else x[at : at + heads] for x in tensors), plan)
+        for tensors in [(q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO)]
+        for at in range(0, q_NRTK.shape[0], heads)
+    ]
+    if len(pieces) == 1:
+        return pieces[0][0], pieces[0][1]
+    y_NRTW = torch.cat([y for y, _ in pieces])
+    return y_NRTW, torch.cat([memory for _, memory in pieces]) if plan.folded else None
+
+
+@dataclass
+class _Chunk:
+    """One chunk's slice of every input, its decays, and the products that several steps need."""
+
+    plan: Plan
+    q_NQK: Tensor | None  # Q = R·C rows, query head by query head; None for keys before the first query
+    k_NCK: Tensor
+    v_NCW: Tensor
+    sums_NC: Tensor | None
+    weights_NO: Tensor | None
+    queries: slice
+    keys: slice
+    groups: int
+
+    @staticmethod
+    def walk(inputs: tuple[Tensor | None, ...], plan: Plan) -> list[_Chunk]:
+        q_NRTK, k_NSK, v_NSW, log_decay_NS, weights_NO = inputs
+        assert q_NRTK is not None and k_NSK is not None and v_NSW is not None
+        T, S = q_NRTK.shape[2], k_NSK.shape[1]
+        chunks = []
+        for start, end in plan.spans(S, T):
+            queries, keys = slice(max(start - (S - T), 0), max(end - (S - T), 0)), slice(start, end)
+            chunks.append(
+                _Chunk(
+                    plan,
+                    None if end <= S - T else q_NRTK[:, :, queries].flatten(1, 2),
+                    k_NSK[:, keys],
+                    v_NSW[:, keys],
+                    None if log_decay_NS is None else decay.cumulative(log_decay_NS[:, keys], 1),
+                    weights_NO,
+                    queries,
+                    keys,
+                    q_NRTK.shape[1],
+                )
+            )
+        return chunks
+
+    def monomials_of_k(self) -> Tensor:
+        return expand(self.k_NCK.transpose(1, 2).contiguous(), self.plan.kernel.orders)
+
+    def monomials_of_q(self) -> Tensor:
+        return expand(self._q().transpose(1, 2).contiguous(), self.plan.kernel.orders)
+
+    def grad_q(self, grad_NFQ: Tensor) -> Tensor:
+        return contract(self._q().transpose(1, 2).contiguous(), grad_NFQ, self.plan.kernel.orders).transpose(1, 2)
+
+    def grad_k(self, grad_NFC: Tensor) -> Tensor:
+        return contract(self.k_NCK.transpose(1, 2).contiguous(), grad_NFC, self.plan.kernel.orders).transpose(1, 2)
+
+    def from_start(self, x_NQW: Tensor) -> Tensor:
+        """x times exp(L_i): what is left of the state when the query comes."""
+        if self.sums_NC is None:
+            return x_NQW
+        return x_NQW * decay.factor(self.sums_NC, x_NQW.dtype).repeat(1, self.groups)[..., None]
+
+    def to_end(self, x_NCW: Tensor) -> Tensor:
+        """x times exp(L_C - L_j): what is left of a key at the end of the chunk."""
+        if self.sums_NC is None:
+            return x_NCW
+        return x_NCW * decay.factor(self.sums_NC[:, -1:] - self.sums_NC, x_NCW.dtype)[..., None]
+
+    def across(self, memory_NFW: Tensor) -> Tensor:
+        """memory times exp(L_C)."""
+        if self.sums_NC is None:
+            return memory_NFW
+        return memory_NFW * decay.factor(self.sums_NC[:, -1], memory_NFW.dtype)[:, None, None]
+
+    def scores(self) -> tuple[Tensor, Tensor]:
+        """q_i·k_j (N,R,C,C), and the decay between them, zero above the diagonal."""
+        q_NQK = self._q()
+        score_NRCC = torch.bmm(q_NQK, self.k_NCK.transpose(1, 2)).unflatten(1, (self.groups, -1))
+        C = self.k_NCK.shape[1]
+        if self.sums_NC is None:
+            return score_NRCC, decay.causal_mask(C, C, q_NQK.device).to(q_NQK.dtype)
+        return score_NRCC, decay.between(self.sums_NC, self.sums_NC, q_NQK.dtype)[:, None]
+
+    def order_weights(self) -> Tensor | None:
+        """(orders, N, 1, 1, 1), against the scores."""
+        return None if self.weights_NO is None else self.weights_NO.T[:, :, None, None, None]
+
+    def _q(self) -> Tensor:
+        assert self.q_NQK is not None
+        return self.q_NQK
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_NRTK: Tensor,
+        k_NSK: Tensor,
+        v_NSW: Tensor,
+        log_decay_NS: Tensor | None,
+        memory_NFW: Tensor | None,
+        weights_NO: Tensor | None,
+        plan: Plan,
+    ) -> tuple[Tensor, Tensor | None]:
+        y_NRTW = v_NSW.new_empty(*q_NRTK.shape[:3], v_NSW.shape[2])
+        memory = _start(memory_NFW, k_NSK, v_NSW, plan.kernel)
+        empty = memory_NFW is None
+        result = None
+        c_NF1 = plan.kernel.monomial_weights(k_NSK, weights_NO)
+        for chunk in _Chunk.walk((q_NRTK, k_NSK, v_NSW, log_decay_NS, weights_NO), plan):
+            if chunk.q_NQK is not None:
+                score, between = chunk.scores()
+                weight_NQC = (plan.kernel(score, chunk.order_weights()) * between).flatten(1, 2)
+                y_NQW = torch.bmm(weight_NQC, chunk.v_NCW)
+                if not empty:
+                    y_NQW += chunk.from_start(torch.bmm(chunk.monomials_of_q().transpose(1, 2), c_NF1 * memory))
+                y_NRTW[:, :, chunk.queries] = y_NQW.unflatten(1, (chunk.groups, -1))
+            if chunk.keys.stop < k_NSK.shape[1] or chunk.keys.stop <= plan.folded:
+                memory = torch.baddbmm(chunk.across(memory), chunk.monomials_of_k(), chunk.to_end(chunk.v_NCW))
+                empty = False
+            if chunk.keys.stop == plan.folded:
+                result = memory
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO, y_NRTW, result)
+        return y_NRTW, result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_NRTW: Tensor | None, d_result_NFW: Tensor | None) -> tuple[Tensor | None, ...]:
+        q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO, y_NRTW, result_NFW = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        if dy_NRTW is None:
+            dy_NRTW = torch.zeros_like(y_NRTW)
+        chunks = _Chunk.walk((q_NRTK, k_NSK, v_NSW, log_decay_NS, weights_NO), plan)
+        c_NF1 = plan.kernel.monomial_weights(k_NSK, weights_NO)
+        dq_NRTK, dk_NSK, dv_NSW = torch.zeros_like(q_NRTK), torch.zeros_like(k_NSK), torch.zeros_like(v_NSW)
+        d_weights_NO = None if weights_NO is None else torch.zeros_like(weights_NO)
+
+        # forwards, with the state: steps 1-3
+        memory = _start(memory_NFW, k_NSK, v_NSW, plan.kernel)
+        for position, chunk in enumerate(chunks):
+            if chunk.q_NQK is not None:
+                dy_NQW = dy_NRTW[:, :, chunk.queries].flatten(1, 2)
+                score, between = chunk.scores()
+                dw_NRCC = torch.bmm(dy_NQW, chunk.v_NCW.transpose(1, 2)).view_as(score) * between
+                weight_NQC = (plan.kernel(score, chunk.order_weights()) * between).flatten(1, 2)
+                dscore_NQC = (dw_NRCC * plan.kernel.derivative(score, chunk.order_weights())).flatten(1, 2)
+                dq_NQK = torch.bmm(dscore_NQC, chunk.k_NCK)
+                dk_NSK[:, chunk.keys] += torch.bmm(dscore_NQC.transpose(1, 2), chunk.q_NQK)
+                dv_NSW[:, chunk.keys] += torch.bmm(weight_NQC.transpose(1, 2), dy_NQW)
+                if d_weights_NO is not None:
+                    d_weights_NO += _grad_of_weights(plan.kernel, score, dw_NRCC)
+                if position or memory_NFW is not None:
+                    decayed_NQW = chunk.from_start(dy_NQW)
+                    dq_NQK += chunk.grad_q(torch.bmm(c_NF1 * memory, decayed_NQW.transpose(1, 2)))
+                    if d_weights_NO is not None:
+                        read_NF = (torch.bmm(chunk.monomials_of_q(), decayed_NQW) * memory).sum(-1)
+                        d_weights_NO += _sum_by_order(plan.kernel, read_NF, k_NSK.shape[-1])
+                dq_NRTK[:, :, chunk.queries] = dq_NQK.unflatten(1, (chunk.groups, -1))
+            if chunk.keys.stop < k_NSK.shape[1]:
+                memory = torch.baddbmm(chunk.across(memory), chunk.monomials_of_k(), chunk.to_end(chunk.v_NCW))
+
+        # backwards, with the gradient of the state: steps 4 and 5
+        dmemory = torch.zeros_like(memory)
+        carried = False
+        for chunk in reversed(chunks):
+            if chunk.keys.stop == plan.folded and d_result_NFW is not None:
+                dmemory, carried = dmemory + d_result_NFW, True
+            if carried:
+                dm_NFC = torch.bmm(dmemory, chunk.to_end(chunk.v_NCW).transpose(1, 2))
+                dk_NSK[:, chunk.keys] += chunk.grad_k(dm_NFC)
+                dv_NSW[:, chunk.keys] += chunk.to_end(torch.bmm(chunk.monomials_of_k().transpose(1, 2), dmemory))
+                dmemory = chunk.across(dmemory)
+            if chunk.q_NQK is not None and (chunk.keys.start > 0 or memory_NFW is not None):
+                dy_NQW = chunk.from_start(dy_NRTW[:, :, chunk.queries].flatten(1, 2))
+                dmemory = torch.addcmul(dmemory, c_NF1, torch.bmm(chunk.monomials_of_q(), dy_NQW))
+                carried = True
+
+        d_decay_NS = None
+        if log_decay_NS is not None:
+            # step 6, in float64: neighbouring terms cancel, and there are T of them
+            d_sums_NS = -(v_NSW * dv_NSW).sum(-1, dtype=torch.float64)
+            d_sums_NS[:, k_NSK.shape[1] - q_NRTK.shape[2] :] += (y_NRTW * dy_NRTW).sum((1, 3), dtype=torch.float64)
+            if d_result_NFW is not None:
+                d_sums_NS[:, plan.folded - 1] += (result_NFW * d_result_NFW).sum((1, 2), dtype=torch.float64)
+            d_decay_NS = d_sums_NS.flip(1).cumsum(1).flip(1).to(log_decay_NS.dtype)
+            d_decay_NS = d_decay_NS * (log_decay_NS > decay.SMALLEST_LOG_DECAY)
+        return dq_NRTK, dk_NSK, dv_NSW, d_decay_NS, None if memory_NFW is None else dmemory, d_weights_NO, None
+
+
+def _start(memory_NFW: Tensor | None, k_NSK: Tensor, v_NSW: Tensor, kernel: Kernel) -> Tensor:
+    if memory_NFW is not None:
+        return memory_NFW
+    return v_NSW.new_zeros(k_NSK.shape[0], kernel.feature_count(k_NSK.shape[-1]), v_NSW.shape[-1])
+
+
+def _grad_of_weights(kernel: Kernel, score: Tensor, dw: Tensor) -> Tensor:
+    terms = [c * (dw * score**n).sum((1, 2, 3)) for n, c in zip(kernel.orders, kernel.coefficients, strict=True)]
+    return torch.stack(terms, dim=1)
+
+
+def _sum_by_order(kernel: Kernel, x_NF: Tensor, dim: int) -> Tensor:
+    parts = (kernel.feature_weights(dim, x_NF) * x_NF).split(kernel.feature_counts(dim), dim=1)
+    return torch.stack([part.sum(1) for part in parts], dim=1)

@@ -1,0 +1,149 @@
+"""Ragged batches: padding masks and packed documents, turned into dense batches of documents of similar length.
+
+There is one rule for all ops and mixers. Every document becomes a row of its own, right-padded, beside documents of at
+most twice its length, so that documents cannot meet, padding cannot enter a state, and at most half the work is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from maclaurin.ops.checks import shape
+from maclaurin.ops.states import State
+from maclaurin.ops.tokens import without_padding
+
+S = TypeVar("S", bound=State)
+Inputs = tuple[Tensor | None, ...]
+DenseOp = Callable[[Inputs, S | None, Tensor | None], tuple[Tensor, S | None]]
+
+SHORTEST_BUCKET = 16  # documents up to this length share a batch: more batches would cost more than the padding
+
+
+def over_documents(
+    op: DenseOp[S],
+    inputs: Inputs,
+    state: S | None,
+    *,
+    attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, S | None]:
+    """Apply `op(inputs, state, lengths)`, which knows dense right-padded batches only, to ragged inputs.
+
+    inputs have shape (B, T, ...). `attention_mask` (B, T) is 1 at real tokens; `cu_seqlens` (N+1,) bounds the N documents
+    packed in one row, and the state then has N rows. The output has the layout of the inputs and is zero at padding.
+    """
+    x = next(tensor for tensor in inputs if tensor is not None)
+    B, T = x.shape[:2]
+    given = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
+    if len(named := [name for name, value in given.items() if value is not None]) > 1:
+        raise ValueError(f"give at most one of attention_mask, cu_seqlens and lengths, got {' and '.join(named)}")
+    if lengths is not None:
+        lengths = _checked_lengths(lengths, x)
+        _check_rows(state, B)
+        output, state = op(inputs, state, lengths)
+        return without_padding(output, lengths), state
+    if attention_mask is not None:
+        real = _checked_mask(attention_mask, x)
+        if bool(real.all()):
+            attention_mask = None
+        else:
+            # a stable sort moves the real tokens of each row to the front and keeps their order
+            row = torch.arange(B, device=x.device)[:, None] * T
+            positions = row + real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+            return _in_buckets(op, inputs, state, positions, real.sum(1))
+    if cu_seqlens is not None:
+        bounds = _checked_cu_seqlens(cu_seqlens, x)
+        document_lengths = bounds.diff()
+        longest = max(int(document_lengths.max()), 1)
+        positions = bounds[:-1, None] + torch.arange(longest, device=x.device)
+        return _in_buckets(op, inputs, state, positions.clamp(max=T - 1), document_lengths)
+    _check_rows(state, B)
+    return op(inputs, state, None)
+
+
+def _in_buckets(
+    op: DenseOp[S], inputs: Inputs, state: S | None, positions: Tensor, lengths: Tensor
+) -> tuple[Tensor, S | None]:
+    """`positions` (N, longest) says where in the flattened batch the tokens of each document stand."""
+    x = next(tensor for tensor in inputs if tensor is not None)
+    tokens = x.shape[0] * x.shape[1]
+    flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
+    _check_rows(state, lengths.shape[0])
+
+    outputs, places, rows, states = [], [], [], []
+    for bucket in _buckets(lengths.tolist()):
+        chosen = torch.tensor(bucket, device=x.device)
+        bucket_lengths = lengths[chosen]
+        longest = max(int(bucket_lengths.max()), 1)
+        where = positions[chosen, :longest]
+        real = torch.arange(longest, device=x.device) < bucket_lengths[:, None]
+        output, new_state = op(
+            tuple(None if tensor is None else tensor[where] for tensor in flat),
+            None if state is None else state.select(chosen),
+            None if bool(real.all()) else bucket_lengths,
+        )
+        outputs.append(output[real])
+        places.append(where[real])
+        rows.append(chosen)
+        states.append(new_state)
+
+    output = torch.cat(outputs)
+    result = output.new_zeros(tokens, *output.shape[1:]).index_copy(0, torch.cat(places), output)
+    result = result.unflatten(0, x.shape[:2])
+    kept = [new_state for new_state in states if new_state is not None]
+    if not kept:
+        return result, None
+    joined = kept[0] if len(kept) == 1 else type(kept[0]).cat(kept)
+    return result, joined.select(torch.cat(rows).argsort())
+
+
+def _buckets(lengths: list[int]) -> list[list[int]]:
+    """Documents grouped by length, each group within a factor of two."""
+    groups: dict[int, list[int]] = {}
+    for document, length in enumerate(lengths):
+        groups.setdefault((max(length, SHORTEST_BUCKET) - 1).bit_length(), []).append(document)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _check_rows(state: State | None, expected: int) -> None:
+    if state is not None and state.tensors() and state.batch_size != expected:
+        raise ValueError(f"state must hold one row for each of the {expected} sequences, got {state.batch_size}")
+
+
+def _checked_mask(mask: Tensor, x: Tensor) -> Tensor:
+    if not isinstance(mask, Tensor) or tuple(mask.shape) != tuple(x.shape[:2]):
+        got = shape(mask) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"attention_mask must be a tensor of shape {tuple(x.shape[:2])} (batch, time), got {got}")
+    real = mask == 1
+    if not bool((real | (mask == 0)).all()):
+        raise ValueError("attention_mask must hold only 1 (real token) and 0 (padding), got other values or NaN")
+    return real.to(x.device)
+
+
+def _checked_lengths(lengths: Tensor, x: Tensor) -> Tensor:
+    lengths = torch.as_tensor(lengths, device=x.device)
+    B, T = x.shape[:2]
+    if tuple(lengths.shape) != (B,) or lengths.is_floating_point():
+        raise ValueError(f"lengths must be {B} whole numbers, one a row, got {lengths.dtype} of shape {shape(lengths)}")
+    if bool(((lengths < 0) | (lengths > T)).any()):
+        raise ValueError(f"lengths must lie between 0 and the {T} tokens of a row, got {lengths.tolist()}")
+    return lengths.long()
+
+
+def _checked_cu_seqlens(cu_seqlens: Tensor | Sequence[int], x: Tensor) -> Tensor:
+    B, T = x.shape[:2]
+    if B != 1:
+        raise ValueError(f"cu_seqlens describes documents packed in one row, but the batch has {B} rows")
+    bounds = torch.as_tensor(cu_seqlens, device=x.device)
+    if bounds.dim() != 1 or bounds.numel() < 2 or bounds.is_floating_point() or bounds.dtype == torch.bool:
+        raise ValueError(
+            f"cu_seqlens must be a list of at least 2 whole numbers, got {bounds.dtype} of shape {shape(bounds)}"
+        )
+    if int(bounds[0]) != 0 or int(bounds[-1]) != T or bool((bounds.diff() < 0).any()):
+        raise ValueError(f"cu_seqlens must rise from 0 to the {T} tokens of the row, got {bounds.tolist()[:16]}")
+    return bounds.long()

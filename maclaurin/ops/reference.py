@@ -1,0 +1,173 @@
+"""Every mechanism as the T x T matrix it stands for: the oracle of the tests and the documentation of the maths.
+
+Nothing here knows states, masks, chunks or speed. Inputs are used in the precision they come in: pass float64.
+"""
+
+# B batch, T time of queries, S time of keys, H heads, K key channels, V value channels, F features
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def decay_matrix(log_decay_BTH: Tensor) -> Tensor:
+    """exp(a_{s+1} + … + a_t) for s <= t, else 0. The diagonal is 1."""
+    T = log_decay_BTH.shape[1]
+    # column s of the masked copy holds a_t for t > s only, so a sum down the column never subtracts
+    later = torch.ones(T, T, dtype=torch.bool, device=log_decay_BTH.device).tril(-1)
+    sums_BHTS = (log_decay_BTH.transpose(1, 2)[..., None] * later).cumsum(-2)
+    return sums_BHTS.exp().tril()
+
+
+def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator, and 0 where the denominator is 0."""
+    zero = denominator == 0
+    return torch.where(zero, torch.zeros_like(numerator), numerator / denominator.masked_fill(zero, 1))
+
+
+def repeat_heads(x_BTGK: Tensor, heads: int) -> Tensor:
+    """Each key-value head serves heads/G query heads that stand next to each other."""
+    return x_BTGK.repeat_interleave(heads // x_BTGK.shape[2], dim=2)
+
+
+def power_attention(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    log_decay_BTH: Tensor | None = None,
+    *,
+    order: int | Iterable[int] = 2,
+    scale: float | None = None,
+    normalize: bool = True,
+    order_weights_HN: Tensor | None = None,
+) -> Tensor:
+    """Order-p attention behind a decay; with a sequence of orders, those terms of the exponential's series.
+
+    w_ts = f(scale·q_t·k_s) · exp(a_{s+1} + … + a_t) for s <= t,  f(x) = x^p or Σ_n x^n/n!
+    y_t  = Σ_s w_ts v_s / Σ_s w_ts, or without the division
+    """
+    H = q_BTHK.shape[2]
+    k_BTHK, v_BTHV = repeat_heads(k_BTHK, H), repeat_heads(v_BTHV, H)
+    score_BHTS = default_scale(scale, q_BTHK) * torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
+    if isinstance(order, int):
+        weight_BHTS = score_BHTS**order
+    else:
+        orders = tuple(order)
+        w_HN = torch.ones(H, len(orders)).to(score_BHTS) if order_weights_HN is None else order_weights_HN
+        terms = [w_HN[:, i, None, None] * score_BHTS**n / math.factorial(n) for i, n in enumerate(orders)]
+        weight_BHTS = torch.stack(terms).sum(0)
+    if log_decay_BTH is not None:
+        weight_BHTS = weight_BHTS * decay_matrix(repeat_heads(log_decay_BTH, H))
+    weight_BHTS = weight_BHTS.tril()
+    if normalize:
+        weight_BHTS = safe_divide(weight_BHTS, weight_BHTS.sum(-1, keepdim=True))
+    return torch.einsum("bhts,bshv->bthv", weight_BHTS, v_BTHV)
+
+
+def linear_attention(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    normalize: bool = True,
+) -> Tensor:
+    """First order: w_ts = scale · Σ_c q_tc k_sc exp(a_{s+1,c} + … + a_tc), with a decay a head or a key channel."""
+    if log_decay is None or log_decay.dim() == 3:
+        return power_attention(q_BTHK, k_BTHK, v_BTHV, log_decay, order=1, scale=scale, normalize=normalize)
+    H, K = q_BTHK.shape[2:]
+    k_BTHK, v_BTHV, log_decay_BTHK = (repeat_heads(x, H) for x in (k_BTHK, v_BTHV, log_decay))
+    decay_BHKTS = torch.stack([decay_matrix(log_decay_BTHK[..., c]) for c in range(K)], dim=2)
+    weight_BHTS = torch.einsum("bthk,bshk,bhkts->bhts", q_BTHK, k_BTHK, decay_BHKTS) * default_scale(scale, q_BTHK)
+    if normalize:
+        weight_BHTS = safe_divide(weight_BHTS, weight_BHTS.sum(-1, keepdim=True))
+    return torch.einsum("bhts,bshv->bthv", weight_BHTS, v_BTHV)
+
+
+def softmax_attention(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    log_decay_BTH: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    numerator: str = "exp",
+    divisor: str = "sum",
+    score_cap: float | None = None,
+) -> Tensor:
+    """All orders at once: w_ts = f(min(scale·q_t·k_s, cap)) · exp(a_{s+1} + … + a_t) for s <= t and t - s < window.
+
+    y_t = Σ_s w_ts v_s / n_t with f = exp (or relu) and n_t = Σ_s w_ts, max(Σ_s w_ts, 1), the number of visible keys, or 1
+    (divisor "sum", "floored-sum", "count", "none").
+    """
+    H, T = q_BTHK.shape[2], q_BTHK.shape[1]
+    k_BTHK, v_BTHV = repeat_heads(k_BTHK, H), repeat_heads(v_BTHV, H)
+    score_BHTS = default_scale(scale, q_BTHK) * torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
+    if score_cap is not None:
+        score_BHTS = score_BHTS.clamp(max=score_cap)
+    visible_TS = torch.ones(T, T, dtype=torch.bool, device=q_BTHK.device).tril()
+    if window is not None:
+        visible_TS = visible_TS.triu(1 - window)
+    decay_BHTS = 1.0 if log_decay_BTH is None else decay_matrix(repeat_heads(log_decay_BTH, H))
+    if numerator == "exp" and divisor == "sum":
+        # the same weights divided by exp(largest score): scores of 1e4 stay finite
+        score_BHTS = score_BHTS - score_BHTS.masked_fill(~visible_TS, -math.inf).amax(-1, keepdim=True)
+    f_BHTS = score_BHTS.masked_fill(~visible_TS, -math.inf).exp() if numerator == "exp" else score_BHTS.relu()
+    weight_BHTS = torch.where(visible_TS, f_BHTS * decay_BHTS, 0)
+    sums_BHT1 = weight_BHTS.sum(-1, keepdim=True)
+    count_T1 = visible_TS.sum(-1, keepdim=True).to(sums_BHT1)
+    n = {"sum": sums_BHT1, "floored-sum": sums_BHT1.clamp(min=1), "count": count_T1, "none": torch.ones_like(count_T1)}
+    return torch.einsum("bhts,bshv->bthv", safe_divide(weight_BHTS, n[divisor]), v_BTHV)
+
+
+def short_conv(x_BTC: Tensor, weight_CW: Tensor, bias_C: Tensor | None = None) -> Tensor:
+    """y_t = b + Σ_r w[:, r] ⊙ x_{t-(width-1)+r}: the last tap is the current token, nothing comes before the first."""
+    width = weight_CW.shape[1]
+    padded_BTC = F.pad(x_BTC, (0, 0, width - 1, 0))
+    y_BTC = sum(weight_CW[:, r] * padded_BTC[:, r : r + x_BTC.shape[1]] for r in range(width))
+    return y_BTC if bias_C is None else y_BTC + bias_C  # type: ignore[return-value]
+
+
+def rotary(x_BTHK: Tensor, positions_BT: Tensor, *, theta: float = 10000.0, interleaved: bool = False) -> Tensor:
+    """Each pair of channels (a, b) turns by the angle position · theta^(-2i/K): complex multiplication by exp(iα).
+
+    Pairs are (i, i + K/2), or (2i, 2i + 1) if interleaved.
+    """
+    K = x_BTHK.shape[-1]
+    frequency_I = theta ** (-torch.arange(0, K, 2, dtype=torch.float64) / K)
+    angle_BTI = positions_BT.double()[..., None] * frequency_I
+    turn_BT1I = torch.polar(torch.ones_like(angle_BTI), angle_BTI)[:, :, None]
+    if interleaved:
+        return torch.view_as_real(torch.view_as_complex(x_BTHK.double().unflatten(-1, (-1, 2))) * turn_BT1I).flatten(-2)
+    turned = torch.complex(*x_BTHK.double().chunk(2, dim=-1)) * turn_BT1I
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def symmetric_power(x: Tensor, order: int = 2) -> Tensor:
+    """φ with φ(x)·φ(y) = (x·y)^order: one entry a monomial, times the root of how often it occurs."""
+    indices = list(_multisets(x.shape[-1], order))
+    columns = []
+    for index in indices:
+        repeats = math.prod(math.factorial(index.count(i)) for i in set(index))
+        columns.append(math.sqrt(math.factorial(order) / repeats) * x[..., list(index)].prod(-1))
+    return torch.stack(columns, dim=-1)
+
+
+def _multisets(dim: int, order: int, start: int = 0) -> Iterable[tuple[int, ...]]:
+    if order == 0:
+        yield ()
+        return
+    for first in range(start, dim):
+        for rest in _multisets(dim, order - 1, first):
+            yield (first, *rest)
+
+
+def default_scale(scale: float | None, q: Tensor) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else scale

@@ -1,0 +1,33 @@
+"""Rotary positions: each pair of channels turns by position · theta^(-2i/K).
+
+Angles are computed in float64 and only their sines and cosines are rounded: positions are exact at any length and in any
+input dtype. (bfloat16 positions, as some published runs had them, merge 2048 positions into 641.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from maclaurin.ops.checks import shape
+
+
+def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0, interleaved: bool = False) -> Tensor:
+    """x (B,T,H,K) turned by positions (T,) or (B,T). Pairs are (i, i+K/2), or (2i, 2i+1) if interleaved."""
+    if x.dim() != 4:
+        raise ValueError(f"x must have 4 dimensions (batch, time, heads, channels), got shape {shape(x)}")
+    K = x.shape[-1]
+    if K % 2:
+        raise ValueError(f"rotary positions need an even number of channels a head, got {K}")
+    if tuple(positions.shape) not in ((x.shape[1],), tuple(x.shape[:2])):
+        raise ValueError(f"positions must have shape ({x.shape[1]},) or {tuple(x.shape[:2])}, got {shape(positions)}")
+    frequency = theta ** (-torch.arange(0, K, 2, dtype=torch.float64, device=x.device) / K)
+    angle = positions.double()[..., None, None] * frequency  # (..., T, 1, K/2)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    if interleaved:
+        first, second = x.to(dtype).unflatten(-1, (-1, 2)).unbind(-1)
+    else:
+        first, second = x.to(dtype).chunk(2, dim=-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return (torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)).to(x.dtype)

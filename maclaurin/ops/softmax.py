@@ -1,0 +1,193 @@
+"""Softmax attention, with what the thesis varies about it: a decay, another divisor, capped scores, a window.
+
+All orders of the series at once have no finite state, so the state is the keys and values (the last window-1 of them where
+there is a window). The three forms do the same sums: `parallel` at once, `chunked` for blocks of queries that are computed
+again backwards, `recurrent` query by query. `auto` calls PyTorch's own fused attention where that computes the same thing.
+"""
+
+# B batch, T new tokens, S slots (kept and new), H heads, G key-value heads, R = H/G, N = B·G, K, V
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from maclaurin.ops import checks, decay
+from maclaurin.ops.blocks import over_query_blocks
+from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.reference import default_scale, repeat_heads, safe_divide
+from maclaurin.ops.states import TokenState
+from maclaurin.ops.tokens import Tokens
+
+BLOCK = 256
+NUMERATORS = ("exp", "relu")
+DIVISORS = ("sum", "floored-sum", "count", "none")
+
+
+def softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    window: int | None = None,
+    numerator: str = "exp",
+    divisor: str = "sum",
+    detach_divisor: bool = False,
+    score_cap: float | None = None,
+    scale: float | None = None,
+    state: TokenState | None = None,
+    return_state: bool = True,
+    form: str = "auto",
+    backend: str = "auto",
+    attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    lengths: Tensor | None = None,
+    chunk_size: int = BLOCK,
+) -> tuple[Tensor, TokenState | None]:
+    """Causal attention with the weights exp(min(scale·q_t·k_s, score_cap) + a_{s+1} + … + a_t), divided by their sum.
+
+    q (B,T,H,K), k (B,T,G,K), v (B,T,G,V); log_decay a (B,T,G) or (B,T,H), <= 0, is a bias on the scores.
+    window: how many tokens a query sees, itself included.
+    numerator: "exp", or "relu" of the score. divisor: "sum" of the weights, "floored-sum" (at least 1), "count" of the
+    visible keys, "none". detach_divisor: no gradient flows through the divisor.
+    Other arguments as in `power_attention`.
+    """
+    checks.heads(q, k, v)
+    checks.log_decay(log_decay, q, k)
+    checks.common(form, backend)
+    checks.initial_state(state, TokenState)
+    checks.one_of("numerator", numerator, NUMERATORS)
+    checks.one_of("divisor", divisor, DIVISORS)
+    if window is not None:
+        checks.at_least_one("window", window)
+    checks.at_least_one("chunk_size", chunk_size)
+    if log_decay is not None and log_decay.shape[2] != k.shape[2]:
+        k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
+    checks.token_state(state, k, v)
+    weights = _Weights(default_scale(scale, q), window, numerator, divisor, detach_divisor, score_cap)
+
+    def dense(inputs: Inputs, state: TokenState | None, lengths: Tensor | None) -> tuple[Tensor, TokenState | None]:
+        y, new_state = _dense(weights, inputs, state, lengths, form, chunk_size)
+        return y, new_state if return_state else None
+
+    return over_documents(
+        dense, (q, k, v, log_decay), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths
+    )
+
+
+@dataclass(frozen=True)
+class _Weights:
+    scale: float
+    window: int | None
+    numerator: str
+    divisor: str
+    detach_divisor: bool
+    score_cap: float | None
+
+    @property
+    def plain(self) -> bool:
+        return self.numerator == "exp" and self.divisor == "sum" and not self.detach_divisor and self.score_cap is None
+
+    def attend(self, q_NRTK: Tensor, k_NSK: Tensor, v_NSV: Tensor, a_NS: Tensor | None, real_NS: Tensor | None) -> Tensor:
+        T, S = q_NRTK.shape[2], k_NSK.shape[1]
+        visible = decay.causal_mask(T, S, q_NRTK.device, self.window)
+        if real_NS is not None:
+            visible = visible & real_NS[:, None, None, :]
+        score_NRTS = torch.einsum("nrtk,nsk->nrts", q_NRTK, k_NSK) * self.scale
+        if self.score_cap is not None:
+            score_NRTS = score_NRTS.clamp(max=self.score_cap)
+        log_decay_N1TS = None
+        if a_NS is not None:
+            sums_NS = decay.cumulative(a_NS, 1)
+            log_decay_N1TS = (sums_NS[:, None, S - T :, None] - sums_NS[:, None, None, :]).to(score_NRTS.dtype)
+        weight_NRTS, one = self._numerator(score_NRTS, log_decay_N1TS, visible)
+        total = weight_NRTS.sum(-1, keepdim=True)
+        if self.divisor == "floored-sum":
+            total = torch.maximum(total, one)
+        elif self.divisor == "count":
+            total = visible.sum(-1, keepdim=True) * one
+        elif self.divisor == "none":
+            total = one
+        if self.detach_divisor:
+            total = total.detach()
+        return safe_divide(torch.einsum("nrts,nsv->nrtv", weight_NRTS, v_NSV), total)
+
+    def _numerator(self, score: Tensor, log_decay: Tensor | None, visible: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights, and what the number 1 is in their unit: rows are shifted so that exp never overflows."""
+        if self.numerator == "relu":
+            weight = score.relu() if log_decay is None else score.relu() * log_decay.masked_fill(~visible, 0).exp()
+            return weight.masked_fill(~visible, 0), torch.ones_like(score[..., :1])
+        if log_decay is not None:
+            score = score + log_decay
+        score = score.masked_fill(~visible, -math.inf)
+        if self.divisor in ("count", "none"):
+            return score.exp(), torch.ones_like(score[..., :1])
+        shift = score.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(score.dtype).min)
+        if self.divisor == "floored-sum":
+            shift = shift.clamp(min=0)
+        return (score - shift).exp(), (-shift).exp()
+
+
+def _dense(
+    weights: _Weights, inputs: Inputs, state: TokenState | None, lengths: Tensor | None, form: str, chunk_size: int
+) -> tuple[Tensor, TokenState]:
+    q, k, v, log_decay = inputs
+    assert q is not None and k is not None and v is not None
+    T = q.shape[1]
+    if form == "recurrent" and T > 1:
+        outputs = []
+        for t in range(T):
+            now = tuple(None if x is None else x[:, t : t + 1] for x in inputs)
+            present = None if lengths is None else (lengths > t).long()
+            y, state = _dense(weights, now, state, present, form, chunk_size)
+            outputs.append(y)
+        assert state is not None
+        return torch.cat(outputs, dim=1), state
+
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    tokens = Tokens.gather(state, k, v, None if log_decay is None else log_decay.to(dtype), lengths)
+    kept = tokens.last(tokens.slots if weights.window is None else weights.window - 1)
+    if form == "auto" and weights.plain and tokens.log_decay is None and tokens.first is None:
+        return _fused(weights, q, tokens, chunk_size), kept
+
+    B, _, H, K = q.shape
+    G = k.shape[2]
+    q_NRTK = q.to(dtype).view(B, T, G, H // G, K).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    k_NSK, v_NSV = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (tokens.keys, tokens.values))
+    a_NS = None if tokens.log_decay is None else tokens.log_decay.transpose(1, 2).flatten(0, 1)
+    real = tokens.real()
+    real_NS = None if real is None else real.repeat_interleave(G, dim=0)
+
+    def attend(q_block: Tensor, seen: int) -> Tensor:
+        begin = 0 if weights.window is None else max(0, seen - q_block.shape[2] - weights.window + 1)
+        keys = slice(begin, seen)
+        a, mask = (None if x is None else x[:, keys] for x in (a_NS, real_NS))
+        return weights.attend(q_block, k_NSK[:, keys], v_NSV[:, keys], a, mask)
+
+    y = over_query_blocks(attend, q_NRTK, tokens.slots, T if form == "parallel" else chunk_size)
+    return y.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype), kept
+
+
+def _fused(weights: _Weights, q: Tensor, tokens: Tokens, chunk_size: int) -> Tensor:
+    """PyTorch's own attention. On a CPU it is fastest in float32, and exact in the sums."""
+    T, S = q.shape[1], tokens.slots
+    dtype = torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else q.dtype
+    q_BHTK, k_BGSK, v_BGSV = (x.to(dtype).transpose(1, 2) for x in (q, tokens.keys, tokens.values))
+    grouped = q_BHTK.shape[1] != k_BGSK.shape[1]
+    if T == S and (weights.window is None or weights.window >= S):
+        y = scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSV, is_causal=True, scale=weights.scale, enable_gqa=grouped)
+        return y.transpose(1, 2).to(q.dtype)
+
+    def attend(q_block: Tensor, seen: int) -> Tensor:
+        begin = 0 if weights.window is None else max(0, seen - q_block.shape[2] - weights.window + 1)
+        mask = decay.causal_mask(q_block.shape[2], seen - begin, q.device, weights.window)
+        k_seen, v_seen = k_BGSK[:, :, begin:seen], v_BGSV[:, :, begin:seen]
+        return scaled_dot_product_attention(q_block, k_seen, v_seen, attn_mask=mask, scale=weights.scale, enable_gqa=grouped)
+
+    return over_query_blocks(attend, q_BHTK, S, chunk_size).transpose(1, 2).to(q.dtype)

@@ -1,0 +1,100 @@
+"""Kept tokens and new tokens as one sequence: what a causal op attends to, and what it keeps for the next call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maclaurin.ops.states import TokenState
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """S slots = the kept tokens of a state, then the new ones. The real tokens of a row are slots [first, end).
+
+    Padding is neutral: its key, value and log decay are zero. `first` and `end` are None where nothing is padding.
+    """
+
+    keys: Tensor  # (B, S, G, K)
+    values: Tensor  # (B, S, G, V)
+    log_decay: Tensor | None  # (B, S, G)
+    new: int  # how many of the slots are new
+    first: Tensor | None = None  # (B,)
+    end: Tensor | None = None  # (B,)
+
+    @staticmethod
+    def gather(state: TokenState | None, k: Tensor, v: Tensor, log_decay: Tensor | None, lengths: Tensor | None) -> Tokens:
+        B, T = k.shape[:2]
+        k, v = without_padding(k, lengths), without_padding(v, lengths)
+        log_decay = None if log_decay is None else without_padding(log_decay, lengths)
+        if state is None or state.slots == 0:
+            first = None if lengths is None else torch.zeros_like(lengths)
+            return Tokens(k, v, log_decay, T, first, lengths)
+        k = torch.cat([state.keys.to(k.dtype), k], dim=1)
+        v = torch.cat([state.values.to(v.dtype), v], dim=1)
+        log_decay = _join_decay(state.log_decay, log_decay, state.slots)
+        if lengths is None and state.lengths is None:
+            return Tokens(k, v, log_decay, T)
+        kept = torch.full((B,), state.slots, device=k.device) if state.lengths is None else state.lengths
+        added = torch.full((B,), T, device=k.device) if lengths is None else lengths
+        return Tokens(k, v, log_decay, T, state.slots - kept, state.slots + added)
+
+    @property
+    def slots(self) -> int:
+        return self.keys.shape[1]
+
+    def real(self) -> Tensor | None:
+        """(B, S) bool, or None where every slot is a token."""
+        if self.first is None or self.end is None:
+            return None
+        slot = torch.arange(self.slots, device=self.keys.device)
+        return (slot >= self.first[:, None]) & (slot < self.end[:, None])
+
+    def after(self, start: int) -> TokenState:
+        """The tokens in the slots from `start` on, right-aligned."""
+        if self.first is None:
+            decay = None if self.log_decay is None else self.log_decay[:, start:]
+            return TokenState(self.keys[:, start:], self.values[:, start:], decay)
+        return self._aligned(self.slots - start, self.first.clamp(min=start))
+
+    def last(self, count: int) -> TokenState:
+        """The last `count` tokens of every row, right-aligned."""
+        if self.first is None:
+            return self.after(max(self.slots - count, 0))
+        return self._aligned(min(count, self.slots), self.first)
+
+    def _aligned(self, kept: int, begin: Tensor) -> TokenState:
+        """The last `kept` slots of every row that ends at `end`; those before slot `begin` are padding."""
+        assert self.end is not None
+        slot = torch.arange(kept, device=self.keys.device) + self.end[:, None] - kept
+        keep = slot >= begin[:, None]
+
+        def aligned(tensor: Tensor) -> Tensor:
+            trailing = (1,) * (tensor.dim() - 2)
+            index = slot.clamp(min=0).view(*slot.shape, *trailing).expand(-1, -1, *tensor.shape[2:])
+            return tensor.gather(1, index) * keep.view(*slot.shape, *trailing)
+
+        decay = None if self.log_decay is None else aligned(self.log_decay)
+        return TokenState(aligned(self.keys), aligned(self.values), decay, keep.sum(1))
+
+
+def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """x (B, T, ...) with zeros behind the first `lengths` tokens of each row."""
+    if lengths is None:
+        return x
+    real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    return x.masked_fill(real.logical_not().view(*real.shape, *(1,) * (x.dim() - 2)), 0)
+
+
+def _join_decay(kept: Tensor | None, new: Tensor | None, slots: int) -> Tensor | None:
+    """A call without decay is a call with log decay 0."""
+    if kept is None and new is None:
+        return None
+    if kept is None:
+        assert new is not None
+        kept = new.new_zeros(new.shape[0], slots, new.shape[2])
+    if new is None:
+        raise ValueError("log_decay must be given, because the state holds tokens that have one")
+    return torch.cat([kept.to(new.dtype), new], dim=1)
