@@ -33,6 +33,10 @@ def short_conv(
     """
     if x.dim() != 3:
         raise ValueError(f"x must have 3 dimensions (batch, time, channels), got shape {checks.shape(x)}")
+    if not x.is_floating_point():
+        raise TypeError(f"x must be a floating point tensor, got {x.dtype}")
+    if x.shape[1] == 0:
+        raise ValueError(f"x must hold at least one token, got shape {checks.shape(x)}")
     if weight.dim() != 2 or weight.shape[0] != x.shape[2] or weight.shape[1] < 1:
         raise ValueError(f"weight must have shape ({x.shape[2]}, width), got {checks.shape(weight)}")
     if bias is not None and tuple(bias.shape) != (x.shape[2],):
@@ -71,6 +75,6 @@ def _taps(x_BTC: Tensor, weight_CW: Tensor, bias_C: Tensor | None) -> Tensor:
 
 def _last(padded: Tensor, count: int, lengths: Tensor | None) -> Tensor:
     if lengths is None:
-        return padded[:, padded.shape[1] - count :]
+        return padded[:, padded.shape[1] - count :].clone()  # a view would keep all of the input alive
     index = lengths[:, None] + torch.arange(count, device=padded.device)
     return padded.gather(1, index[..., None].expand(-1, -1, padded.shape[2]))

@@ -19,9 +19,9 @@ from torch.nn.functional import threshold
 SMALLEST_LOG_DECAY = -750.0
 
 
-def cumulative(log_decay: Tensor, dim: int) -> Tensor:
+def cumulative(log_decay: Tensor, dim: int, smallest: float = SMALLEST_LOG_DECAY) -> Tensor:
     """Inclusive float64 sums of log decay along time."""
-    return log_decay.double().clamp(min=SMALLEST_LOG_DECAY).cumsum(dim)
+    return log_decay.double().clamp(min=smallest).cumsum(dim)
 
 
 def factor(log_factor: Tensor, dtype: torch.dtype) -> Tensor:

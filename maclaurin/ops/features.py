@@ -47,14 +47,14 @@ class Kernel:
 
     @staticmethod
     def of(order: int | Iterable[int]) -> Kernel:
-        orders = (order,) if isinstance(order, int) else tuple(order)
+        taylor = isinstance(order, Iterable)
+        orders = tuple(order) if isinstance(order, Iterable) else (order,)
         valid = orders and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in orders)
         if not valid or list(orders) != sorted(set(orders)) or orders == (0,):
             raise ValueError(
                 "order must be a whole number >= 1, or an increasing sequence of whole numbers >= 0 "
                 f"for those terms of the Taylor series, got {order!r}"
             )
-        taylor = not isinstance(order, int)
         return Kernel(orders, tuple(1 / math.factorial(n) if taylor else 1.0 for n in orders))
 
     def __call__(self, score: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -114,9 +114,9 @@ def _per_channel(
     values = v.to(dtype)
     if normalize:
         values = torch.cat([values, values.new_ones(*values.shape[:-1], 1)], dim=-1)
-    q_NRTK = q.to(dtype).view(B, T, G, H // G, K).permute(0, 2, 3, 1, 4).flatten(0, 1) * scale
+    q_NRTK = q.to(dtype).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1) * scale
     k_NTK, v_NTW, a_NTK = (
-        without_padding(x, lengths).transpose(1, 2).flatten(0, 1) for x in (k.to(dtype), values, log_decay.to(dtype))
+        x.transpose(1, 2).flatten(0, 1) for x in (k.to(dtype), without_padding(values, lengths), log_decay.to(dtype))
     )
     W = v_NTW.shape[-1]
     memory_NKW = v_NTW.new_zeros(B * G, K, W) if state is None else state.memory.to(dtype).flatten(0, 1)

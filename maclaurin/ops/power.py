@@ -73,13 +73,15 @@ def power_attention(
     checks.at_least_one("fold_every", fold_every)
     checks.at_least_one("chunk_size", chunk_size)
     if fold_at is None:
-        fold_at = fold_length(k.shape[3], v.shape[3], order, normalize=normalize)
+        fold_at = _fold_length(kernel, k.shape[3], v.shape[3], normalize, k.dtype)
+    checks.at_least_one("fold_at", fold_at)
     engine = _Engine(kernel, weights, default_scale(scale, q), normalize, chunk_size, fold_at, fold_every, form)
     if (log_decay is not None and log_decay.shape[2] != k.shape[2]) or weights is not None:
         # a state is shared by the query heads of a group only if they share its decay and the weights of its orders
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
         log_decay = None if log_decay is None else repeat_heads(log_decay, q.shape[2])
     checks.token_state(state, k, v)
+    _check_memory(state, kernel, k.shape[3], v.shape[3] + normalize)
 
     def dense(inputs: Inputs, state: PowerState | None, lengths: Tensor | None) -> tuple[Tensor, PowerState | None]:
         return engine.run(inputs, state, lengths, return_state)
@@ -89,12 +91,33 @@ def power_attention(
     )
 
 
-def fold_length(key_dim: int, value_dim: int, order: int | Iterable[int] = 2, *, normalize: bool = True) -> int:
-    """The number of tokens at which the memory is no larger than their keys and values: 1057 for d = 64, order 2."""
-    features = Kernel.of(order).feature_count(key_dim)
+def fold_length(
+    key_dim: int,
+    value_dim: int,
+    order: int | Iterable[int] = 2,
+    *,
+    normalize: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> int:
+    """The number of tokens at which the memory is no larger than their keys and values: 1057 for d = 64, order 2.
+
+    `dtype` is that of the tokens. The memory is float32 at least, so it takes twice as many tokens in bfloat16.
+    """
+    return _fold_length(Kernel.of(order), key_dim, value_dim, normalize, dtype)
+
+
+def _fold_length(kernel: Kernel, key_dim: int, value_dim: int, normalize: bool, dtype: torch.dtype) -> int:
+    features = kernel.feature_count(key_dim)
     if features > MOST_FEATURES:
         return 2**62
-    return -(-features * (value_dim + normalize) // (key_dim + value_dim))
+    memory_bytes = features * (value_dim + normalize) * torch.promote_types(dtype, torch.float32).itemsize
+    token_bytes = (key_dim + value_dim) * dtype.itemsize
+    return -(-memory_bytes // token_bytes)
+
+
+def waiting(tokens: int, fold_at: int, fold_every: int) -> int:
+    """How many of the last tokens are not folded yet, if all were when they were `fold_at`, and then every so many."""
+    return tokens if tokens < fold_at else (tokens - fold_at) % fold_every
 
 
 class _Engine:
@@ -130,7 +153,7 @@ class _Engine:
         if self._form(q.shape[1]) == "recurrent":
             y, state = self._step_by_step(q, k, v, log_decay, state, lengths, dtype)
         else:
-            y, state = self._at_once(q, k, v, log_decay, state, lengths, dtype)
+            y, state = self._at_once(q, k, v, log_decay, state, lengths, dtype, return_state)
         return y.to(q.dtype), state if return_state else None
 
     def _form(self, T: int) -> str:
@@ -166,20 +189,20 @@ class _Engine:
         state: PowerState | None,
         lengths: Tensor | None,
         dtype: torch.dtype,
-    ) -> tuple[Tensor, PowerState]:
+        return_state: bool = True,
+    ) -> tuple[Tensor, PowerState | None]:
         B, T, H, K = q.shape
         G = k.shape[2]
         tokens = Tokens.gather(state, k, v, log_decay, lengths)
         memory = None if state is None else state.memory
-        folded = self._folded(tokens, memory is not None)
+        folded = self._folded(tokens, memory is not None) if return_state else 0
 
         # B,S,G,K -> N,S,K: one row a head, time next to channels
-        q_NRTK = q.to(dtype).view(B, T, G, H // G, K).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        q_NRTK = q.to(dtype).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
         k_NSK = (tokens.keys.to(dtype) * self.scale).transpose(1, 2).flatten(0, 1)
         v_NSW = self._with_ones(tokens, dtype).transpose(1, 2).flatten(0, 1)
         a_NS = None if tokens.log_decay is None else tokens.log_decay.transpose(1, 2).flatten(0, 1)
-        c_F1 = self.kernel.feature_weights(K, k_NSK)[:, None].sqrt()
-        memory_NFW = None if memory is None else memory.to(dtype).flatten(0, 1) / c_F1
+        memory_NFW = None if memory is None else memory.to(dtype).flatten(0, 1) / self._roots(k_NSK)
         weights_NO = None if self.weights is None else self.weights.to(dtype).repeat(B, 1)
 
         plan = Plan(self.kernel, self.chunk_size, folded)
@@ -197,10 +220,12 @@ class _Engine:
             if folded:
                 _, new_NFW = chunked(q_NRTK[:, :, :0], k_NSK, v_NSW, a_NS, memory_NFW, None, plan)
         if new_NFW is not None:
-            memory = (new_NFW * c_F1).unflatten(0, (B, G))
+            memory = (new_NFW * self._roots(k_NSK)).unflatten(0, (B, G))
         y = y_NRTW.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
         if self.normalize:
             y = safe_divide(y[..., :-1], y[..., -1:])
+        if not return_state:
+            return y, None
         kept = tokens.after(folded)
         return y, PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, memory)
 
@@ -235,11 +260,11 @@ class _Engine:
 
     def _folded(self, tokens: Tokens, has_memory: bool) -> int:
         """How many slots go into the memory: all, each time that enough of them wait."""
+        if not self._has_memory(tokens.keys.shape[3]):
+            return 0
         waited = tokens.slots - tokens.new
         first = max(self.fold_every if has_memory else self.fold_at, waited + 1)
-        if tokens.slots < first:
-            return 0
-        return tokens.slots - (tokens.slots - first) % self.fold_every
+        return tokens.slots - waiting(tokens.slots, first, self.fold_every)
 
     def _with_ones(self, tokens: Tokens, dtype: torch.dtype) -> Tensor:
         """The values, and where outputs are normalised a column that counts the tokens."""
@@ -250,8 +275,23 @@ class _Engine:
         ones = values.new_ones(values.shape[:-1]) if real is None else real[..., None].to(dtype).expand(values.shape[:-1])
         return torch.cat([values, ones[..., None]], dim=-1)
 
+    def _roots(self, k_NSK: Tensor) -> Tensor:
+        """(F,1): a state holds φ(k), which is this times the monomials that the forms compute with."""
+        return self.kernel.feature_weights(k_NSK.shape[-1], k_NSK)[:, None].sqrt()
+
     def _has_memory(self, key_dim: int) -> bool:
         return self.kernel.feature_count(key_dim) <= MOST_FEATURES
+
+
+def _check_memory(state: PowerState | None, kernel: Kernel, key_dim: int, width: int) -> None:
+    if state is None or state.memory is None:
+        return
+    expected = (kernel.feature_count(key_dim), width)
+    if tuple(state.memory.shape[2:]) != expected:
+        raise ValueError(
+            f"state must have been made with the same order and normalize: its memory must be {expected} "
+            f"(features, value channels) a head, got {tuple(state.memory.shape[2:])}"
+        )
 
 
 def _checked_weights(weights: Tensor | None, kernel: Kernel, q: Tensor) -> Tensor | None:

@@ -22,8 +22,10 @@ and the gradient of the decay needs no pass at all: a pair (i, j) depends on a_u
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,7 +50,7 @@ class Plan:
     def spans(self, S: int, T: int) -> Iterator[tuple[int, int]]:
         """Chunks of keys; one ends where the queries begin, and one where the returned state is taken."""
         cuts = sorted({0, S - T, self.folded, S})
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in pairwise(cuts):
             for start in range(begin, end, self.chunk):
                 yield start, min(start + self.chunk, end)
 

@@ -36,6 +36,7 @@ def over_documents(
 
     inputs have shape (B, T, ...). `attention_mask` (B, T) is 1 at real tokens; `cu_seqlens` (N+1,) bounds the N documents
     packed in one row, and the state then has N rows. The output has the layout of the inputs and is zero at padding.
+    The op finds zeros at padding, whatever the caller left there: a NaN times a gradient of zero would still be NaN.
     """
     x = next(tensor for tensor in inputs if tensor is not None)
     B, T = x.shape[:2]
@@ -45,7 +46,7 @@ def over_documents(
     if lengths is not None:
         lengths = _checked_lengths(lengths, x)
         _check_rows(state, B)
-        output, state = op(inputs, state, lengths)
+        output, state = op(_zero_at_padding(inputs, lengths), state, lengths)
         return without_padding(output, lengths), state
     if attention_mask is not None:
         real = _checked_mask(attention_mask, x)
@@ -82,11 +83,9 @@ def _in_buckets(
         longest = max(int(bucket_lengths.max()), 1)
         where = positions[chosen, :longest]
         real = torch.arange(longest, device=x.device) < bucket_lengths[:, None]
-        output, new_state = op(
-            tuple(None if tensor is None else tensor[where] for tensor in flat),
-            None if state is None else state.select(chosen),
-            None if bool(real.all()) else bucket_lengths,
-        )
+        padded = None if bool(real.all()) else bucket_lengths
+        documents = tuple(None if tensor is None else tensor[where] for tensor in flat)
+        output, new_state = op(_zero_at_padding(documents, padded), None if state is None else state.select(chosen), padded)
         outputs.append(output[real])
         places.append(where[real])
         rows.append(chosen)
@@ -100,6 +99,10 @@ def _in_buckets(
         return result, None
     joined = kept[0] if len(kept) == 1 else type(kept[0]).cat(kept)
     return result, joined.select(torch.cat(rows).argsort())
+
+
+def _zero_at_padding(inputs: Inputs, lengths: Tensor | None) -> Inputs:
+    return tuple(None if tensor is None else without_padding(tensor, lengths) for tensor in inputs)
 
 
 def _buckets(lengths: list[int]) -> list[list[int]]:

@@ -15,13 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def decay_matrix(log_decay_BTH: Tensor) -> Tensor:
-    """exp(a_{s+1} + … + a_t) for s <= t, else 0. The diagonal is 1."""
+def decay_sums(log_decay_BTH: Tensor) -> Tensor:
+    """a_{s+1} + … + a_t for s <= t. The diagonal is 0."""
     T = log_decay_BTH.shape[1]
     # column s of the masked copy holds a_t for t > s only, so a sum down the column never subtracts
     later = torch.ones(T, T, dtype=torch.bool, device=log_decay_BTH.device).tril(-1)
-    sums_BHTS = (log_decay_BTH.transpose(1, 2)[..., None] * later).cumsum(-2)
-    return sums_BHTS.exp().tril()
+    return torch.where(later, log_decay_BTH.transpose(1, 2)[..., None], 0).cumsum(-2)
+
+
+def decay_matrix(log_decay_BTH: Tensor) -> Tensor:
+    """exp(a_{s+1} + … + a_t) for s <= t, else 0. The diagonal is 1."""
+    return decay_sums(log_decay_BTH).exp().tril()
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -115,12 +119,15 @@ def softmax_attention(
     visible_TS = torch.ones(T, T, dtype=torch.bool, device=q_BTHK.device).tril()
     if window is not None:
         visible_TS = visible_TS.triu(1 - window)
-    decay_BHTS = 1.0 if log_decay_BTH is None else decay_matrix(repeat_heads(log_decay_BTH, H))
-    if numerator == "exp" and divisor == "sum":
-        # the same weights divided by exp(largest score): scores of 1e4 stay finite
-        score_BHTS = score_BHTS - score_BHTS.masked_fill(~visible_TS, -math.inf).amax(-1, keepdim=True)
-    f_BHTS = score_BHTS.masked_fill(~visible_TS, -math.inf).exp() if numerator == "exp" else score_BHTS.relu()
-    weight_BHTS = torch.where(visible_TS, f_BHTS * decay_BHTS, 0)
+    bias_BHTS = 0 * score_BHTS if log_decay_BTH is None else decay_sums(repeat_heads(log_decay_BTH, H))
+    if numerator == "exp":
+        score_BHTS = (score_BHTS + bias_BHTS).masked_fill(~visible_TS, -math.inf)
+        if divisor == "sum":
+            # the same weights divided by exp(largest score): scores of 1e4 stay finite
+            score_BHTS = score_BHTS - score_BHTS.amax(-1, keepdim=True)
+        weight_BHTS = score_BHTS.exp()
+    else:
+        weight_BHTS = score_BHTS.relu() * bias_BHTS.exp().where(visible_TS, 0)
     sums_BHT1 = weight_BHTS.sum(-1, keepdim=True)
     count_T1 = visible_TS.sum(-1, keepdim=True).to(sums_BHT1)
     n = {"sum": sums_BHT1, "floored-sum": sums_BHT1.clamp(min=1), "count": count_T1, "none": torch.ones_like(count_T1)}

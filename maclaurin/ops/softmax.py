@@ -27,6 +27,7 @@ from maclaurin.ops.tokens import Tokens
 BLOCK = 256
 NUMERATORS = ("exp", "relu")
 DIVISORS = ("sum", "floored-sum", "count", "none")
+SMALLEST_LOG_DECAY = -1e5  # far below -750, because here a decay competes with scores, which may be large themselves
 
 
 def softmax_attention(
@@ -73,8 +74,7 @@ def softmax_attention(
     weights = _Weights(default_scale(scale, q), window, numerator, divisor, detach_divisor, score_cap)
 
     def dense(inputs: Inputs, state: TokenState | None, lengths: Tensor | None) -> tuple[Tensor, TokenState | None]:
-        y, new_state = _dense(weights, inputs, state, lengths, form, chunk_size)
-        return y, new_state if return_state else None
+        return _dense(weights, inputs, state, lengths, form, chunk_size, return_state)
 
     return over_documents(
         dense, (q, k, v, log_decay), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths
@@ -104,7 +104,7 @@ class _Weights:
             score_NRTS = score_NRTS.clamp(max=self.score_cap)
         log_decay_N1TS = None
         if a_NS is not None:
-            sums_NS = decay.cumulative(a_NS, 1)
+            sums_NS = decay.cumulative(a_NS, 1, SMALLEST_LOG_DECAY)
             log_decay_N1TS = (sums_NS[:, None, S - T :, None] - sums_NS[:, None, None, :]).to(score_NRTS.dtype)
         weight_NRTS, one = self._numerator(score_NRTS, log_decay_N1TS, visible)
         total = weight_NRTS.sum(-1, keepdim=True)
@@ -135,8 +135,14 @@ class _Weights:
 
 
 def _dense(
-    weights: _Weights, inputs: Inputs, state: TokenState | None, lengths: Tensor | None, form: str, chunk_size: int
-) -> tuple[Tensor, TokenState]:
+    weights: _Weights,
+    inputs: Inputs,
+    state: TokenState | None,
+    lengths: Tensor | None,
+    form: str,
+    chunk_size: int,
+    return_state: bool,
+) -> tuple[Tensor, TokenState | None]:
     q, k, v, log_decay = inputs
     assert q is not None and k is not None and v is not None
     T = q.shape[1]
@@ -145,20 +151,18 @@ def _dense(
         for t in range(T):
             now = tuple(None if x is None else x[:, t : t + 1] for x in inputs)
             present = None if lengths is None else (lengths > t).long()
-            y, state = _dense(weights, now, state, present, form, chunk_size)
+            y, state = _dense(weights, now, state, present, form, chunk_size, return_state=True)
             outputs.append(y)
-        assert state is not None
         return torch.cat(outputs, dim=1), state
 
     dtype = torch.promote_types(q.dtype, torch.float32)
     tokens = Tokens.gather(state, k, v, None if log_decay is None else log_decay.to(dtype), lengths)
-    kept = tokens.last(tokens.slots if weights.window is None else weights.window - 1)
+    kept = tokens.last(tokens.slots if weights.window is None else weights.window - 1) if return_state else None
     if form == "auto" and weights.plain and tokens.log_decay is None and tokens.first is None:
         return _fused(weights, q, tokens, chunk_size), kept
 
-    B, _, H, K = q.shape
-    G = k.shape[2]
-    q_NRTK = q.to(dtype).view(B, T, G, H // G, K).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    B, H, G = q.shape[0], q.shape[2], k.shape[2]
+    q_NRTK = q.to(dtype).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
     k_NSK, v_NSV = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (tokens.keys, tokens.values))
     a_NS = None if tokens.log_decay is None else tokens.log_decay.transpose(1, 2).flatten(0, 1)
     real = tokens.real()

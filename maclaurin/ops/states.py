@@ -92,7 +92,8 @@ class State:
         """Write a safetensors file; the old file stays whole until the new one is complete."""
         from safetensors.torch import save_file
 
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors().items()}
+        # copies, because safetensors refuses tensors that share memory, as keys and values of one tensor do
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
         target = Path(path)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         os.close(handle)
@@ -106,13 +107,16 @@ class State:
     @staticmethod
     def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> State:
         """Read what `save` wrote. Nothing is unpickled: a file names only state classes known here."""
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            described = (file.metadata() or {}).get("state")
-            if described is None:
-                raise ValueError(f"{os.fspath(path)} is not a saved state: it has no 'state' entry in its metadata")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                described = (file.metadata() or {}).get("state")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{os.fspath(path)} is not a saved state: {error}") from error
+        if described is None:
+            raise ValueError(f"{os.fspath(path)} is not a saved state: it has no 'state' entry in its metadata")
         return State._from_layout(json.loads(described), tensors, "")
 
     def _layout(self) -> dict[str, Any]:
@@ -135,6 +139,8 @@ class State:
                 values[field.name] = State._from_layout(nested, tensors, f"{prefix}{field.name}.")
             else:
                 values[field.name] = tensors.get(prefix + field.name)
+                if values[field.name] is None and field.default is dataclasses.MISSING:
+                    raise ValueError(f"the saved {cls.__name__} has no tensor {prefix + field.name!r}")
         return cls(**values)
 
 

@@ -14,7 +14,8 @@ from maclaurin.ops.states import TokenState
 class Tokens:
     """S slots = the kept tokens of a state, then the new ones. The real tokens of a row are slots [first, end).
 
-    Padding is neutral: its key, value and log decay are zero. `first` and `end` are None where nothing is padding.
+    Padding is neutral: its key, value and log decay are zero (`ragged.py` sees to that). `first` and `end` are None where
+    nothing is padding.
     """
 
     keys: Tensor  # (B, S, G, K)
@@ -27,8 +28,6 @@ class Tokens:
     @staticmethod
     def gather(state: TokenState | None, k: Tensor, v: Tensor, log_decay: Tensor | None, lengths: Tensor | None) -> Tokens:
         B, T = k.shape[:2]
-        k, v = without_padding(k, lengths), without_padding(v, lengths)
-        log_decay = None if log_decay is None else without_padding(log_decay, lengths)
         if state is None or state.slots == 0:
             first = None if lengths is None else torch.zeros_like(lengths)
             return Tokens(k, v, log_decay, T, first, lengths)
@@ -55,8 +54,8 @@ class Tokens:
     def after(self, start: int) -> TokenState:
         """The tokens in the slots from `start` on, right-aligned."""
         if self.first is None:
-            decay = None if self.log_decay is None else self.log_decay[:, start:]
-            return TokenState(self.keys[:, start:], self.values[:, start:], decay)
+            decay = None if self.log_decay is None else _copied(self.log_decay[:, start:])
+            return TokenState(_copied(self.keys[:, start:]), _copied(self.values[:, start:]), decay)
         return self._aligned(self.slots - start, self.first.clamp(min=start))
 
     def last(self, count: int) -> TokenState:
@@ -78,6 +77,11 @@ class Tokens:
 
         decay = None if self.log_decay is None else aligned(self.log_decay)
         return TokenState(aligned(self.keys), aligned(self.values), decay, keep.sum(1))
+
+
+def _copied(kept: Tensor) -> Tensor:
+    """A state owns what it keeps: a view would keep alive all that it was cut from."""
+    return kept if kept.is_contiguous() and kept.untyped_storage().nbytes() == kept.nbytes else kept.clone()
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:

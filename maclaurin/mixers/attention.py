@@ -1,0 +1,307 @@
+"""The thesis's layer (paper 2, §1.1 of its code): one score function, one norm, and parts that can be left out.
+
+    q, k, v = conv(x·W_qkv);  v ← v·dt;  w_ts = f(q_t·k_s/√d)·exp(a_{s+1} + … + a_t);  y_t = Σ_s w_ts v_s / Σ_s w_ts
+    out = W_o · norm((y + D⊙v) ⊙ silu(x·W_z))
+
+With f(x) = exp(x) it is softmax attention and 2Mamba-E, with x² 2Mamba, with x linear attention and Mamba-2S, with the
+first terms of the series the bridge between them. `published.py` lists the options of every row of both papers' tables.
+
+The authors' code trains all of them in quadratic time and decodes only 2Mamba; here all forms of all of them agree. Where
+their code sums zero weights it averages or returns zero, depending on the kernel; here the result is always zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.base import MixerState, RMSNorm, initialise
+from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.registry import register
+from maclaurin.ops import checks
+from maclaurin.ops.features import Kernel
+from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.power import FOLD_EVERY, MOST_FEATURES, power_attention, waiting
+from maclaurin.ops.reference import repeat_heads
+from maclaurin.ops.softmax import softmax_attention
+from maclaurin.ops.states import PowerState, State, TokenState
+
+FEATURE_MAPS = ("identity", "relu", "silu", "elu", "cosine")
+NORMS = ("sum", "output", "none")
+VALUE_NORMS = ("none", "position")
+
+
+class Attention(ProjectedMixer):
+    """Options beside those of every projected mixer:
+
+    order: None for all orders at once (softmax), a number p for the power x^p, (0, …, P) for terms of the series.
+    learn_order_weights: one factor 2σ(w) a head and term, 1 at first.
+    feature_map: of q and k, after the rotation: "relu", "silu", "elu" (elu + 1), "cosine" (unit length).
+    norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
+    value_norm: "position" divides v_t by t^σ(c), c a head (paper 1's cosine attention). window: softmax only.
+    skip: adds D⊙v. gate: multiplies by silu(x·W_z). init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    fold_at, fold_every: when the state folds its tokens into its memory; by default where that makes it smaller.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        order: int | tuple[int, ...] | None,
+        learn_order_weights: bool = False,
+        feature_map: str = "identity",
+        norm: str = "sum",
+        value_norm: str = "none",
+        window: int | None = None,
+        skip: bool = False,
+        gate: bool = False,
+        fold_at: int | None = None,
+        fold_every: int = FOLD_EVERY,
+        init: str = "thesis",
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        conv_width: int = 0,
+        conv_bias: bool = True,
+        activation: str = "identity",
+        rotary: str = "none",
+        rope_theta: float = 10000.0,
+        rotary_interleaved: bool = False,
+        decay: str = "none",
+        decay_scale: float = 1.0,
+        value_discretization: str = "none",
+        dt_bias: bool = False,
+    ) -> None:
+        super().__init__(
+            d_model,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            conv_width=conv_width,
+            conv_bias=conv_bias,
+            activation=activation,
+            rotary=rotary,
+            rope_theta=rope_theta,
+            rotary_interleaved=rotary_interleaved,
+            decay=decay,
+            decay_scale=decay_scale,
+            value_discretization=value_discretization,
+            dt_bias=dt_bias,
+        )
+        checks.one_of("feature_map", feature_map, FEATURE_MAPS)
+        checks.one_of("norm", norm, NORMS)
+        checks.one_of("value_norm", value_norm, VALUE_NORMS)
+        checks.at_least_one("fold_every", fold_every)
+        self.kernel = None if order is None else Kernel.of(order)
+        if self.kernel is None and norm == "none":
+            raise ValueError("norm='none' leaves exp(score) unbounded: softmax (order=None) needs 'sum' or 'output'")
+        if self.kernel is not None and window is not None:
+            raise ValueError("window needs softmax scores (order=None)")
+        if window is not None:
+            checks.at_least_one("window", window)
+        if learn_order_weights and (self.kernel is None or len(self.kernel.orders) < 2):
+            raise ValueError("learn_order_weights=True needs several orders, such as order=(0, 1, 2)")
+        self.order = order
+        self.feature_map = feature_map
+        self.norm = norm
+        self.value_norm = value_norm
+        self.window = window
+        self.fold_at = fold_at
+        self.fold_every = fold_every
+
+        heads = (num_heads, self.head_dim)
+        orders = 0 if self.kernel is None else len(self.kernel.orders)
+        self.order_logits = nn.Parameter(torch.zeros(num_heads, orders)) if learn_order_weights else None
+        self.position_power = nn.Parameter(torch.full((self.num_kv_heads,), 0.5)) if value_norm == "position" else None
+        self.skip = nn.Parameter(torch.ones(heads)) if skip else None
+        self.gate_proj = nn.Linear(d_model, self.inner_dim) if gate else None
+        self.out_norm = RMSNorm(self.inner_dim) if norm == "output" else None
+        initialise(self, init)
+
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, form, lengths)
+        q, k, v = self._features(p.q), self._features(p.k), p.v
+        if self.position_power is not None:
+            count = (p.positions + 1).to(torch.promote_types(v.dtype, torch.float32))
+            v = (v / count[..., None, None] ** torch.sigmoid(self.position_power)[:, None]).to(v.dtype)
+        kept = None if state is None else state.attention
+        y, attention = self._attend(q, k, v, p.log_decay, kept, form, lengths, return_state)
+        if self.skip is not None:
+            y = y + repeat_heads(p.plain_v, self.num_heads) * self.skip
+        y = y.flatten(2)
+        if self.gate_proj is not None:
+            y = y * F.silu(self.gate_proj(x))
+        if self.out_norm is not None:
+            y = self.out_norm(y)
+        y = self.out_proj(y.to(x.dtype))
+        if attention is None:
+            return y, None
+        return y, MixerState(attention, p.conv, p.position if self._needs_position else None)
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        state: State | None,
+        form: str,
+        lengths: Tensor | None,
+        return_state: bool,
+    ) -> tuple[Tensor, State | None]:
+        call: dict[str, Any] = {"state": state, "return_state": return_state, "form": form, "lengths": lengths}
+        if self.kernel is None:
+            # before an output norm the sum cancels, and keeps exp(score) in range
+            return softmax_attention(q, k, v, log_decay, window=self.window, **call)
+        normalize = self.norm == "sum"
+        if self.order == 1:
+            return linear_attention(q, k, v, log_decay, normalize=normalize, **call)
+        return power_attention(
+            q,
+            k,
+            v,
+            log_decay,
+            order=self.kernel.orders if isinstance(self.order, tuple) else self.kernel.orders[0],
+            order_weights=None if self.order_logits is None else 2 * torch.sigmoid(self.order_logits),
+            normalize=normalize,
+            fold_at=self._fold_at(k.dtype),
+            fold_every=self.fold_every,
+            **call,
+        )
+
+    def _features(self, x: Tensor) -> Tensor:
+        match self.feature_map:
+            case "relu":
+                return F.relu(x)
+            case "silu":
+                return F.silu(x)
+            case "elu":
+                return F.elu(x) + 1
+            case "cosine":
+                return F.normalize(x, dim=-1)
+        return x
+
+    @property
+    def finite_state(self) -> bool:
+        return self.window is not None if self.kernel is None else self._features_fit
+
+    @property
+    def _features_fit(self) -> bool:
+        return self.kernel is not None and self.kernel.feature_count(self.head_dim) <= MOST_FEATURES
+
+    @property
+    def _needs_position(self) -> bool:
+        return self.rotary != "none" or self.position_power is not None
+
+    @property
+    def _state_heads(self) -> int:
+        """Query heads that weigh the orders in their own way cannot share a state."""
+        return self.num_kv_heads if self.order_logits is None else self.num_heads
+
+    def _memory_elements(self) -> int:
+        assert self.kernel is not None
+        return self._state_heads * self.kernel.feature_count(self.head_dim) * (self.head_dim + (self.norm == "sum"))
+
+    def _fold_at(self, dtype: torch.dtype) -> int:
+        """The first length at which memory and convolution take less than the keys and values of softmax would.
+
+        1058 tokens for d = 64 if both have the same precision, twice that beside a bfloat16 cache.
+        """
+        if self.fold_at is not None:
+            return self.fold_at
+        if self.order == 1:
+            return 1
+        if not self._features_fit:
+            return 2**62
+        token = 2 * self.num_kv_heads * self.head_dim * dtype.itemsize
+        carried = self._carried_elements() * dtype.itemsize
+        memory = self._memory_elements() * torch.promote_types(dtype, torch.float32).itemsize
+        return (memory + carried) // token + 1
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MixerState:
+        device, dtype = self._placement(device, dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        tokens = torch.zeros(batch_size, 0, self._state_heads, self.head_dim, device=device, dtype=dtype)
+        decay = None if self.decay == "none" else torch.zeros(tokens.shape[:3], device=device, dtype=wide)
+        state = TokenState if self.kernel is None else PowerState
+        return MixerState(
+            state(tokens, tokens, decay),
+            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
+            torch.zeros(batch_size, dtype=torch.long, device=device) if self._needs_position else None,
+        )
+
+    def state_nbytes(self, length: int) -> int:
+        dtype = next(self.parameters()).dtype
+        wide = torch.promote_types(dtype, torch.float32).itemsize
+        token = self._state_heads * (2 * self.head_dim * dtype.itemsize + (self.decay != "none") * wide)
+        fixed = self._carried_elements() * dtype.itemsize + self._needs_position * torch.long.itemsize
+        if self.kernel is None:
+            return fixed + token * (length if self.window is None else min(length, self.window - 1))
+        every = 1 if self.order == 1 else self.fold_every
+        kept = waiting(length, self._fold_at(dtype), every)
+        return fixed + token * kept + (kept < length) * self._memory_elements() * wide
+
+
+PAPER_1 = "Mongaras, Larson: On the Expressiveness of Softmax Attention: A Recurrent Neural Network Perspective, 2025"
+PAPER_2 = "Mongaras, Larson: 2Mamba2Furious: Linear in Complexity, Competitive in Accuracy, 2026"
+
+register(
+    "softmax",
+    Attention,
+    "softmax attention with exact rotary positions",
+    "Vaswani et al.: Attention Is All You Need, 2017",
+    order=None,
+    rotary="rope",
+)
+register(
+    "linear",
+    Attention,
+    "first-order attention with ReLU features, divided by the sum of the weights",
+    "Katharopoulos et al.: Transformers are RNNs, 2020; " + PAPER_2,
+    order=1,
+    feature_map="relu",
+)
+register(
+    "mamba2s",
+    Attention,
+    "Mamba-2S: first order behind a softplus decay, short convolution, discretised values, output norm",
+    PAPER_2,
+    order=1,
+    norm="output",
+    conv_width=2,
+    decay="softplus",
+    value_discretization="dt",
+)
+register(
+    "2mamba",
+    Attention,
+    "2Mamba: squared scores behind a softplus decay, short convolution, divided by the sum of the weights",
+    PAPER_2,
+    order=2,
+    conv_width=2,
+    decay="softplus",
+)
+register(
+    "2mamba-e",
+    Attention,
+    "2Mamba-E: softmax behind a softplus decay, short convolution, no rotary positions",
+    PAPER_2,
+    order=None,
+    conv_width=2,
+    decay="softplus",
+)
+register(
+    "taylor",
+    Attention,
+    "the first terms of the softmax series, order=(0, 1, …, P)",
+    PAPER_1,
+    order=(0, 1, 2),
+    rotary="rope",
+)

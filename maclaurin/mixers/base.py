@@ -1,0 +1,154 @@
+"""What every mixer is: a module that maps (B, T, d_model) to the same shape, with its memory passed in and out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.ops import checks
+from maclaurin.ops.conv import short_conv
+from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.states import ConvState, State
+
+INITS = ("thesis", "llama")
+
+
+@dataclass(frozen=True)
+class MixerState(State):
+    """What a mixer carries from one call to the next. Parts that it does not have are None."""
+
+    attention: State
+    conv: ConvState | None = None
+    position: Tensor | None = None  # (B,) int64: how many tokens came before
+    gate_sum: Tensor | None = None  # (B, H): the running divisor of a cumulative gate
+
+
+class Mixer(nn.Module, ABC):
+    """Base class. A mixer keeps no state of its own: it may serve any number of sequences at a time."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        checks.at_least_one("d_model", d_model)
+        checks.at_least_one("num_heads", num_heads)
+        self.d_model = d_model
+        self.num_heads = num_heads
+
+    def forward(
+        self,
+        x: Tensor,
+        state: MixerState | None = None,
+        *,
+        return_state: bool = True,
+        form: str = "auto",
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | Sequence[int] | None = None,
+    ) -> tuple[Tensor, MixerState | None]:
+        """x (B, T, d_model) -> y of the same shape, and the state after the last token of every sequence.
+
+        form: "parallel", "chunked", "recurrent", or "auto" for the fastest; all give the same numbers.
+        attention_mask (B, T): 1 at tokens, 0 at padding, on the left or on the right. cu_seqlens (N+1,): the bounds of N
+        documents packed in one row; the state then has N rows. Padding and other documents have no influence.
+        """
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != self.d_model or x.shape[1] == 0:
+            got = checks.shape(x) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x must have shape (batch, time >= 1, {self.d_model}), got {got}")
+        checks.one_of("form", form, checks.FORMS)
+        checks.initial_state(state, MixerState)
+
+        def dense(inputs: Inputs, state: MixerState | None, lengths: Tensor | None) -> tuple[Tensor, MixerState | None]:
+            (x,) = inputs
+            assert x is not None
+            return self.mix(x, state, form, lengths, return_state)
+
+        return over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
+
+    @abstractmethod
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        """The mechanism on a dense batch, right-padded where `lengths` is given."""
+
+    @abstractmethod
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MixerState:
+        """The state before the first token: the same as passing None."""
+
+    @abstractmethod
+    def state_nbytes(self, length: int) -> int:
+        """How many bytes the state of one sequence of `length` tokens takes, in the dtype of the parameters."""
+
+    @property
+    @abstractmethod
+    def finite_state(self) -> bool:
+        """Whether the state stops growing, so that training takes linear time and decoding constant memory."""
+
+    def _placement(
+        self, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> tuple[torch.device | str, torch.dtype]:
+        parameter = next(self.parameters())
+        return device or parameter.device, dtype or parameter.dtype
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension, computed in float32 at least."""
+
+    def __init__(self, dim: int, eps: float | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = torch.finfo(torch.float32).eps if eps is None else eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(dtype), self.weight.shape, self.weight.to(dtype), self.eps).to(x.dtype)
+
+
+class ShortConv(nn.Conv1d):
+    """The parameters of a causal depthwise convolution, named and initialised as PyTorch does; `ops.short_conv` runs it."""
+
+    def __init__(self, channels: int, width: int, bias: bool) -> None:
+        super().__init__(channels, channels, width, groups=channels, bias=bias)
+
+    def run(self, x: Tensor, state: ConvState | None, form: str, lengths: Tensor | None) -> tuple[Tensor, ConvState | None]:
+        return short_conv(x, self.weight.squeeze(1), self.bias, state=state, form=form, lengths=lengths)
+
+    def init_state(self, batch_size: int, device: torch.device | str, dtype: torch.dtype) -> ConvState:
+        shape = (batch_size, self.kernel_size[0] - 1, self.in_channels)
+        return ConvState(torch.zeros(shape, device=device, dtype=dtype))
+
+    @property
+    def state_size(self) -> int:
+        """How many numbers it carries."""
+        return (self.kernel_size[0] - 1) * self.in_channels
+
+
+def initialise(mixer: nn.Module, init: str) -> None:
+    """`thesis` leaves PyTorch's defaults, U(±1/√fan_in); `llama` draws linear weights from N(0, 0.02), biases zero."""
+    checks.one_of("init", init, INITS)
+    if init == "llama":
+        for module in mixer.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+
+def initial_dt_bias(heads: int, shortest: float = 1e-3, longest: float = 0.1, floor: float = 1e-4) -> Tensor:
+    """Mamba's time step bias: softplus of it is log-uniform between `shortest` and `longest`."""
+    span = torch.empty(heads).uniform_(torch.tensor(shortest).log().item(), torch.tensor(longest).log().item())
+    dt = span.exp().clamp(min=floor)
+    return dt + (-torch.expm1(-dt)).log()
+
+
+def advanced(state: MixerState | None, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The positions (B, T) of new tokens, and the position (B,) after them."""
+    B, T = x.shape[:2]
+    start = torch.zeros(B, dtype=torch.long, device=x.device)
+    if state is not None and state.position is not None:
+        start = state.position
+    return start[:, None] + torch.arange(T, device=x.device), start + (T if lengths is None else lengths)

@@ -1,0 +1,196 @@
+"""Gated softmax: softmax attention with its denominator replaced, one choice at a time (paper 1, its second half).
+
+    y_t = outer gate ⊙ norm(inner gate ⊙ Σ_s f(q_t·k_s/√d)·(in gate_s ⊙ v_s) / n_t)
+
+The authors' variants combine five independent choices, which are the options here. A positive factor a row in front of a
+norm cancels in it, so several published names are one model; where a norm follows, uncapped exponentials are divided by
+their sum, which changes nothing but keeps them in range. Left out: an epsilon of 1e-4 on a detached divisor, a "cumulative"
+gate whose sum runs over an axis of length one, and a decay that may grow (here a = −softplus(g)·decay_scale).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.attention import PAPER_1
+from maclaurin.mixers.base import MixerState, RMSNorm, initialise
+from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.registry import register
+from maclaurin.ops import checks
+from maclaurin.ops.softmax import NUMERATORS, softmax_attention
+from maclaurin.ops.states import TokenState
+from maclaurin.ops.tokens import without_padding
+
+DIVISORS = ("sum", "floored-sum", "count", "none", "cumulative-gate")
+OUT_GATES = ("none", "before-norm", "after-norm")
+GATE_ACTIVATIONS = ("sigmoid", "exp")
+NORMS = ("none", "layer", "rms", "l2", "scaled-l2")
+
+
+class GatedSoftmax(ProjectedMixer):
+    """Options beside those of every projected mixer:
+
+    numerator: "exp", or "relu" for relu(q)·relu(k). score_cap: the largest score, None for no cap.
+    divisor: "sum" of the weights, "floored-sum" (at least 1), "count" of the visible keys, "none", or "cumulative-gate", the
+    sum of exp(x·W_g) over the tokens so far, at least 1. detach_divisor: no gradient through it.
+    in_gate: multiplies v by a sigmoid a head. out_gate: multiplies the output "before-norm" or "after-norm";
+    out_gate_activation: "sigmoid", or "exp" for exp(−g). norm: of each head's output, "layer", "rms", "l2" or "scaled-l2".
+    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        numerator: str = "exp",
+        score_cap: float | None = 5.0,
+        divisor: str = "count",
+        detach_divisor: bool = False,
+        in_gate: bool = True,
+        out_gate: str = "after-norm",
+        out_gate_activation: str = "sigmoid",
+        norm: str = "layer",
+        init: str = "thesis",
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        conv_width: int = 0,
+        conv_bias: bool = True,
+        activation: str = "identity",
+        rotary: str = "rope",
+        rope_theta: float = 10000.0,
+        rotary_interleaved: bool = False,
+        decay: str = "none",
+        decay_scale: float = 1.0,
+        dt_bias: bool = False,
+    ) -> None:
+        super().__init__(
+            d_model,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            conv_width=conv_width,
+            conv_bias=conv_bias,
+            activation=activation,
+            rotary=rotary,
+            rope_theta=rope_theta,
+            rotary_interleaved=rotary_interleaved,
+            decay=decay,
+            decay_scale=decay_scale,
+            dt_bias=dt_bias,
+        )
+        checks.one_of("numerator", numerator, NUMERATORS)
+        checks.one_of("divisor", divisor, DIVISORS)
+        checks.one_of("out_gate", out_gate, OUT_GATES)
+        checks.one_of("out_gate_activation", out_gate_activation, GATE_ACTIVATIONS)
+        checks.one_of("norm", norm, NORMS)
+        unbounded = numerator == "exp" and score_cap is None and divisor not in ("sum", "floored-sum")
+        if unbounded and norm == "none":
+            raise ValueError(f"divisor={divisor!r} leaves exp(score) unbounded: give a score_cap or a norm")
+        self.numerator = numerator
+        self.score_cap = score_cap
+        self.divisor = "sum" if unbounded else divisor
+        self.detach_divisor = detach_divisor
+        self.out_gate = out_gate
+        self.out_gate_activation = out_gate_activation
+        self.norm = norm
+
+        self.in_gate_proj = nn.Linear(d_model, self.num_kv_heads) if in_gate else None
+        self.out_gate_proj = nn.Linear(d_model, num_heads) if out_gate != "none" else None
+        self.divisor_proj = nn.Linear(d_model, num_heads) if self.divisor == "cumulative-gate" else None
+        self.out_norm: nn.Module | None = None
+        if norm == "layer":
+            self.out_norm = nn.LayerNorm(self.head_dim)
+        elif norm == "rms":
+            self.out_norm = RMSNorm(self.head_dim)
+        initialise(self, init)
+
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, form, lengths)
+        q, k, v = p.q, p.k, p.v
+        if self.numerator == "relu":
+            q, k = F.relu(q), F.relu(k)
+        if self.in_gate_proj is not None:
+            v = v * torch.sigmoid(self.in_gate_proj(x))[..., None]
+        y, attention = softmax_attention(
+            q,
+            k,
+            v,
+            p.log_decay,
+            numerator=self.numerator,
+            divisor="none" if self.divisor_proj is not None else self.divisor,
+            detach_divisor=self.detach_divisor,
+            score_cap=self.score_cap,
+            state=None if state is None else checks.initial_state(state.attention, TokenState),
+            return_state=return_state,
+            form=form,
+            lengths=lengths,
+        )
+        gate_sum = None
+        if self.divisor_proj is not None:
+            grown = without_padding(self.divisor_proj(x).float().exp(), lengths).cumsum(1)
+            if state is not None and state.gate_sum is not None:
+                grown = grown + state.gate_sum[:, None]
+            gate_sum = grown[:, -1]
+            y = (y / grown.clamp(min=1)[..., None]).to(y.dtype)
+        if self.out_gate == "before-norm":
+            y = y * self._out_gate(x)
+        y = self._normalised(y)
+        if self.out_gate == "after-norm":
+            y = y * self._out_gate(x)
+        y = self.out_proj(y.flatten(2).to(x.dtype))
+        if attention is None:
+            return y, None
+        return y, MixerState(attention, p.conv, p.position if self.rotary != "none" else None, gate_sum)
+
+    def _out_gate(self, x: Tensor) -> Tensor:
+        assert self.out_gate_proj is not None
+        g = self.out_gate_proj(x)[..., None]
+        return torch.sigmoid(g) if self.out_gate_activation == "sigmoid" else torch.exp(-g)
+
+    def _normalised(self, y: Tensor) -> Tensor:
+        if self.out_norm is not None:
+            normalised: Tensor = self.out_norm(y)
+            return normalised
+        if self.norm == "none":
+            return y
+        scale = self.head_dim if self.norm == "scaled-l2" else 1.0
+        return F.normalize(y, dim=-1) * scale
+
+    @property
+    def finite_state(self) -> bool:
+        return False
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MixerState:
+        device, dtype = self._placement(device, dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        tokens = torch.zeros(batch_size, 0, self.num_kv_heads, self.head_dim, device=device, dtype=dtype)
+        decay = None if self.decay == "none" else torch.zeros(tokens.shape[:3], device=device, dtype=wide)
+        return MixerState(
+            TokenState(tokens, tokens, decay),
+            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
+            torch.zeros(batch_size, dtype=torch.long, device=device) if self.rotary != "none" else None,
+            None if self.divisor_proj is None else torch.zeros(batch_size, self.num_heads, device=device, dtype=wide),
+        )
+
+    def state_nbytes(self, length: int) -> int:
+        dtype = next(self.parameters()).dtype
+        wide = torch.promote_types(dtype, torch.float32).itemsize
+        token = self.num_kv_heads * (2 * self.head_dim * dtype.itemsize + (self.decay != "none") * wide)
+        gate = 0 if self.divisor_proj is None else self.num_heads * wide
+        position = (self.rotary != "none") * torch.long.itemsize
+        return token * length + self._carried_elements() * dtype.itemsize + gate + position
+
+
+register(
+    "gated-softmax",
+    GatedSoftmax,
+    "softmax attention with gates and a norm in place of its denominator",
+    PAPER_1,
+)

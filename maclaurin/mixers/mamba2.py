@@ -1,0 +1,143 @@
+"""Mamba-2, the published layer, and the one-headed layer that the thesis ran under its name.
+
+    z, x, B, C, dt = u·W_in;   x, B, C = silu(conv(x, B, C));   dt = softplus(dt + bias)
+    S_t = exp(−exp(A_log)·dt) S_{t-1} + dt·x_t B_tᵀ;   y_t = S_t C_t + D⊙x_t;   out = W_out · RMSNorm(y ⊙ silu(z))
+
+that is first-order attention with q = C, k = B, v = dt·x, unscaled and unnormalised. Parameters carry the names of the
+authors' code and of `transformers`, so their weights load as they are.
+
+The thesis configured `d_ssm` = head size: one SSM head, and a gated MLP path for all other channels. Its Algorithm 3
+instead has H heads with keys and queries of their own: `expand=1, d_state=head_dim, n_groups=num_heads, conv_width=2`.
+
+Dao, Gu: Transformers are SSMs, arXiv 2405.21060.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.base import Mixer, MixerState, RMSNorm, ShortConv, initial_dt_bias, initialise
+from maclaurin.mixers.registry import register
+from maclaurin.ops import checks
+from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.reference import repeat_heads
+from maclaurin.ops.states import PowerState
+
+
+class Mamba2(Mixer):
+    """Options:
+
+    expand: inner width over d_model. d_state: key channels. n_groups: how many sets of keys and queries the heads share.
+    conv_width, conv_bias: the short convolution over x, B, C. skip_per_channel: D has an entry a channel, not a head.
+    single_head: only one head of inner width / num_heads goes through the recurrence, the rest through a gated MLP path.
+    norm_eps: of the gated norm. init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        expand: int = 2,
+        d_state: int = 128,
+        n_groups: int = 1,
+        conv_width: int = 4,
+        conv_bias: bool = True,
+        skip_per_channel: bool = False,
+        single_head: bool = False,
+        norm_eps: float = 1e-5,
+        init: str = "thesis",
+    ) -> None:
+        super().__init__(d_model, num_heads)
+        checks.at_least_one("expand", expand)
+        checks.at_least_one("d_state", d_state)
+        checks.at_least_one("conv_width", conv_width)
+        inner = expand * d_model
+        if inner % num_heads:
+            raise ValueError(f"expand·d_model must be a multiple of num_heads, got {inner} and {num_heads}")
+        self.head_dim = inner // num_heads
+        self.ssm_heads = 1 if single_head else num_heads
+        if n_groups < 1 or self.ssm_heads % n_groups:
+            raise ValueError(f"n_groups must divide the {self.ssm_heads} heads of the recurrence, got {n_groups}")
+        self.d_state, self.n_groups = d_state, n_groups
+        self.ssm_dim = self.ssm_heads * self.head_dim
+        self.mlp_dim = inner - self.ssm_dim
+        self.xbc_sizes = [self.ssm_dim, n_groups * d_state, n_groups * d_state]
+
+        sizes = [self.mlp_dim, self.mlp_dim, self.ssm_dim, sum(self.xbc_sizes), self.ssm_heads]
+        self.in_sizes = sizes
+        self.in_proj = nn.Linear(d_model, sum(sizes), bias=False)
+        self.conv1d = ShortConv(sum(self.xbc_sizes), conv_width, conv_bias)
+        self.dt_bias = nn.Parameter(initial_dt_bias(self.ssm_heads))
+        self.A_log = nn.Parameter(torch.empty(self.ssm_heads).uniform_(1, 16).log())
+        self.D = nn.Parameter(torch.ones(self.ssm_dim if skip_per_channel else self.ssm_heads))
+        self.norm = RMSNorm(self.ssm_dim, norm_eps)
+        self.out_proj = nn.Linear(inner, d_model, bias=False)
+        initialise(self, init)
+
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        mlp_gate, mlp, gate, xbc, dt = self.in_proj(x).split(self.in_sizes, dim=-1)
+        xbc, conv = self.conv1d.run(xbc, None if state is None else state.conv, form, lengths)
+        values, keys, queries = F.silu(xbc).split(self.xbc_sizes, dim=-1)
+        v = values.unflatten(-1, (self.ssm_heads, self.head_dim))
+        k, q = (repeat_heads(part.unflatten(-1, (self.n_groups, self.d_state)), self.ssm_heads) for part in (keys, queries))
+        dt = F.softplus(dt.to(torch.promote_types(dt.dtype, torch.float32)) + self.dt_bias)
+        y, memory = linear_attention(
+            q,
+            k,
+            (v * dt[..., None]).to(v.dtype),
+            -self.A_log.exp() * dt,
+            scale=1.0,
+            normalize=False,
+            state=None if state is None else state.attention,
+            return_state=return_state,
+            form=form,
+            lengths=lengths,
+        )
+        y = y + v * self.D.view(self.ssm_heads, -1)
+        y = self.norm(y.flatten(2) * F.silu(gate))
+        if self.mlp_dim:
+            y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)
+        return self.out_proj(y.to(x.dtype)), None if memory is None else MixerState(memory, conv)
+
+    @property
+    def finite_state(self) -> bool:
+        return True
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MixerState:
+        device, dtype = self._placement(device, dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        keys = torch.zeros(batch_size, 0, self.ssm_heads, self.d_state, device=device, dtype=dtype)
+        values = torch.zeros(batch_size, 0, self.ssm_heads, self.head_dim, device=device, dtype=dtype)
+        decay = torch.zeros(keys.shape[:3], device=device, dtype=wide)
+        return MixerState(PowerState(keys, values, decay), self.conv1d.init_state(batch_size, device, dtype))
+
+    def state_nbytes(self, length: int) -> int:
+        dtype = next(self.parameters()).dtype
+        memory = math.prod((self.ssm_heads, self.d_state, self.head_dim))
+        wide = torch.promote_types(dtype, torch.float32).itemsize
+        return self.conv1d.state_size * dtype.itemsize + (length > 0) * memory * wide
+
+
+CITATION = "Dao, Gu: Transformers are SSMs, 2024"
+
+register("mamba2", Mamba2, "Mamba-2: first order behind a decay, convolution, gated norm", CITATION)
+register(
+    "mamba2-single-head",
+    Mamba2,
+    "Mamba-2 as the thesis ran it: one head of 64 channels, the other channels a gated MLP",
+    CITATION + "; as configured in 2Mamba2Furious, 2026",
+    expand=1,
+    conv_width=2,
+    conv_bias=False,
+    skip_per_channel=True,
+    single_head=True,
+)

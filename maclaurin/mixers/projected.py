@@ -1,0 +1,148 @@
+"""The part that the thesis's layers share: project to q, k, v, convolve, discretise, decay, rotate.
+
+Papers: "On the Expressiveness of Softmax Attention: A Recurrent Neural Network Perspective" (arXiv 2507.23632), paper 1,
+and "2Mamba2Furious" (arXiv 2602.17363), paper 2. Their code differs in ways that are not reproduced here: rotary positions
+rounded to bfloat16 under autocast, decays that may grow (−silu, −z·softplus), cosine features normalised across heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.base import Mixer, MixerState, ShortConv, advanced, initial_dt_bias
+from maclaurin.ops import checks
+from maclaurin.ops.rotary import rotary as rotate
+from maclaurin.ops.states import ConvState
+
+ACTIVATIONS = ("identity", "silu")
+ROTARIES = ("none", "rope")
+DECAYS = ("none", "softplus", "mamba")
+DISCRETISATIONS = ("none", "dt", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Projections:
+    """What one call of a projected mixer works with."""
+
+    q: Tensor  # (B, T, H, head_dim)
+    k: Tensor  # (B, T, G, head_dim)
+    v: Tensor  # (B, T, G, head_dim)
+    plain_v: Tensor  # v before it is discretised
+    log_decay: Tensor | None  # (B, T, G)
+    conv: ConvState | None
+    positions: Tensor  # (B, T)
+    position: Tensor  # (B,): after the last token
+
+
+class ProjectedMixer(Mixer):
+    """Options, the same names everywhere:
+
+    num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads. head_dim: d_model / num_heads.
+    conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it.
+    rotary: "rope" turns q and k by exact positions; rope_theta; rotary_interleaved pairs channels (0,1), (2,3)…
+    decay: "softplus" a = −softplus(x·W), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
+    value_discretization: v·dt with dt = softplus(x·W_dt), or its sigmoid; dt_bias adds Mamba's bias to dt.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        conv_width: int = 0,
+        conv_bias: bool = True,
+        activation: str = "identity",
+        rotary: str = "none",
+        rope_theta: float = 10000.0,
+        rotary_interleaved: bool = False,
+        decay: str = "none",
+        decay_scale: float = 1.0,
+        value_discretization: str = "none",
+        dt_bias: bool = False,
+    ) -> None:
+        super().__init__(d_model, num_heads)
+        checks.one_of("activation", activation, ACTIVATIONS)
+        checks.one_of("rotary", rotary, ROTARIES)
+        checks.one_of("decay", decay, DECAYS)
+        checks.one_of("value_discretization", value_discretization, DISCRETISATIONS)
+        if head_dim is None and d_model % num_heads:
+            raise ValueError(
+                f"d_model must be a multiple of num_heads unless head_dim is given, got {d_model} and {num_heads}"
+            )
+        if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
+            raise ValueError(f"num_kv_heads must divide the {num_heads} heads, got {num_kv_heads}")
+        if conv_width < 0:
+            raise ValueError(f"conv_width must be 0 (none) or the number of taps, got {conv_width}")
+        if decay_scale <= 0:
+            raise ValueError(f"decay_scale must be positive, got {decay_scale}")
+        self.head_dim = head_dim or d_model // num_heads
+        self.num_kv_heads = num_kv_heads or num_heads
+        if rotary != "none" and self.head_dim % 2:
+            raise ValueError(f"rotary={rotary!r} needs an even number of channels a head, got {self.head_dim}")
+        self.activation = activation
+        self.rotary = rotary
+        self.rope_theta = rope_theta
+        self.rotary_interleaved = rotary_interleaved
+        self.decay = decay
+        self.decay_scale = decay_scale
+        self.value_discretization = value_discretization
+
+        self.inner_dim = self.num_heads * self.head_dim
+        kv_dim = self.num_kv_heads * self.head_dim
+        self.qkv_sizes = [self.inner_dim, kv_dim, kv_dim]
+        self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=False)
+        self.conv = ShortConv(sum(self.qkv_sizes), conv_width, conv_bias) if conv_width else None
+        self.decay_proj = nn.Linear(d_model, self.num_kv_heads, bias=False) if decay == "softplus" else None
+        needs_dt = decay == "mamba" or value_discretization != "none"
+        self.dt_proj = nn.Linear(d_model, self.num_kv_heads, bias=False) if needs_dt else None
+        if dt_bias and not needs_dt:
+            raise ValueError("dt_bias=True needs a time step: decay='mamba' or a value_discretization")
+        self.dt_bias = nn.Parameter(initial_dt_bias(self.num_kv_heads)) if dt_bias else None
+        self.A_log = nn.Parameter(torch.empty(self.num_kv_heads).uniform_(1, 16).log()) if decay == "mamba" else None
+        self.out_proj = nn.Linear(self.inner_dim, d_model, bias=False)
+
+    def project(self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None) -> Projections:
+        qkv = self.qkv_proj(x)
+        conv_state = None
+        if self.conv is not None:
+            qkv, conv_state = self.conv.run(qkv, None if state is None else state.conv, form, lengths)
+        if self.activation == "silu":
+            qkv = F.silu(qkv)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in qkv.split(self.qkv_sizes, dim=-1))
+        positions, position = advanced(state, x, lengths)
+        if self.rotary == "rope":
+            q, k = (rotate(part, positions, theta=self.rope_theta, interleaved=self.rotary_interleaved) for part in (q, k))
+        plain_v, dt = v, self._time_step(x)
+        if self.value_discretization != "none":
+            assert dt is not None
+            v = (v * dt[..., None]).to(v.dtype)
+        return Projections(q, k, v, plain_v, self._log_decay(x, dt), conv_state, positions, position)
+
+    def _time_step(self, x: Tensor) -> Tensor | None:
+        """dt (B, T, G), in float32 at least: a decay is an exponent, and bfloat16 would round it to three digits."""
+        if self.dt_proj is None:
+            return None
+        dt = self.dt_proj(x)
+        dt = dt.to(torch.promote_types(dt.dtype, torch.float32))
+        if self.dt_bias is not None:
+            dt = dt + self.dt_bias
+        return torch.sigmoid(dt) if self.value_discretization == "sigmoid" else F.softplus(dt)
+
+    def _log_decay(self, x: Tensor, dt: Tensor | None) -> Tensor | None:
+        if self.decay_proj is not None:
+            z = self.decay_proj(x)
+            return -F.softplus(z.to(torch.promote_types(z.dtype, torch.float32))) * self.decay_scale
+        if self.A_log is not None:
+            assert dt is not None
+            return -self.A_log.exp() * dt * self.decay_scale
+        return None
+
+    def _carried_elements(self) -> int:
+        """How many numbers the convolution carries."""
+        return 0 if self.conv is None else self.conv.state_size

@@ -1,0 +1,63 @@
+"""Mixers by name. A mixer is a class and the options that make it what its paper describes."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from maclaurin.mixers.base import Mixer
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str
+    mixer: type[Mixer]
+    summary: str
+    citation: str
+    preset: dict[str, Any]
+
+    def options(self) -> dict[str, Any]:
+        """Every option and its default under this name."""
+        parameters = inspect.signature(self.mixer.__init__).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return {name: self.preset.get(name, default) for name, default in defaults.items()}
+
+
+_entries: dict[str, Entry] = {}
+
+
+def register(name: str, mixer: type[Mixer], summary: str, citation: str, **preset: Any) -> None:
+    if name in _entries:
+        raise ValueError(f"a mixer named {name!r} is registered already")
+    _entries[name] = Entry(name, mixer, summary, citation, preset)
+
+
+def available_mixers(pattern: str = "*") -> list[str]:
+    """The names of all mixers, or of those that match a pattern such as "*mamba*"."""
+    return [name for name in _entries if fnmatchcase(name, pattern)]
+
+
+def mixer_entry(name: str) -> Entry:
+    if name not in _entries:
+        raise ValueError(f"unknown mixer {name!r}{_hint(name, _entries)}; available: {', '.join(_entries)}")
+    return _entries[name]
+
+
+def build_mixer(name: str, d_model: int, num_heads: int, *, causal: bool = True, **options: Any) -> Mixer:
+    """A mixer by name: `build_mixer("2mamba", d_model=512, num_heads=8, value_discretization="dt")`."""
+    entry = mixer_entry(name)
+    known = entry.options()
+    for option in options:
+        if option not in known:
+            raise ValueError(f"mixer {name!r} has no option {option!r}{_hint(option, known)}; it takes: {', '.join(known)}")
+    if not causal:
+        raise ValueError(f"mixer {name!r} is causal only, causal=False is not possible")
+    return entry.mixer(d_model, num_heads, **{**entry.preset, **options})
+
+
+def _hint(name: str, known: dict[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
