@@ -27,7 +27,7 @@ from maclaurin.ops.reference import default_scale, repeat_heads, safe_divide
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
 
-FOLD_EVERY = 64
+FOLD_EVERY = 32
 PARALLEL_UP_TO = 512  # tokens: below it the T x T matrix is faster than the state (benchmarks/forms.py)
 MOST_FEATURES = 2**16  # beyond it a memory is larger than any cache it could replace: tokens are kept instead
 

@@ -22,7 +22,6 @@ and the gradient of the decay needs no pass at all: a pair (i, j) depends on a_u
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise

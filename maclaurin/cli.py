@@ -1,0 +1,104 @@
+"""The shell: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Attention from linear to softmax, exact in every form.")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+LENGTHS = (1024, 8192, 65536)
+
+
+@app.command()
+def mixers(
+    name: Annotated[str | None, typer.Argument(help="Only this mixer, or a pattern such as '*mamba*'.")] = None,
+    d_model: Annotated[int, typer.Option(help="Width of the model.")] = 1024,
+    num_heads: Annotated[int, typer.Option(help="Number of heads.")] = 16,
+    as_json: Json = False,
+) -> None:
+    """List the mixers: complexity, state size at 1k, 8k and 64k tokens, crossover with softmax, options."""
+    from maclaurin.mixers.overview import overview
+
+    facts = overview(name or "*", d_model, num_heads, LENGTHS)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    table = Table(title=f"Mixers at d_model {d_model}, {num_heads} heads (state of one layer and sequence, float32)")
+    for column in ("mixer", "training", "decoding"):
+        table.add_column(column)
+    for column in (*(f"{length // 1024}k tokens" for length in LENGTHS), "crossover"):
+        table.add_column(column, justify="right")
+    table.add_column("what it is")
+    for row in facts:
+        sizes = (_size(nbytes) for nbytes in row["state_nbytes"].values())
+        crossover = row["crossover"]
+        table.add_row(
+            row["name"],
+            row["training"],
+            row["decoding"],
+            *sizes,
+            "never" if crossover is None else str(crossover),
+            row["summary"],
+        )
+    console = _console()
+    console.print(table)
+    console.print("crossover: from this many tokens on the state is no larger than softmax's keys and values\n")
+    for row in facts:
+        options = ", ".join(f"{option}={value!r}" for option, value in row["options"].items())
+        console.print(f"[bold]{row['name']}[/bold]  {row['citation']}\n  ", end="")
+        console.print(options, markup=False, highlight=False)
+        if name:
+            console.print(row["help"], markup=False, highlight=False)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Print versions, devices, backends and what is missing, and check the arithmetic of this machine."""
+    from maclaurin.doctor import examine
+
+    report = examine()
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    table = Table(show_header=False)
+    for section in ("versions", "devices", "backends", "checks"):
+        for key, value in report[section].items():
+            table.add_row(section, key, "not installed" if value is None else value)
+    table.add_row("compiler", "C++", report["compiler"] or "not found")
+    for sentence in report["missing"]:
+        table.add_row("missing", "", sentence)
+    _console().print(table)
+
+
+def _console() -> Console:
+    """As wide as the terminal; as wide as the text where the output goes to a file."""
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+
+
+def _size(nbytes: int) -> str:
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} GiB"
+
+
+def main(*args: Any) -> None:
+    """Bad input is one sentence and exit code 2; anything else is a bug and shows where it happened."""
+    try:
+        app(*args)
+    except (ValueError, TypeError) as error:
+        print(f"maclaurin: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What this machine has, what Maclaurin can use of it, and whether its arithmetic can be trusted."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+import maclaurin
+from maclaurin.ops import power_attention, reference
+
+PACKAGES = ("torch", "numpy", "safetensors", "typer", "rich", "transformers", "triton")
+BF16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert (a @ a)[0, 0] == 64"
+SAFE_ISA = "AVX512_CORE_BF16"
+
+
+def examine() -> dict[str, Any]:
+    """Versions, devices, backends, checks, and a list of what is missing."""
+    report: dict[str, Any] = {
+        "versions": {
+            "maclaurin": maclaurin.__version__,
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+        },
+        "devices": _devices(),
+        "backends": {"torch": "ready: every op, every device"},
+        "compiler": shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++"),
+        "checks": {"forms agree": _forms_agree(), "bfloat16 matrix product": _bf16()},
+    }
+    report["missing"] = _missing(report)
+    return report
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> dict[str, str]:
+    found = {
+        "cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    }
+    for index in range(torch.cuda.device_count()):
+        found[f"cuda:{index}"] = torch.cuda.get_device_name(index)
+    if torch.backends.mps.is_available():
+        found["mps"] = "Apple GPU"
+    return found
+
+
+def _forms_agree() -> str:
+    """The hand-derived backward against autograd through the oracle, on this machine."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 40, 2, 8, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(3))
+    log_decay = -torch.rand(1, 40, 2, dtype=torch.float64, generator=generator)
+    y, _ = power_attention(q, k, v, log_decay, form="chunked", chunk_size=16)
+    expected = reference.power_attention(q, k, v, log_decay)
+    error = (y - expected).abs().max()
+    gradients = zip(torch.autograd.grad(y.sum(), (q, k, v)), torch.autograd.grad(expected.sum(), (q, k, v)), strict=True)
+    gradient_error = max((got - wanted).abs().max() for got, wanted in gradients)
+    verdict = "ok" if error < 1e-10 and gradient_error < 1e-8 else "WRONG: do not train here"
+    return f"{verdict} (float64 error {error:.0e}, gradients {gradient_error:.0e})"
+
+
+def _bf16() -> str:
+    """In a child process: a CPU that advertises AMX under a hypervisor that forbids it kills the process."""
+    if _bf16_survives(os.environ):
+        return "ok"
+    if _bf16_survives({**os.environ, "ONEDNN_MAX_CPU_ISA": SAFE_ISA}):
+        return f"kills the process, unless ONEDNN_MAX_CPU_ISA={SAFE_ISA} is set before torch is imported"
+    return "kills the process: use float32"
+
+
+def _bf16_survives(environment: Any) -> bool:
+    return subprocess.run([sys.executable, "-c", BF16_PROBE], env=environment, capture_output=True).returncode == 0
+
+
+def _missing(report: dict[str, Any]) -> list[str]:
+    missing = []
+    if report["compiler"] is None:
+        missing.append("no C++ compiler: torch.compile will not work, everything else does")
+    if not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        missing.append("no GPU: the CPU is used")
+    if importlib.util.find_spec("transformers") is None:
+        missing.append("no transformers: the comparison with its Mamba-2 is skipped by the tests")
+    return missing
