@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def initialise(mixer: nn.Module, init: str) -> None:
 
 def initial_dt_bias(heads: int, shortest: float = 1e-3, longest: float = 0.1, floor: float = 1e-4) -> Tensor:
     """Mamba's time step bias: softplus of it is log-uniform between `shortest` and `longest`."""
-    span = torch.empty(heads).uniform_(torch.tensor(shortest).log().item(), torch.tensor(longest).log().item())
+    span = torch.empty(heads).uniform_(math.log(shortest), math.log(longest))
     dt = span.exp().clamp(min=floor)
     return dt + (-torch.expm1(-dt)).log()
 

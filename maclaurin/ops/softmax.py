@@ -153,7 +153,7 @@ def _dense(
             present = None if lengths is None else (lengths > t).long()
             y, state = _dense(weights, now, state, present, form, chunk_size, return_state=True)
             outputs.append(y)
-        return torch.cat(outputs, dim=1), state
+        return torch.cat(outputs, dim=1), state if return_state else None
 
     dtype = torch.promote_types(q.dtype, torch.float32)
     tokens = Tokens.gather(state, k, v, None if log_decay is None else log_decay.to(dtype), lengths)

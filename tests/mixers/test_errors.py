@@ -1,0 +1,82 @@
+"""Bad input gives one sentence that names the argument and what was expected."""
+
+import pytest
+import torch
+
+import maclaurin
+from maclaurin.mixers.published import published_mixer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("softmaxx", 32, 4), {}, r"unknown mixer 'softmaxx', did you mean 'softmax'\?"),
+        (("2mamba", 32, 4), {"conv_widht": 2}, r"no option 'conv_widht', did you mean 'conv_width'\?"),
+        (("2mamba", 32, 5), {}, "d_model must be a multiple of num_heads"),
+        (("2mamba", 32, 4), {"num_kv_heads": 3}, "num_kv_heads must divide the 4 heads, got 3"),
+        (("2mamba", 32, 4), {"decay": "fast"}, "decay must be one of 'none', 'softplus', 'mamba', got 'fast'"),
+        (("2mamba", 32, 4), {"norm": "max"}, "norm must be one of"),
+        (("2mamba", 32, 4), {"order": 0}, "order must be a whole number >= 1"),
+        (("2mamba", 32, 4), {"fold_every": 0}, "fold_every must be at least 1"),
+        (("2mamba", 32, 4), {"window": 4}, "window needs softmax scores"),
+        (("2mamba", 32, 4), {"learn_order_weights": True}, "learn_order_weights=True needs several orders"),
+        (("2mamba", 32, 4), {"dt_bias": True}, "dt_bias=True needs a time step"),
+        (("2mamba", 32, 4), {"init": "zeros"}, "init must be one of 'thesis', 'llama'"),
+        (("2mamba", 32, 4), {"causal": False}, "mixer '2mamba' is causal only"),
+        (("2mamba", 0, 4), {}, "d_model must be at least 1"),
+        (("2mamba", 32, 0), {}, "num_heads must be at least 1"),
+        (("softmax", 36, 4), {}, "rotary='rope' needs an even number of channels a head, got 9"),
+        (("softmax", 32, 4), {"window": 0}, "window must be at least 1"),
+        (("softmax", 32, 4), {"norm": "none"}, "leaves exp\\(score\\) unbounded"),
+        (("gated-softmax", 32, 4), {"score_cap": None, "norm": "none"}, "give a score_cap or a norm"),
+        (("gated-softmax", 32, 4), {"divisor": "mean"}, "divisor must be one of"),
+        (("mamba2", 32, 4), {"n_groups": 3}, "n_groups must divide the 4 heads"),
+        (("mamba2", 32, 4), {"conv_width": 0}, "conv_width must be at least 1"),
+    ],
+)
+def test_bad_options(arguments, options, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        maclaurin.build_mixer(*arguments, **options)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, x: m(x[0]), r"x must have shape \(batch, time >= 1, 32\), got \(6, 32\)"),
+        (lambda m, x: m(x[..., :8]), r"x must have shape"),
+        (lambda m, x: m(x[:, :0]), r"x must have shape"),
+        (lambda m, x: m(x, form="fast"), "form must be one of"),
+        (lambda m, x: m(x, attention_mask=torch.ones(2, 5)), r"attention_mask must be a tensor of shape \(2, 6\)"),
+        (lambda m, x: m(x, attention_mask=torch.full((2, 6), torch.nan)), "attention_mask must hold only 1"),
+        (lambda m, x: m(x, cu_seqlens=[0, 6]), "the batch has 2 rows"),
+        (lambda m, x: m(x[:1], cu_seqlens=[0, 4, 3, 6]), "cu_seqlens must rise from 0 to the 6 tokens"),
+        (lambda m, x: m(x, m.init_state(3)), "state must hold one row for each of the 2 sequences, got 3"),
+        (
+            lambda m, x: m(x[:1], cu_seqlens=[0, 6], attention_mask=torch.ones(1, 6)),
+            "give at most one of attention_mask, cu_seqlens and lengths",
+        ),
+    ],
+)
+def test_bad_calls(call, message):
+    mixer = maclaurin.build_mixer("2mamba", 32, 4)
+    with pytest.raises(ValueError, match=message):
+        call(mixer, torch.randn(2, 6, 32))
+
+
+def test_a_state_of_another_kind_is_refused():
+    x = torch.randn(1, 4, 32)
+    _, state = maclaurin.build_mixer("softmax", 32, 4)(x)
+    with pytest.raises(TypeError, match="state must be a PowerState or None, got TokenState"):
+        maclaurin.build_mixer("2mamba", 32, 4)(x, state)
+    with pytest.raises(ValueError, match="same heads and channels"):
+        maclaurin.build_mixer("softmax", 32, 2)(x, state)
+    with pytest.raises(TypeError, match="state must be a MixerState or None, got dict"):
+        maclaurin.build_mixer("softmax", 32, 4)(x, {})
+
+
+def test_an_unknown_published_name_is_refused():
+    with pytest.raises(ValueError, match="name must be one of"):
+        published_mixer(1, "softmax_unheard_of", 32, 4)
+    with pytest.raises(ValueError, match="paper must be one of 1, 2, got 3"):
+        published_mixer(3, "softmax", 32, 4)
