@@ -7,6 +7,7 @@ y, state = mixer(x_next, state)
 
 from maclaurin import ops
 from maclaurin.mixers import Mixer, available_mixers, build_mixer
+from maclaurin.ops import State
 
 __version__ = "0.1.0"
-__all__ = ["Mixer", "available_mixers", "build_mixer", "ops"]
+__all__ = ["Mixer", "State", "available_mixers", "build_mixer", "ops"]

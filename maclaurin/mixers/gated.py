@@ -132,7 +132,9 @@ class GatedSoftmax(ProjectedMixer):
         )
         gate_sum = None
         if self.divisor_proj is not None:
-            grown = without_padding(self.divisor_proj(x).float().exp(), lengths).cumsum(1)
+            g = self.divisor_proj(x)
+            g = g.to(torch.promote_types(g.dtype, torch.float32))
+            grown = without_padding(g.exp(), lengths).cumsum(1)
             if state is not None and state.gate_sum is not None:
                 grown = grown + state.gate_sum[:, None]
             gate_sum = grown[:, -1]

@@ -202,12 +202,11 @@ class _Engine:
         k_NSK = (tokens.keys.to(dtype) * self.scale).transpose(1, 2).flatten(0, 1)
         v_NSW = self._with_ones(tokens, dtype).transpose(1, 2).flatten(0, 1)
         a_NS = None if tokens.log_decay is None else tokens.log_decay.transpose(1, 2).flatten(0, 1)
-        memory_NFW = None if memory is None else memory.to(dtype).flatten(0, 1) / self._roots(k_NSK)
+        memory_NFW = None if memory is None else memory.to(dtype).flatten(0, 1)
         weights_NO = None if self.weights is None else self.weights.to(dtype).repeat(B, 1)
 
-        plan = Plan(self.kernel, self.chunk_size, folded)
         if self._form(T) == "chunked" and self._has_memory(K):
-            y_NRTW, new_NFW = chunked(q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO, plan)
+            y_NRTW, new_NFW = self._chunked(q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO, folded)
         else:
             block = self.chunk_size if self._form(T) == "chunked" else T
 
@@ -218,9 +217,9 @@ class _Engine:
             y_NRTW = over_query_blocks(attend, q_NRTK, tokens.slots, block)
             new_NFW = None
             if folded:
-                _, new_NFW = chunked(q_NRTK[:, :, :0], k_NSK, v_NSW, a_NS, memory_NFW, None, plan)
+                _, new_NFW = self._chunked(q_NRTK[:, :, :0], k_NSK, v_NSW, a_NS, memory_NFW, None, folded)
         if new_NFW is not None:
-            memory = (new_NFW * self._roots(k_NSK)).unflatten(0, (B, G))
+            memory = new_NFW.unflatten(0, (B, G))
         y = y_NRTW.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
         if self.normalize:
             y = safe_divide(y[..., :-1], y[..., -1:])
@@ -228,6 +227,23 @@ class _Engine:
             return y, None
         kept = tokens.after(folded)
         return y, PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, memory)
+
+    def _chunked(
+        self,
+        q_NRTK: Tensor,
+        k_NSK: Tensor,
+        v_NSW: Tensor,
+        a_NS: Tensor | None,
+        memory_NFW: Tensor | None,
+        weights_NO: Tensor | None,
+        folded: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Through the memory. It holds φ(k); chunks compute with plain monomials, which the roots turn into φ."""
+        root_F1 = self.kernel.feature_weights(k_NSK.shape[-1], k_NSK)[:, None].sqrt()
+        start_NFW = None if memory_NFW is None else memory_NFW / root_F1
+        plan = Plan(self.kernel, self.chunk_size, folded)
+        y_NRTW, end_NFW = chunked(q_NRTK, k_NSK, v_NSW, a_NS, start_NFW, weights_NO, plan)
+        return y_NRTW, None if end_NFW is None else end_NFW * root_F1
 
     def _directly(
         self,
@@ -250,9 +266,10 @@ class _Engine:
         y_NRTW = torch.einsum("nrts,nsw->nrtw", weight_NRTS, v_NSW)
         if memory_NFW is None:
             return y_NRTW
-        c_NF1 = self.kernel.monomial_weights(k_NSK, weights_NO)
+        # the weights go on the few features of q, not on the large memory: it is read once
         q_NKQ = q_NRTK.flatten(1, 2).transpose(1, 2).contiguous()
-        read_NQW = torch.bmm(monomials(q_NKQ, self.kernel.orders).transpose(1, 2), c_NF1 * memory_NFW)
+        features_NFQ = monomials(q_NKQ, self.kernel.orders) * self.kernel.query_weights(k_NSK, weights_NO)
+        read_NQW = torch.bmm(features_NFQ.transpose(1, 2), memory_NFW)
         read_NRTW = read_NQW.view_as(y_NRTW)
         if a_NS is not None:
             read_NRTW = read_NRTW * decay.factor(sums_NS[:, None, S - T :, None], read_NRTW.dtype)
@@ -274,10 +291,6 @@ class _Engine:
         real = tokens.real()
         ones = values.new_ones(values.shape[:-1]) if real is None else real[..., None].to(dtype).expand(values.shape[:-1])
         return torch.cat([values, ones[..., None]], dim=-1)
-
-    def _roots(self, k_NSK: Tensor) -> Tensor:
-        """(F,1): a state holds φ(k), which is this times the monomials that the forms compute with."""
-        return self.kernel.feature_weights(k_NSK.shape[-1], k_NSK)[:, None].sqrt()
 
     def _has_memory(self, key_dim: int) -> bool:
         return self.kernel.feature_count(key_dim) <= MOST_FEATURES

@@ -255,11 +255,12 @@ class _Chunked(torch.autograd.Function):
 
         d_decay_NS = None
         if log_decay_NS is not None:
-            # step 6, in float64: neighbouring terms cancel, and there are T of them
-            d_sums_NS = -(v_NSW * dv_NSW).sum(-1, dtype=torch.float64)
-            d_sums_NS[:, k_NSK.shape[1] - q_NRTK.shape[2] :] += (y_NRTW * dy_NRTW).sum((1, 3), dtype=torch.float64)
+            # step 6, in the widest dtype: neighbouring terms cancel, and there are T of them
+            wide = decay.widest(k_NSK.device)
+            d_sums_NS = -(v_NSW * dv_NSW).sum(-1, dtype=wide)
+            d_sums_NS[:, k_NSK.shape[1] - q_NRTK.shape[2] :] += (y_NRTW * dy_NRTW).sum((1, 3), dtype=wide)
             if d_result_NFW is not None:
-                d_sums_NS[:, plan.folded - 1] += (result_NFW * d_result_NFW).sum((1, 2), dtype=torch.float64)
+                d_sums_NS[:, plan.folded - 1] += (result_NFW * d_result_NFW).sum((1, 2), dtype=wide)
             d_decay_NS = d_sums_NS.flip(1).cumsum(1).flip(1).to(log_decay_NS.dtype)
             d_decay_NS = d_decay_NS * (log_decay_NS > decay.SMALLEST_LOG_DECAY)
         return dq_NRTK, dk_NSK, dv_NSW, d_decay_NS, None if memory_NFW is None else dmemory, d_weights_NO, None

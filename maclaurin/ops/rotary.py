@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.ops.checks import shape
+from maclaurin.ops.decay import widest
 
 
 def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0, interleaved: bool = False) -> Tensor:
@@ -21,8 +22,9 @@ def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0, interleaved:
         raise ValueError(f"rotary positions need an even number of channels a head, got {K}")
     if tuple(positions.shape) not in ((x.shape[1],), tuple(x.shape[:2])):
         raise ValueError(f"positions must have shape ({x.shape[1]},) or {tuple(x.shape[:2])}, got {shape(positions)}")
-    frequency = theta ** (-torch.arange(0, K, 2, dtype=torch.float64, device=x.device) / K)
-    angle = positions.double()[..., None, None] * frequency  # (..., T, 1, K/2)
+    wide = widest(x.device)
+    frequency = theta ** (-torch.arange(0, K, 2, dtype=wide, device=x.device) / K)
+    angle = positions.to(wide)[..., None, None] * frequency  # (..., T, 1, K/2)
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     if interleaved:

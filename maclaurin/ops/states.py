@@ -125,7 +125,8 @@ class State:
             for field in dataclasses.fields(self)
             if isinstance(value := getattr(self, field.name), State)
         }
-        return {"class": type(self).__name__, "states": nested}
+        tensors = [name for name in self.tensors() if "." not in name]
+        return {"class": type(self).__name__, "states": nested, "tensors": tensors}
 
     @staticmethod
     def _from_layout(layout: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> State:
@@ -139,8 +140,8 @@ class State:
                 values[field.name] = State._from_layout(nested, tensors, f"{prefix}{field.name}.")
             else:
                 values[field.name] = tensors.get(prefix + field.name)
-                if values[field.name] is None and field.default is dataclasses.MISSING:
-                    raise ValueError(f"the saved {cls.__name__} has no tensor {prefix + field.name!r}")
+                if values[field.name] is None and field.name in layout["tensors"]:
+                    raise ValueError(f"the saved {cls.__name__} has lost its tensor {prefix + field.name!r}")
         return cls(**values)
 
 

@@ -28,6 +28,8 @@ class Tokens:
     @staticmethod
     def gather(state: TokenState | None, k: Tensor, v: Tensor, log_decay: Tensor | None, lengths: Tensor | None) -> Tokens:
         B, T = k.shape[:2]
+        if log_decay is None and state is not None and state.log_decay is not None:
+            raise ValueError("log_decay must be given, because the state comes from tokens that had one")
         if state is None or state.slots == 0:
             first = None if lengths is None else torch.zeros_like(lengths)
             return Tokens(k, v, log_decay, T, first, lengths)
@@ -73,7 +75,8 @@ class Tokens:
         def aligned(tensor: Tensor) -> Tensor:
             trailing = (1,) * (tensor.dim() - 2)
             index = slot.clamp(min=0).view(*slot.shape, *trailing).expand(-1, -1, *tensor.shape[2:])
-            return tensor.gather(1, index) * keep.view(*slot.shape, *trailing)
+            # filled, not multiplied: a log decay may be -inf
+            return tensor.gather(1, index).masked_fill(keep.logical_not().view(*slot.shape, *trailing), 0)
 
         decay = None if self.log_decay is None else aligned(self.log_decay)
         return TokenState(aligned(self.keys), aligned(self.values), decay, keep.sum(1))
@@ -93,12 +96,9 @@ def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _join_decay(kept: Tensor | None, new: Tensor | None, slots: int) -> Tensor | None:
-    """A call without decay is a call with log decay 0."""
-    if kept is None and new is None:
+    """Tokens that came without decay had the log decay 0."""
+    if new is None:
         return None
     if kept is None:
-        assert new is not None
         kept = new.new_zeros(new.shape[0], slots, new.shape[2])
-    if new is None:
-        raise ValueError("log_decay must be given, because the state holds tokens that have one")
     return torch.cat([kept.to(new.dtype), new], dim=1)

@@ -1,0 +1,38 @@
+"""Timing on machines that other people use too: interleaved repeats, medians, spread."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds: the median, and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.low:.3g}-{self.high:.3g})"
+
+
+def interleaved(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
+    """Each candidate once per round, so that a slow moment of the machine hits all of them."""
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    for run in candidates.values():
+        run()
+    for _ in range(repeats):
+        for name, run in candidates.items():
+            start = time.perf_counter()
+            run()
+            samples[name].append(1000 * (time.perf_counter() - start))
+    return {name: _summary(times) for name, times in samples.items()}
+
+
+def _summary(times: list[float]) -> Timing:
+    low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+    return Timing(median, low, high)

@@ -1,0 +1,228 @@
+"""Numbers that break careless code: forms stay finite, agree, and give zero where nothing is there to average."""
+
+import math
+
+import pytest
+import torch
+
+from maclaurin import ops
+from maclaurin.ops import reference
+from tests.ops.helpers import (
+    ALL,
+    BY_NAME,
+    FORMS,
+    Batch,
+    Sizes,
+    assert_close,
+    assert_same_gradients,
+    distance,
+    every,
+    gradients,
+    projections,
+)
+
+ATTENTION = [op for op in ALL if not op.name.startswith("conv")]
+DECAYED = [op for op in ATTENTION if "log_decay" in op.draw(Sizes(T=1)).tokens]
+FINITE = [op for op in ATTENTION if op.function is not ops.softmax_attention]
+# outputs are zero where all scores are: not with a term of order 0, which is a weight without a score
+ZERO_AT_ZERO = [op for op in FINITE if not op.name.startswith("taylor-2") and op.name != "taylor-5"]
+
+
+def run(op, batch, form, **options):
+    """Outputs and gradients, with a check that all of them are finite."""
+    leaves = batch.leaves()
+    y, state = op(leaves, form=form, **options)
+    assert y.isfinite().all(), form
+    # a kept token keeps the decay that it brought, which may be -inf
+    assert all(x.isfinite().all() for name, x in state.tensors().items() if name != "log_decay"), form
+    found = torch.autograd.grad(y.double().square().sum(), list(leaves.all().values()), allow_unused=True)
+    for name, grad in zip(leaves.all(), found, strict=True):
+        assert grad is None or grad.isfinite().all(), f"{form}: gradient of {name}"
+    return y
+
+
+@pytest.mark.parametrize("zeroed", ["q", "k", "qk"])
+@every(ATTENTION)
+def test_zero_queries_and_keys_stay_finite(op, zeroed):
+    batch = op.draw(Sizes())
+    for name in zeroed:
+        batch.tokens[name].zero_()
+    for dtype in (torch.float64, torch.float32):
+        for form in FORMS:
+            y = run(op, batch.to(dtype), form)
+            assert_close(y, op.reference(batch), 1e-6)
+            if op in ZERO_AT_ZERO:
+                assert (y == 0).all(), form
+
+
+@pytest.mark.parametrize("form", FORMS)
+@every(ATTENTION)
+def test_some_zero_rows_among_others(op, form):
+    batch = op.draw(Sizes(T=13))
+    batch.tokens["q"][:, ::3] = 0
+    batch.tokens["k"][:, 1::4] = 0
+    assert_close(run(op, batch, form), op.reference(batch), 1e-10)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@every([op for op in ZERO_AT_ZERO if op.options.get("normalize", True)])
+def test_a_first_token_orthogonal_to_its_key_gives_zero(op, form):
+    batch = op.draw(Sizes(K=4))
+    batch.tokens["q"][:, 0] = torch.tensor([1.0, 1.0, 0.0, 0.0]).double()
+    batch.tokens["k"][:, 0] = torch.tensor([1.0, -1.0, 0.0, 2.0]).double()
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        y = run(op, batch.to(dtype), form)
+        assert (y[:, 0] == 0).all()
+    if op.options.get("order", 1) == 2:
+        # of other orders the score of the first key with later queries may now be negative
+        assert_close(run(op, batch, form), op.reference(batch), 1e-10)
+
+
+@pytest.mark.parametrize("form", [*FORMS, "auto"])
+@pytest.mark.parametrize("value", [-1e4, -750.0, -1e30, -math.inf])
+@every(DECAYED)
+def test_a_total_decay_leaves_the_token_itself(op, value, form):
+    batch = op.draw(Sizes())
+    batch.tokens["log_decay"].fill_(value)
+    y = run(op, batch, form)
+    single = batch.map(lambda x: x.flatten(0, 1)[:, None], parameters=False)  # every token a sequence of its own
+    if op.options.get("divisor") != "count":
+        assert_close(y, op.reference(single).view_as(y), 1e-12)
+    if math.isfinite(value):
+        assert_close(y, op.reference(batch), 1e-10)
+
+
+@pytest.mark.parametrize("form", [*FORMS, "auto"])
+@every(DECAYED)
+def test_a_decay_to_nothing_separates_rows_of_any_length(op, form):
+    batch = op.draw(Sizes(T=9))
+    batch.tokens["log_decay"][:, [0, 4]] = -math.inf
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[1, 6:] = False
+    _, state = op(batch, attention_mask=mask, form=form)
+    y, _ = op(batch, state=state, form=form)
+    whole = batch.map(lambda x: torch.cat([x[1:, :6], x[1:]], dim=1), parameters=False)
+    assert_close(y[1:], op.reference(whole)[:, 6:], 1e-10)
+
+
+@pytest.mark.parametrize("form", [*FORMS, "auto"])
+@every(DECAYED)
+def test_a_decay_of_zero_is_no_decay(op, form):
+    batch = op.draw(Sizes())
+    batch.tokens["log_decay"].zero_()
+    plain = Batch({name: x for name, x in batch.tokens.items() if name != "log_decay"}, batch.parameters)
+    assert_close(run(op, batch, form), op.reference(plain), 1e-10)
+
+
+@pytest.mark.parametrize("weak", [0.0, -1e-7, -0.5])
+@pytest.mark.parametrize("strong", [-1e4, -80.0, -20.0])
+@every(DECAYED)
+def test_strong_and_weak_decays_share_a_chunk(op, strong, weak):
+    """Sums that lose the weak decay beside the strong one would show here: forms agree to 2e-4 in float32."""
+    batch = op.draw(Sizes(T=24, seed=1))
+    decay = batch.tokens["log_decay"]
+    decay.fill_(weak)
+    decay[:, [3, 4, 10, 17]] = strong
+    decay[:, 7, :1] = strong
+    batch = batch.to(torch.float32)
+    expected = op.reference(batch.to(torch.float64))
+    if op.name == "softmax-relu":
+        # a query that no near key answers averages far ones, whose weights float32 cannot hold: all forms say zero
+        expected = op(batch, form="parallel")[0]
+    for form in (*FORMS, "auto"):
+        for chunk in (5, 16, 64):
+            assert_close(run(op, batch, form, chunk=chunk), expected, 2e-4, f"{form} {chunk}")
+
+
+@pytest.mark.parametrize("name", ["power-2-decay", "power-2-sums", "linear-decay", "linear-channel", "softmax-decay"])
+def test_gradients_survive_mixed_decays(name):
+    op = BY_NAME[name]
+    batch = op.draw(Sizes(T=20))
+    decay = batch.tokens["log_decay"]
+    decay.fill_(-0.5)
+    decay[:, ::6] = -1e4
+    decay[:, 3::6] = 0
+    leaves = batch.leaves()
+    expected = gradients(projections([op.reference(leaves)]), leaves.all())
+    for form in FORMS:
+        y, _ = op(leaves, form=form)
+        assert_same_gradients(gradients(projections([y]), leaves.all()), expected)
+
+
+@pytest.mark.parametrize("name", [op.name for op in ATTENTION if op.options.get("divisor") not in ("count", "none")])
+def test_scores_of_ten_thousand_stay_finite(name):
+    op = BY_NAME[name]
+    batch = op.draw(Sizes(K=4, seed=2))
+    scale = op.options.get("scale", 0.5)
+    for x in (batch.tokens["q"], batch.tokens["k"]):
+        x *= (1e4 / (scale * 4)) ** 0.5
+    batch = batch.to(torch.float32)
+    exact = op.reference(batch.to(torch.float64))
+    # scores of 1e4 are rounded by 0.001 before they are exponentiated: as much as plain PyTorch loses is allowed
+    tolerance = max(2e-4, 2 * distance(op.reference(batch), exact))
+    if op.options.get("divisor") == "floored-sum":
+        exact, tolerance = op(batch, form="parallel")[0], 2e-4  # the reference does not shift these, and overflows
+    for form in (*FORMS, "auto"):
+        assert_close(run(op, batch, form), exact, tolerance, form)
+
+
+def test_scores_and_decays_of_ten_thousand_compete_in_softmax():
+    """A decay of -1e4 is a bias like any other where a score is 1e4 higher."""
+    q = torch.full((1, 2, 1, 1), 100.0, dtype=torch.float64)
+    k = torch.tensor([100.0, 0.0], dtype=torch.float64).view(1, 2, 1, 1)
+    v = torch.tensor([1.0, 3.0], dtype=torch.float64).view(1, 2, 1, 1)
+    log_decay = torch.tensor([0.0, -1e4], dtype=torch.float64).view(1, 2, 1)
+    assert_close(reference.softmax_attention(q, k, v, log_decay)[0, 1], torch.full((1, 1), 2.0), 1e-12)
+    for form in (*FORMS, "auto"):
+        y, _ = ops.softmax_attention(q, k, v, log_decay, form=form)
+        assert_close(y, reference.softmax_attention(q, k, v, log_decay), 1e-12, form)
+
+
+def test_capped_scores_keep_undivided_weights_finite():
+    q = torch.full((1, 5, 1, 4), 1e3)
+    for form in (*FORMS, "auto"):
+        y, _ = ops.softmax_attention(q, q, q, divisor="none", score_cap=10.0, form=form)
+        assert y.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3])
+@pytest.mark.parametrize("name", ["power-2-decay", "linear-decay", "linear-channel"])
+def test_normalised_outputs_do_not_feel_the_size_of_queries_and_keys(name, scale):
+    op = BY_NAME[name]
+    batch = op.draw(Sizes(T=17))
+    batch.tokens["q"] *= scale
+    batch.tokens["k"] *= scale
+    expected = op.reference(op.draw(Sizes(T=17)))
+    for form in FORMS:
+        assert_close(run(op, batch.to(torch.float32), form), expected, 2e-4, form)
+
+
+@pytest.mark.parametrize("decay", [-1e-6, -1e-3, 0.0])
+@pytest.mark.parametrize("name", ["power-2-decay", "taylor-2", "linear-decay", "linear-channel"])
+def test_long_sequences_with_hardly_any_decay(name, decay):
+    """32768 tokens: the last outputs against a float64 sum over all of them."""
+    T = 32768
+    op = BY_NAME[name]
+    batch = op.draw(Sizes(B=1, T=T, G=1, R=1, K=3, V=2))
+    batch.tokens["log_decay"].fill_(decay)
+    low = batch.to(torch.float32)
+    chunk = 512 if op.folds else 64
+    with torch.no_grad():
+        y, _ = op.function(**low.all(), **op.options, form="chunked", chunk_size=chunk)
+    assert y.isfinite().all()
+    q, k, v = (low.tokens[name].double() for name in "qkv")
+    age = torch.arange(T - 1, -1, -1).double()
+    # the last query against all keys; with one decay for all channels, the weight factors
+    score = (q[:, -1, 0] @ k[0, :, 0].T) / math.sqrt(3)
+    kernel = {"power-2-decay": score**2, "taylor-2": 1 + score + score**2 / 2}.get(name, score)
+    weight = kernel * (age * decay).exp()
+    expected = (weight @ v[0, :, 0]) / weight.sum()
+    assert_close(y[:, -1, 0], expected, 2e-4)
+
+
+@pytest.mark.parametrize("name", ["power-2-decay", "linear-decay"])
+def test_gradients_of_long_sequences_are_finite(name):
+    op = BY_NAME[name]
+    batch = op.draw(Sizes(B=1, T=32768, G=1, R=1, K=3, V=2)).to(torch.float32)
+    batch.tokens["log_decay"].fill_(-1e-6)
+    run(op, batch, "chunked", chunk=512, **({"fold": (64, 64)} if op.folds else {}))

@@ -1,0 +1,89 @@
+"""Rotary positions turn pairs of channels, exactly at any length and in any dtype."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maclaurin.ops import reference, rotary
+from tests.ops.helpers import assert_close, distance
+
+PAIRINGS = pytest.mark.parametrize("interleaved", [False, True], ids=["half-split", "interleaved"])
+
+
+@PAIRINGS
+@settings(max_examples=25)
+@given(
+    B=st.integers(1, 3),
+    T=st.integers(1, 9),
+    half=st.integers(1, 9),
+    theta=st.sampled_from([100.0, 10000.0, 500000.0]),
+    start=st.integers(0, 10**6),
+)
+def test_rotary_is_the_reference(interleaved, B, T, half, theta, start):
+    x = torch.randn(B, T, 2, 2 * half, dtype=torch.float64)
+    positions = start + torch.arange(B * T).view(B, T)
+    expected = reference.rotary(x, positions, theta=theta, interleaved=interleaved)
+    assert_close(rotary(x, positions, theta=theta, interleaved=interleaved), expected, 1e-14)
+    one_row = rotary(x, positions[0], theta=theta, interleaved=interleaved)
+    assert_close(one_row, reference.rotary(x, positions[:1], theta=theta, interleaved=interleaved), 1e-14)
+
+
+@PAIRINGS
+@pytest.mark.parametrize("offset", [1, 1000, 10**6])
+def test_scores_depend_on_relative_positions_only(interleaved, offset):
+    q, k = torch.randn(2, 1, 20, 3, 16, dtype=torch.float64)
+    positions = torch.arange(20)
+
+    def scores(positions):
+        turned = (rotary(x, positions, interleaved=interleaved) for x in (q, k))
+        return torch.einsum("bthk,bshk->bhts", *turned)
+
+    assert_close(scores(positions + offset), scores(positions), 1e-8)
+
+
+@PAIRINGS
+def test_turning_keeps_lengths_and_position_zero(interleaved):
+    x = torch.randn(2, 7, 3, 10, dtype=torch.float64)
+    turned = rotary(x, torch.arange(7), interleaved=interleaved)
+    assert_close(turned.norm(dim=-1), x.norm(dim=-1), 1e-14)
+    assert torch.equal(turned[:, 0], x[:, 0])
+
+
+@PAIRINGS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_far_positions_are_exact_in_every_dtype(interleaved, dtype):
+    """Around position 100000 only the result is rounded: at most twice the error of rounding the exact one."""
+    x = torch.randn(1, 64, 2, 64).to(dtype)
+    positions = torch.arange(100_000, 100_064)
+    exact = reference.rotary(x, positions[None], interleaved=interleaved)
+    y = rotary(x, positions, interleaved=interleaved)
+    assert y.dtype == dtype
+    assert distance(y, exact) <= 2 * distance(exact.to(dtype), exact) + 1e-7
+
+
+def test_positions_stay_apart_in_bfloat16():
+    """bfloat16 has 8 bits: positions rounded to it would merge 2048 of them into a third as many."""
+    x = torch.ones(1, 2048, 1, 2, dtype=torch.bfloat16)
+    turned = rotary(x, torch.arange(2048))
+    exact = reference.rotary(x, torch.arange(2048)[None])
+    assert (turned.double() - exact).abs().max() <= 2**-8
+
+
+@PAIRINGS
+def test_turning_back_is_the_gradient(interleaved):
+    x = torch.randn(1, 5, 2, 6, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn_like(x)
+    positions = torch.arange(5) + 3
+    (found,) = torch.autograd.grad(rotary(x, positions, interleaved=interleaved), x, grad)
+    assert_close(found, rotary(grad, -positions, interleaved=interleaved), 1e-14)
+
+
+def test_bad_positions_are_refused():
+    x = torch.randn(2, 5, 2, 6)
+    with pytest.raises(ValueError, match="even number of channels"):
+        rotary(x[..., :5], torch.arange(5))
+    with pytest.raises(ValueError, match="x must have 4 dimensions"):
+        rotary(x[0], torch.arange(5))
+    with pytest.raises(ValueError, match=r"positions must have shape \(5,\) or \(2, 5\)"):
+        rotary(x, torch.arange(4))
