@@ -20,8 +20,13 @@ SMALLEST_LOG_DECAY = -750.0
 
 
 def cumulative(log_decay: Tensor, dim: int, smallest: float = SMALLEST_LOG_DECAY) -> Tensor:
-    """Inclusive float64 sums of log decay along time."""
-    return log_decay.double().clamp(min=smallest).cumsum(dim)
+    """Inclusive sums of log decay along time, in the widest dtype."""
+    return log_decay.to(widest(log_decay.device)).clamp(min=smallest).cumsum(dim)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """float64, except on Apple's GPUs, which have none."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def factor(log_factor: Tensor, dtype: torch.dtype) -> Tensor:
