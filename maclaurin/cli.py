@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Attention from linear to softmax, exact in every form.")
 
@@ -52,10 +54,9 @@ def mixers(
     console.print("crossover: from this many tokens on the state is no larger than softmax's keys and values\n")
     for row in facts:
         options = ", ".join(f"{option}={value!r}" for option, value in row["options"].items())
-        console.print(f"[bold]{row['name']}[/bold]  {row['citation']}\n  ", end="")
-        console.print(options, markup=False, highlight=False)
-        if name:
-            console.print(row["help"], markup=False, highlight=False)
+        console.print(f"[bold]{row['name']}[/bold]  {row['citation']}")
+        for text in (options, *(row["help"].splitlines() if name else ())):
+            console.print(Padding(Text(text), (0, 0, 0, 4)))
 
 
 @app.command()

@@ -62,35 +62,9 @@ class Attention(ProjectedMixer):
         fold_at: int | None = None,
         fold_every: int = FOLD_EVERY,
         init: str = "thesis",
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        conv_width: int = 0,
-        conv_bias: bool = True,
-        activation: str = "identity",
-        rotary: str = "none",
-        rope_theta: float = 10000.0,
-        rotary_interleaved: bool = False,
-        decay: str = "none",
-        decay_scale: float = 1.0,
-        value_discretization: str = "none",
-        dt_bias: bool = False,
+        **projection: Any,
     ) -> None:
-        super().__init__(
-            d_model,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            conv_width=conv_width,
-            conv_bias=conv_bias,
-            activation=activation,
-            rotary=rotary,
-            rope_theta=rope_theta,
-            rotary_interleaved=rotary_interleaved,
-            decay=decay,
-            decay_scale=decay_scale,
-            value_discretization=value_discretization,
-            dt_bias=dt_bias,
-        )
+        super().__init__(d_model, num_heads, **projection)
         checks.one_of("feature_map", feature_map, FEATURE_MAPS)
         checks.one_of("norm", norm, NORMS)
         checks.one_of("value_norm", value_norm, VALUE_NORMS)
@@ -249,6 +223,17 @@ class Attention(ProjectedMixer):
         return fixed + token * kept + (kept < length) * self._memory_elements() * wide
 
 
+class Taylor(Attention):
+    """order: the terms 0..order of the softmax series, or those of a tuple such as (0, 2). All else as in the thesis's layer."""
+
+    def __init__(self, d_model: int, num_heads: int, *, order: int | tuple[int, ...] = 2, **options: Any) -> None:
+        if isinstance(order, int):
+            if order < 1:
+                raise ValueError(f"order must be at least 1, the highest term of the series, got {order}")
+            order = tuple(range(order + 1))
+        super().__init__(d_model, num_heads, order=order, **options)
+
+
 PAPER_1 = "Mongaras, Larson: On the Expressiveness of Softmax Attention: A Recurrent Neural Network Perspective, 2025"
 PAPER_2 = "Mongaras, Larson: 2Mamba2Furious: Linear in Complexity, Competitive in Accuracy, 2026"
 
@@ -299,9 +284,8 @@ register(
 )
 register(
     "taylor",
-    Attention,
-    "the first terms of the softmax series, order=(0, 1, …, P)",
+    Taylor,
+    "the terms 0..order of the softmax series",
     PAPER_1,
-    order=(0, 1, 2),
     rotary="rope",
 )

@@ -10,6 +10,8 @@ gate whose sum runs over an axis of length one, and a decay that may grow (here 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -54,33 +56,9 @@ class GatedSoftmax(ProjectedMixer):
         out_gate_activation: str = "sigmoid",
         norm: str = "layer",
         init: str = "thesis",
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        conv_width: int = 0,
-        conv_bias: bool = True,
-        activation: str = "identity",
-        rotary: str = "rope",
-        rope_theta: float = 10000.0,
-        rotary_interleaved: bool = False,
-        decay: str = "none",
-        decay_scale: float = 1.0,
-        dt_bias: bool = False,
+        **projection: Any,
     ) -> None:
-        super().__init__(
-            d_model,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            conv_width=conv_width,
-            conv_bias=conv_bias,
-            activation=activation,
-            rotary=rotary,
-            rope_theta=rope_theta,
-            rotary_interleaved=rotary_interleaved,
-            decay=decay,
-            decay_scale=decay_scale,
-            dt_bias=dt_bias,
-        )
+        super().__init__(d_model, num_heads, **projection)
         checks.one_of("numerator", numerator, NUMERATORS)
         checks.one_of("divisor", divisor, DIVISORS)
         checks.one_of("out_gate", out_gate, OUT_GATES)
@@ -195,4 +173,5 @@ register(
     GatedSoftmax,
     "softmax attention with gates and a norm in place of its denominator",
     PAPER_1,
+    rotary="rope",
 )

@@ -27,10 +27,16 @@ def overview(pattern: str, d_model: int, num_heads: int, lengths: Sequence[int])
                 "crossover": crossover_length(mixer),
                 "options": entry.options(),
                 "citation": entry.citation,
-                "help": inspect.cleandoc(entry.mixer.__doc__ or ""),
+                "help": _help(entry.mixer),
             }
         )
     return rows
+
+
+def _help(mixer: type[Mixer]) -> str:
+    """What the class and its bases say of their options."""
+    documented = [owner for owner in mixer.__mro__ if issubclass(owner, Mixer) and owner is not Mixer]
+    return "\n".join(inspect.cleandoc(owner.__doc__ or "") for owner in documented)
 
 
 def crossover_length(mixer: Mixer) -> int | None:

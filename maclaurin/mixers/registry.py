@@ -20,10 +20,18 @@ class Entry:
     preset: dict[str, Any]
 
     def options(self) -> dict[str, Any]:
-        """Every option and its default under this name."""
-        parameters = inspect.signature(self.mixer.__init__).parameters.values()
-        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        return {name: self.preset.get(name, default) for name, default in defaults.items()}
+        """Every option and its default under this name: those of the class, and of the base it passes the rest on to."""
+        options: dict[str, Any] = {}
+        for owner in self.mixer.__mro__:
+            if "__init__" not in vars(owner):
+                continue
+            parameters = inspect.signature(vars(owner)["__init__"]).parameters.values()
+            for parameter in parameters:
+                if parameter.kind is parameter.KEYWORD_ONLY:
+                    options.setdefault(parameter.name, self.preset.get(parameter.name, parameter.default))
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+                break
+        return options
 
 
 _entries: dict[str, Entry] = {}

@@ -29,6 +29,7 @@ from maclaurin.mixers.published import published_mixer
         (("softmax", 32, 4), {"window": 0}, "window must be at least 1"),
         (("softmax", 32, 4), {"norm": "none"}, "leaves exp\\(score\\) unbounded"),
         (("gated-softmax", 32, 4), {"score_cap": None, "norm": "none"}, "give a score_cap or a norm"),
+        (("taylor", 32, 4), {"order": 0}, "order must be at least 1"),
         (("gated-softmax", 32, 4), {"divisor": "mean"}, "divisor must be one of"),
         (("mamba2", 32, 4), {"n_groups": 3}, "n_groups must divide the 4 heads"),
         (("mamba2", 32, 4), {"conv_width": 0}, "conv_width must be at least 1"),
