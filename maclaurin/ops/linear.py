@@ -23,7 +23,6 @@ from maclaurin.ops.power import power_attention
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.reference import default_scale, repeat_heads, safe_divide
 from maclaurin.ops.states import LinearState, PowerState, State
-from maclaurin.ops.tokens import without_padding
 
 CHUNK = 64
 SMALLEST_HALF = 16  # pairs of this many tokens are written out
@@ -90,7 +89,8 @@ def linear_attention(
     size = {"parallel": q.shape[1], "chunked": chunk_size, "recurrent": 1}[form]
 
     def dense(inputs: Inputs, state: LinearState | None, lengths: Tensor | None) -> tuple[Tensor, LinearState | None]:
-        y, new_state = _per_channel(inputs, state, lengths, default_scale(scale, q), normalize, size)
+        # lengths make no difference: padding has the key 0 and the log decay 0, so it adds nothing and changes nothing
+        y, new_state = _per_channel(inputs, state, default_scale(scale, q), normalize, size)
         return y, new_state if return_state else None
 
     return over_documents(
@@ -104,7 +104,7 @@ def linear_attention(
 
 
 def _per_channel(
-    inputs: Inputs, state: LinearState | None, lengths: Tensor | None, scale: float, normalize: bool, chunk_size: int
+    inputs: Inputs, state: LinearState | None, scale: float, normalize: bool, chunk_size: int
 ) -> tuple[Tensor, LinearState]:
     q, k, v, log_decay = inputs
     assert q is not None and k is not None and v is not None and log_decay is not None
@@ -115,9 +115,7 @@ def _per_channel(
     if normalize:
         values = torch.cat([values, values.new_ones(*values.shape[:-1], 1)], dim=-1)
     q_NRTK = q.to(dtype).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1) * scale
-    k_NTK, v_NTW, a_NTK = (
-        x.transpose(1, 2).flatten(0, 1) for x in (k.to(dtype), without_padding(values, lengths), log_decay.to(dtype))
-    )
+    k_NTK, v_NTW, a_NTK = (x.transpose(1, 2).flatten(0, 1) for x in (k.to(dtype), values, log_decay.to(dtype)))
     W = v_NTW.shape[-1]
     memory_NKW = v_NTW.new_zeros(B * G, K, W) if state is None else state.memory.to(dtype).flatten(0, 1)
     outputs = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,13 +95,12 @@ class State:
         # copies, because safetensors refuses tensors that share memory, as keys and values of one tensor do
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
         target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(handle)
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
             save_file(tensors, temporary, metadata={"state": json.dumps(self._layout())})
             os.replace(temporary, target)
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink(missing_ok=True)
             raise
 
     @staticmethod

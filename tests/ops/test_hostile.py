@@ -134,6 +134,20 @@ def test_strong_and_weak_decays_share_a_chunk(op, strong, weak):
             assert_close(run(op, batch, form, chunk=chunk), expected, 2e-4, f"{form} {chunk}")
 
 
+@pytest.mark.parametrize(
+    "name", ["power-2-decay", "power-2-decay-per-query-head", "linear-decay", "linear-channel", "softmax-decay"]
+)
+def test_weak_decays_survive_beside_many_strong_ones(name):
+    """Every third of 256 tokens forgets all: sums of -64000 in float32 would be blind to the decays between them."""
+    op = BY_NAME[name]
+    batch = op.draw(Sizes(B=1, T=256, G=1, seed=3))
+    batch.tokens["log_decay"][:, ::3] = -1e4
+    batch = batch.to(torch.float32)
+    expected = op.reference(batch.to(torch.float64))
+    for form in ("parallel", "chunked"):
+        assert_close(run(op, batch, form, chunk=256), expected, 2e-5, form)
+
+
 @pytest.mark.parametrize("name", ["power-2-decay", "power-2-sums", "linear-decay", "linear-channel", "softmax-decay"])
 def test_gradients_survive_mixed_decays(name):
     op = BY_NAME[name]
