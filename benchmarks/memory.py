@@ -1,4 +1,4 @@
-"""Peak memory of training: power_attention forward and backward beyond its inputs, at T and 2T, each in a process of its own.
+"""Peak memory of training: power_attention forward and backward beyond its inputs, at T and 2T, each in its own process.
 
 Linear means a ratio of 2. The limit that the project sets itself is 2.2.
 """

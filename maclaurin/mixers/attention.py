@@ -224,7 +224,7 @@ class Attention(ProjectedMixer):
 
 
 class Taylor(Attention):
-    """order: the terms 0..order of the softmax series, or those of a tuple such as (0, 2). All else is the thesis's layer."""
+    """order: the terms 0..order of the softmax series, or those of a tuple such as (0, 2). All else: the thesis's layer."""
 
     def __init__(self, d_model: int, num_heads: int, *, order: int | tuple[int, ...] = 2, **options: Any) -> None:
         if isinstance(order, int):
@@ -234,7 +234,7 @@ class Taylor(Attention):
         super().__init__(d_model, num_heads, order=order, **options)
 
 
-PAPER_1 = "Mongaras, Larson: On the Expressiveness of Softmax Attention: A Recurrent Neural Network Perspective, arXiv 2507.23632, 2025"
+PAPER_1 = "Mongaras, Larson: On the Expressiveness of Softmax Attention: an RNN Perspective, arXiv 2507.23632, 2025"
 PAPER_2 = "Mongaras, Larson: 2Mamba2Furious, arXiv 2602.17363, 2026"
 
 register(
