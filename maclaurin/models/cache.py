@@ -1,0 +1,106 @@
+"""The cache that carries every mixer's state through `generate`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from maclaurin.mixers import MixerState
+from maclaurin.ops.states import PowerState, TokenState
+
+
+class StateLayer(CacheLayerMixin):
+    """One layer's state, and how many slots (tokens and padding) it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: MixerState | None = None
+        self.seen = 0
+
+    def advance(self, state: MixerState, tokens: int) -> None:
+        self.state = state
+        self.seen += tokens
+        self.is_initialized = True
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """A state is made by its mixer, from the first token on."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("a StateLayer holds a mixer's state, not keys and values: its mixer replaces it")
+
+    def reset(self) -> None:
+        self.state, self.seen = None, 0
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if self.state is not None:
+            self.state = self.state.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            self.batch_select_indices(torch.arange(self.state.batch_size).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, where all of them are kept as they came."""
+        state = self.state
+        if state is None or tokens_to_remove <= 0:
+            return
+        tokens = state.attention
+        kept_whole = isinstance(tokens, TokenState) and tokens.lengths is None and tokens.slots == self.seen
+        folded = isinstance(tokens, PowerState) and tokens.memory is not None
+        if (
+            not isinstance(tokens, TokenState)
+            or not kept_whole
+            or folded
+            or state.conv is not None
+            or state.gate_sum is not None
+        ):
+            raise ValueError(
+                "this mixer's state cannot be cropped: past tokens are folded into it and cannot be taken out again"
+            )
+        kept = slice(None, tokens.slots - tokens_to_remove)
+        attention = dataclasses.replace(
+            tokens,
+            keys=tokens.keys[:, kept].clone(),
+            values=tokens.values[:, kept].clone(),
+            log_decay=None if tokens.log_decay is None else tokens.log_decay[:, kept].clone(),
+        )
+        position = None if state.position is None else state.position - tokens_to_remove
+        self.state = dataclasses.replace(state, attention=attention, position=position)
+        self.seen -= tokens_to_remove
+
+    def offload(self) -> None:
+        if self.state is not None:
+            self.device = next(iter(self.state.tensors().values())).device
+            self.state = self.state.to("cpu")
+
+    def prefetch(self) -> None:
+        if self.state is not None and hasattr(self, "device"):
+            self.state = self.state.to(self.device)
+
+
+class StateCache(Cache):
+    """`past_key_values` of a Maclaurin model: a StateLayer a layer."""
+
+    layers: list[StateLayer]
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[StateLayer() for _ in range(num_layers)])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.state.nbytes for layer in self.layers if layer.state is not None)

@@ -1,0 +1,81 @@
+"""The configuration of a Maclaurin language model: the fields of a Llama, and a mixer a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from maclaurin.mixers.base import INITS
+from maclaurin.mixers.registry import mixer_entry
+from maclaurin.ops.checks import one_of
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4},
+    "small": {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 20, "num_attention_heads": 16},
+    "medium": {"hidden_size": 1536, "intermediate_size": 3072, "num_hidden_layers": 27, "num_attention_heads": 24},
+}
+
+
+class MaclaurinConfig(PretrainedConfig):
+    """Fields are named as in LlamaConfig.
+
+    mixer: one name for all layers, or a list with one a layer (`["2mamba", "softmax"] * 2`).
+    mixer_options: options for every layer's mixer, or a dict of options by mixer name.
+    init: "thesis" (PyTorch's defaults in the layers, N(0, initializer_range) in the embeddings) or "llama" (everywhere).
+    """
+
+    model_type = "maclaurin"
+    keys_to_ignore_at_inference = ("past_key_values",)
+
+    vocab_size: int = 32000
+    hidden_size: int = 1024
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 20
+    num_attention_heads: int = 16
+    num_key_value_heads: int | None = None
+    mixer: str | list[str] = "2mamba"
+    mixer_options: dict[str, Any] | None = None
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    init: str = "thesis"
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    tie_word_embeddings: bool = False
+
+    @classmethod
+    def of_size(cls, size: str, **fields: Any) -> MaclaurinConfig:
+        """`tiny` for a laptop, `small` and `medium` as in the thesis."""
+        one_of("size", size, tuple(SIZES))
+        return cls(**{**SIZES[size], **fields})
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        one_of("init", self.init, INITS)
+        names = self.layer_mixers()
+        if len(names) != self.num_hidden_layers:
+            raise ValueError(f"mixer must name one mixer for each of the {self.num_hidden_layers} layers, got {len(names)}")
+        for name in names:
+            mixer_entry(name)
+
+    def layer_mixers(self) -> list[str]:
+        """The name of every layer's mixer."""
+        return [self.mixer] * self.num_hidden_layers if isinstance(self.mixer, str) else list(self.mixer)
+
+    def options_of(self, name: str) -> dict[str, Any]:
+        """The options of the mixers of that name."""
+        options = dict(self.mixer_options or {})
+        if options and all(isinstance(value, dict) for value in options.values()):
+            options = dict(options.get(name, {}))
+        options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+        known = mixer_entry(name).options()
+        if self.num_key_value_heads not in (None, self.num_attention_heads):
+            if "num_kv_heads" not in known:
+                raise ValueError(
+                    f"mixer {name!r} cannot group heads: num_key_value_heads must be {self.num_attention_heads}"
+                )
+            options.setdefault("num_kv_heads", self.num_key_value_heads)
+        return {"init": self.init, **options}
