@@ -75,13 +75,10 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Mixers and MLPs have initialised themselves when they were built; `llama` redraws the MLPs too."""
-        std = self.config.initializer_range
-        if isinstance(module, nn.Embedding) or (isinstance(module, nn.Linear) and module is getattr(self, "lm_head", None)):
-            nn.init.normal_(module.weight, std=std)
-        elif isinstance(module, SwiGLU) and self.config.init == "llama":
-            for linear in (module.gate_proj, module.up_proj, module.down_proj):
-                nn.init.normal_(linear.weight, std=std)
+        """Layers have initialised themselves when they were built; `llama` draws all linear weights alike."""
+        is_head = module is getattr(self, "lm_head", None)
+        if isinstance(module, nn.Embedding) or (isinstance(module, nn.Linear) and (is_head or self.config.init == "llama")):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
