@@ -1,0 +1,169 @@
+"""Where text comes from: documents, split into a train and a held-out part that depend on nothing but their content.
+
+`stdlib`, the default, needs no download: the source of the running Python's own standard library. Files and folders are
+read by `datasets` as streams, never whole; so is any dataset of the hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from maclaurin.ops.checks import one_of
+
+SPLITS = ("train", "held-out")
+HELD_OUT = 0.05  # of the files or documents
+READERS = {".jsonl": "json", ".parquet": "parquet"}  # the rest of the work is done by `datasets`
+SUFFIXES = (".txt", *READERS)
+LONGEST_TEXT = 2**20  # characters: a longer .txt file is cut at line ends into documents of about this length
+
+# name -> (dataset, configuration, field of the text)
+HUB_PRESETS = {
+    "fineweb": ("HuggingFaceFW/fineweb", "CC-MAIN-2024-51", "text"),
+    "pile": ("EleutherAI/the_pile_deduplicated", None, "text"),
+    "slimpajama": ("cerebras/SlimPajama-627B", None, "text"),
+}
+
+
+class Corpus(ABC):
+    """Documents by split, and a key that changes with their content."""
+
+    name: str
+
+    @abstractmethod
+    def documents(self, split: str) -> Iterator[str]:
+        """The documents of "train" or "held-out", in an order that never changes."""
+
+    @abstractmethod
+    def fingerprint(self) -> str: ...
+
+
+def open_corpus(spec: str, *, text_field: str = "text") -> Corpus:
+    """`stdlib`, a file or folder of .txt, .jsonl or .parquet, a preset (fineweb, pile, slimpajama) or any hub dataset."""
+    if spec == "stdlib":
+        return StandardLibrary()
+    if spec in HUB_PRESETS:
+        return HubDataset(*HUB_PRESETS[spec])
+    path = Path(spec)
+    if path.exists():
+        return LocalFiles(path, text_field)
+    looks_like_a_file = path.suffix in SUFFIXES or spec.startswith((".", "/", "~"))
+    if looks_like_a_file or spec.count("/") != 1:
+        presets = ", ".join(HUB_PRESETS)
+        raise ValueError(
+            f"corpus {spec!r} is no file or folder here, not 'stdlib', no preset ({presets}) and no owner/name of the hub"
+        )
+    return HubDataset(spec, None, text_field)
+
+
+def held_out(key: str) -> bool:
+    """Whether the document of this key belongs to the held-out part: a fixed share, by hash."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) < HELD_OUT * 2**64
+
+
+class StandardLibrary(Corpus):
+    """The .py files of the standard library, without its tests. Split by file."""
+
+    name = "stdlib"
+
+    def __init__(self) -> None:
+        self.root = Path(sysconfig.get_paths()["stdlib"])
+        left_out = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+        paths = (path.relative_to(self.root) for path in self.root.rglob("*.py"))
+        self.paths = sorted((path for path in paths if not left_out & set(path.parts)), key=str)
+        if not self.paths:
+            raise ValueError(f"this Python has no source files of its standard library in {self.root}: give another corpus")
+
+    def documents(self, split: str) -> Iterator[str]:
+        one_of("split", split, SPLITS)
+        for path in self.paths:
+            if held_out(path.as_posix()) == (split == "held-out"):
+                yield (self.root / path).read_text(encoding="utf-8", errors="replace")
+
+    def fingerprint(self) -> str:
+        return _digest(self.root / path for path in self.paths)
+
+
+class LocalFiles(Corpus):
+    """A file or a folder of them. A .txt file is a document, .jsonl and .parquet hold one a row. Split by content."""
+
+    def __init__(self, path: Path, text_field: str) -> None:
+        self.path = path
+        self.text_field = text_field
+        self.name = path.name
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        self.files = [file for file in files if file.suffix in SUFFIXES]
+        if not self.files:
+            raise ValueError(f"corpus {str(path)!r} holds no {', '.join(SUFFIXES)} file")
+
+    def documents(self, split: str) -> Iterator[str]:
+        one_of("split", split, SPLITS)
+        for text in self._all():
+            if text.strip() and held_out(text) == (split == "held-out"):
+                yield text
+
+    def _all(self) -> Iterator[str]:
+        for file in self.files:
+            yield from _text_documents(file) if file.suffix == ".txt" else self._rows(file)
+
+    def _rows(self, file: Path) -> Iterator[str]:
+        from datasets import load_dataset
+
+        for row in load_dataset(READERS[file.suffix], data_files=str(file), split="train", streaming=True):
+            if not isinstance(row.get(self.text_field), str):
+                fields = ", ".join(row)
+                raise ValueError(f"{file} has a row without text in the field {self.text_field!r}; its fields are {fields}")
+            yield row[self.text_field]
+
+    def fingerprint(self) -> str:
+        return _digest(self.files)
+
+
+class HubDataset(Corpus):
+    """A dataset of the Hugging Face hub, streamed. Its own test split is the held-out part where it has one."""
+
+    def __init__(self, dataset: str, configuration: str | None, text_field: str) -> None:
+        self.dataset, self.configuration, self.text_field = dataset, configuration, text_field
+        self.name = dataset.split("/")[-1]
+
+    def documents(self, split: str) -> Iterator[str]:
+        one_of("split", split, SPLITS)
+        from datasets import get_dataset_split_names, load_dataset
+
+        own_test = "test" in get_dataset_split_names(self.dataset, self.configuration)
+        part = "test" if own_test and split == "held-out" else "train"
+        for row in load_dataset(self.dataset, self.configuration, split=part, streaming=True):
+            text = row[self.text_field]
+            if own_test or held_out(text) == (split == "held-out"):
+                yield text
+
+    def fingerprint(self) -> str:
+        from huggingface_hub import HfApi
+
+        revision = HfApi().dataset_info(self.dataset).sha
+        return hashlib.sha256(f"{self.dataset}/{self.configuration}@{revision}".encode()).hexdigest()
+
+
+def _text_documents(file: Path) -> Iterator[str]:
+    lines: list[str] = []
+    size = 0
+    with open(file, encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            lines.append(line)
+            size += len(line)
+            if size >= LONGEST_TEXT:
+                yield "".join(lines)
+                lines, size = [], 0
+    yield "".join(lines)
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as stream:
+            digest.update(f"{file.name}\0".encode())
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()

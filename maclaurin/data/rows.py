@@ -1,0 +1,60 @@
+"""Rows for training: packed to full length with document boundaries, or one document a row as in the thesis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from maclaurin.data.tokens import TokenFile
+
+
+class PackedRows(Dataset[dict[str, Any]]):
+    """Row i is the i-th stretch of `length` tokens. A document cut by the end of a row goes on in the next as a new one."""
+
+    def __init__(self, file: TokenFile, length: int) -> None:
+        if len(file) < length:
+            raise ValueError(f"the corpus has {len(file)} tokens, fewer than one row of {length}")
+        self.file, self.length = file, length
+
+    def __len__(self) -> int:
+        return len(self.file) // self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        start = index * self.length
+        first, last = np.searchsorted(self.file.ends, [start, start + self.length], side="right")
+        inside = self.file.ends[first:last] - start
+        bounds = np.unique(np.concatenate([[0], inside, [self.length]]))
+        tokens = self.file.tokens[start : start + self.length]
+        return {"input_ids": torch.from_numpy(tokens.astype(np.int64)), "bounds": torch.from_numpy(bounds)}
+
+    @staticmethod
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """All rows behind each other as one row of documents."""
+        ids = torch.cat([row["input_ids"] for row in rows])[None]
+        lengths = torch.cat([row["bounds"].diff() for row in rows])
+        cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+        return {"input_ids": ids, "labels": ids.clone(), "cu_seqlens": cu_seqlens}
+
+
+class DocumentRows(Dataset[Tensor]):
+    """Row i is the i-th document, cut to `length` tokens."""
+
+    def __init__(self, file: TokenFile, length: int) -> None:
+        self.file, self.length = file, length
+
+    def __len__(self) -> int:
+        return len(self.file.ends)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.from_numpy(self.file.document(index)[: self.length].astype(np.int64))
+
+    @staticmethod
+    def collate(rows: list[Tensor]) -> dict[str, Tensor]:
+        """Padded on the right; padding has no label."""
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        mask = torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
+        return {"input_ids": ids, "labels": ids.masked_fill(~mask, -100), "attention_mask": mask.long()}
