@@ -78,6 +78,21 @@ def doctor(as_json: Json = False) -> None:
     _console().print(table)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def train(context: typer.Context) -> None:
+    """Train a language model: flags, or --config FILE.yaml with the same names; --resume goes on."""
+    from maclaurin.training import train as run
+    from maclaurin.training.flags import parse
+
+    recipe, resume = parse(context.args)
+    result = run(recipe, resume=resume)
+    console = _console()
+    if result.finished:
+        console.print(f"{result.steps} steps, held-out loss {result.held_out_loss:.4f}; the model is in {recipe.output}")
+    else:
+        console.print(f"stopped after step {result.steps}; go on with: maclaurin train --output {recipe.output} --resume")
+
+
 def _console() -> Console:
     """As wide as the terminal; as wide as the text where the output goes to a file."""
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
@@ -96,7 +111,7 @@ def main(*args: Any) -> None:
     """Bad input is one sentence and exit code 2; anything else is a bug and shows where it happened."""
     try:
         app(*args)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OSError) as error:
         print(f"maclaurin: {error}", file=sys.stderr)
         raise SystemExit(2) from error
 

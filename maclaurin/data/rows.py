@@ -37,7 +37,9 @@ class PackedRows(Dataset[dict[str, Any]]):
         ids = torch.cat([row["input_ids"] for row in rows])[None]
         lengths = torch.cat([row["bounds"].diff() for row in rows])
         cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
-        return {"input_ids": ids, "labels": ids.clone(), "cu_seqlens": cu_seqlens}
+        labels = ids.clone()
+        labels[:, cu_seqlens[:-1]] = -100  # nothing comes before the first token of a document
+        return {"input_ids": ids, "labels": labels, "cu_seqlens": cu_seqlens}
 
 
 class DocumentRows(Dataset[Tensor]):

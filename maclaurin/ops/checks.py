@@ -47,7 +47,7 @@ def heads(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "(batch, time, heads
 
 
 def log_decay(decay: Tensor | None, q: Tensor, k: Tensor, *, per_channel: bool = False) -> None:
-    """(B,T,heads of k or q), every value <= 0; with `per_channel` also (B,T,heads,K)."""
+    """(B,T,heads of k or q), no value > 0; with `per_channel` also (B,T,heads,K). NaN goes through to the output."""
     if decay is None:
         return
     allowed_heads = (k.shape[2], q.shape[2])
@@ -63,8 +63,10 @@ def log_decay(decay: Tensor | None, q: Tensor, k: Tensor, *, per_channel: bool =
     if not per_head and decay.shape[3] != k.shape[3]:
         raise ValueError(f"log_decay must have the {k.shape[3]} channels of k, got {shape(decay)}")
     values_are_checkable = not torch.compiler.is_compiling()
-    if values_are_checkable and not bool((decay <= 0).all()):
-        raise ValueError(f"log_decay must be <= 0 everywhere, got a largest value of {decay.max().item():g}")
+    if values_are_checkable and bool((decay > 0).any()):
+        raise ValueError(
+            f"log_decay must be <= 0 everywhere, got a largest value of {decay.nan_to_num(nan=0.0).max().item():g}"
+        )
 
 
 def initial_state(state: object, expected: type[S]) -> S | None:

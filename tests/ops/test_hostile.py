@@ -240,3 +240,15 @@ def test_gradients_of_long_sequences_are_finite(name):
     batch = op.draw(Sizes(B=1, T=32768, G=1, R=1, K=3, V=2)).to(torch.float32)
     batch.tokens["log_decay"].fill_(-1e-6)
     run(op, batch, "chunked", chunk=512, **({"fold": (64, 64)} if op.folds else {}))
+
+
+@pytest.mark.parametrize("name", ["power-2-decay", "linear-decay", "linear-channel", "softmax-decay"])
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+def test_nan_is_never_hidden(name, form):
+    """A NaN decay, as a diverging model makes it, shows in the output of its token and of those after it."""
+    op = BY_NAME[name]
+    batch = op.draw(Sizes(B=1, T=12, G=1, seed=3))
+    batch.tokens["log_decay"][:, 5] = torch.nan
+    y, _ = op(batch, form=form, chunk=4)
+    assert y[:, :5].isfinite().all()
+    assert y[:, 6:].isnan().any(-1).any(-1).all()

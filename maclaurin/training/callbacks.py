@@ -1,0 +1,112 @@
+"""What a person sees of a run, and how a person stops it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback
+
+
+class LastStep(TrainerCallback):
+    """The last step is evaluated and saved, whatever the intervals."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:
+            control.should_evaluate = control.should_save = control.should_log = True
+
+
+class JsonLog(TrainerCallback):
+    """Every logged figure as a line of log.jsonl. A resumed run drops what came after its checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        kept = [line for line in lines if _step_of(line) <= state.global_step] if state.global_step else []
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text("".join(f"{line}\n" for line in kept))
+        temporary.replace(self.path)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            with open(self.path, "a") as stream:
+                stream.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")  # cut off in the middle: the run died while writing it
+
+
+class LiveProgress(TrainerCallback):
+    """A bar with loss, tokens a second and time left; lines where the output is no terminal."""
+
+    def __init__(self, tokens_per_step: int) -> None:
+        self.tokens_per_step = tokens_per_step
+        self.console = Console(stderr=True)
+        self.bar: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.started, self.first_step, self.loss, self.held_out = time.monotonic(), state.global_step, "", ""
+        if self.console.is_terminal:
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+            self.bar = Progress(*columns, console=self.console)
+            self.task = self.bar.add_task("", total=state.max_steps, completed=state.global_step)
+            self.bar.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=state.global_step, description=self._text(state))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        figures = logs or {}
+        if "loss" in figures:
+            self.loss = f"loss {figures['loss']:.4f}"
+        if "eval_loss" in figures:
+            self.held_out = f"held-out {figures['eval_loss']:.4f}"
+        if self.bar is None and ("loss" in figures or "eval_loss" in figures):
+            self.console.print(f"step {state.global_step}/{state.max_steps}  {self._text(state)}", highlight=False)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def _text(self, state: Any) -> str:
+        steps = state.global_step - self.first_step
+        rate = steps * self.tokens_per_step / max(time.monotonic() - self.started, 1e-9)
+        return f"{self.loss}  {self.held_out}  {rate:,.0f} tokens/s"
+
+
+class StopOnInterrupt(TrainerCallback):
+    """The first Ctrl-C ends the run after its current step, with a checkpoint; the second one at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.before = signal.signal(signal.SIGINT, self._interrupted)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        signal.signal(signal.SIGINT, self.before)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.requested:
+            control.should_save = control.should_training_stop = True
+
+    def _interrupted(self, number: int, frame: Any) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

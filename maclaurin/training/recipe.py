@@ -1,0 +1,77 @@
+"""What a training run is: one dataclass whose fields are the flags of `maclaurin train` and the keys of its YAML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from maclaurin.models.config import SIZES
+from maclaurin.ops.checks import at_least_one, one_of
+
+SCHEDULES = ("cosine", "linear", "constant")
+PRECISIONS = ("auto", "fp32", "bf16")
+ROWS = ("packed", "documents")
+
+
+@dataclass
+class Recipe:
+    output: str = field(default="runs/run", metadata={"help": "Folder of the run: checkpoints, logs, the final model."})
+    mixer: str = field(
+        default="2mamba", metadata={"help": "Mixer of all layers, or a comma-separated list with one a layer."}
+    )
+    mixer_options: str = field(default="{}", metadata={"help": "Options of the mixer, as JSON."})
+    size: str = field(default="tiny", metadata={"help": f"Size of the model: {', '.join(SIZES)}."})
+    corpus: str = field(default="stdlib", metadata={"help": "stdlib, a file or folder, a preset, or a dataset of the hub."})
+    text_field: str = field(default="text", metadata={"help": "Field of the text in rows of .jsonl and .parquet."})
+    tokenizer: str = field(default="bytes", metadata={"help": "bytes, bpe:SIZE, or a folder or name of a pretrained one."})
+    rows: str = field(default="packed", metadata={"help": "packed, or documents: one document a row, as in the thesis."})
+    length: int = field(default=512, metadata={"help": "Tokens a row."})
+    batch_size: int = field(default=8, metadata={"help": "Rows a device and forward."})
+    accumulation: int = field(default=1, metadata={"help": "Forwards a step."})
+    steps: int = field(default=1000, metadata={"help": "Updates."})
+    learning_rate: float = field(default=1e-3, metadata={"help": "Largest learning rate."})
+    schedule: str = field(default="cosine", metadata={"help": "Decay after the warm-up: cosine, linear or constant."})
+    warmup_steps: int = field(default=50, metadata={"help": "Steps of linear warm-up."})
+    weight_decay: float = field(default=0.01, metadata={"help": "AdamW's weight decay."})
+    clip: float = field(default=1.0, metadata={"help": "Largest gradient norm; 0 for no clipping."})
+    precision: str = field(default="auto", metadata={"help": "fp32, bf16, or auto: bf16 on devices made for it."})
+    gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute layers backwards to save memory."})
+    eval_every: int = field(default=0, metadata={"help": "Steps between evaluations; 0 for a tenth of the run."})
+    eval_rows: int = field(default=64, metadata={"help": "Held-out rows of an evaluation."})
+    save_every: int = field(default=0, metadata={"help": "Steps between checkpoints; 0 for a tenth of the run."})
+    keep: int = field(default=2, metadata={"help": "Checkpoints kept."})
+    seed: int = field(default=0, metadata={"help": "Seed of weights and data order."})
+
+    def __post_init__(self) -> None:
+        one_of("size", self.size, tuple(SIZES))
+        one_of("schedule", self.schedule, SCHEDULES)
+        one_of("precision", self.precision, PRECISIONS)
+        one_of("rows", self.rows, ROWS)
+        for name in ("length", "batch_size", "accumulation", "steps", "eval_rows", "keep"):
+            at_least_one(name, getattr(self, name))
+        for name in ("learning_rate", "weight_decay", "clip", "warmup_steps", "eval_every", "save_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        self.options()
+
+    def options(self) -> dict[str, Any]:
+        try:
+            options = json.loads(self.mixer_options)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"mixer_options must be JSON, such as '{{\"conv_width\": 4}}': {error}") from error
+        if not isinstance(options, dict):
+            raise ValueError(f"mixer_options must be a JSON object, got {self.mixer_options}")
+        return options
+
+    def mixers(self) -> str | list[str]:
+        return self.mixer.split(",") if "," in self.mixer else self.mixer
+
+    def save(self, folder: Path) -> None:
+        (folder / "recipe.json").write_text(json.dumps(dataclasses.asdict(self), indent=2))
+
+    @staticmethod
+    def load(folder: Path) -> Recipe:
+        return Recipe(**json.loads((folder / "recipe.json").read_text()))

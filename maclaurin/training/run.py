@@ -1,0 +1,120 @@
+"""A training run from its recipe: data, model, trainer, and the folder that holds all of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+from transformers import TrainingArguments, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils.logging import disable_progress_bar
+
+from maclaurin.data import DocumentRows, PackedRows, open_corpus, open_tokenizer, tokenise
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
+from maclaurin.training.recipe import Recipe
+from maclaurin.training.trainer import LanguageTrainer
+
+
+@dataclass(frozen=True)
+class Result:
+    steps: int
+    finished: bool
+    held_out_loss: float | None
+
+
+def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) -> Result:
+    """Train until the recipe's last step, or until Ctrl-C. `resume` goes on from the last checkpoint in its folder."""
+    output = Path(recipe.output)
+    checkpoint = get_last_checkpoint(str(output)) if output.is_dir() else None
+    if resume and checkpoint is None:
+        raise ValueError(f"there is no checkpoint to resume from in {str(output)!r}")
+    if not resume and checkpoint is not None:
+        raise ValueError(f"{str(output)!r} holds a run already: resume it with --resume, or choose another output")
+    output.mkdir(parents=True, exist_ok=True)
+
+    corpus = open_corpus(recipe.corpus, text_field=recipe.text_field)
+    tokenizer = open_tokenizer(recipe.tokenizer, corpus.documents("train"))
+    rows = PackedRows if recipe.rows == "packed" else DocumentRows
+    train_rows = rows(tokenise(corpus, "train", tokenizer, cache), recipe.length)
+    held_out = rows(tokenise(corpus, "held-out", tokenizer, cache), recipe.length)
+
+    disable_progress_bar()
+    set_seed(recipe.seed)
+    model = MaclaurinForCausalLM(_model_config(recipe, tokenizer))
+    tokenizer.save_pretrained(output)
+    recipe.save(output)
+
+    interrupt = StopOnInterrupt()
+    progress = LiveProgress(recipe.length * recipe.batch_size * recipe.accumulation)
+    trainer = LanguageTrainer(
+        model=model,
+        args=_arguments(recipe),
+        train_dataset=train_rows,
+        eval_dataset=Subset(held_out, range(min(recipe.eval_rows, len(held_out)))),
+        data_collator=rows.collate,
+        callbacks=[LastStep(), JsonLog(output / "log.jsonl"), progress, interrupt],
+        keep=recipe.keep,
+    )
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    finally:
+        progress.close()
+    finished = trainer.state.global_step >= recipe.steps
+    if finished:
+        trainer.save_model(str(output))
+        (output / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing here reads
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    return Result(trainer.state.global_step, finished, losses[-1] if losses else None)
+
+
+def _model_config(recipe: Recipe, tokenizer: Any) -> MaclaurinConfig:
+    return MaclaurinConfig.of_size(
+        recipe.size,
+        vocab_size=len(tokenizer),
+        mixer=recipe.mixers(),
+        mixer_options=recipe.options(),
+        max_position_embeddings=recipe.length,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _arguments(recipe: Recipe) -> TrainingArguments:
+    tenth = math.ceil(recipe.steps / 10)
+    return TrainingArguments(
+        output_dir=recipe.output,
+        max_steps=recipe.steps,
+        per_device_train_batch_size=recipe.batch_size,
+        per_device_eval_batch_size=recipe.batch_size,
+        gradient_accumulation_steps=recipe.accumulation,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type=recipe.schedule if recipe.schedule != "constant" else "constant_with_warmup",
+        warmup_steps=recipe.warmup_steps,
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.clip,
+        bf16=_bf16(recipe.precision),
+        gradient_checkpointing=recipe.gradient_checkpointing,
+        eval_strategy="steps",
+        eval_steps=recipe.eval_every or tenth,
+        save_strategy="steps",
+        save_steps=recipe.save_every or tenth,
+        logging_steps=max(1, min(10, recipe.steps // 20)),
+        logging_nan_inf_filter=False,
+        report_to=[],
+        disable_tqdm=True,
+        seed=recipe.seed,
+        use_cpu=not torch.cuda.is_available(),
+        remove_unused_columns=False,
+        label_names=["labels"],
+    )
+
+
+def _bf16(precision: str) -> bool:
+    """A CPU has bfloat16 but is no faster with it, and some virtual ones die of it: there only if asked for."""
+    return precision == "bf16" or (precision == "auto" and torch.cuda.is_available() and torch.cuda.is_bf16_supported())
