@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +28,7 @@ def mixers(
     as_json: Json = False,
 ) -> None:
     """List the mixers: complexity, state size at 1k, 8k and 64k tokens, crossover with softmax, options."""
-    from maclaurin.mixers.overview import overview
+    from maclaurin.mixers.overview import overview, size_text
 
     facts = overview(name or "*", d_model, num_heads, LENGTHS)
     if as_json:
@@ -39,7 +41,7 @@ def mixers(
         table.add_column(column, justify="right")
     table.add_column("what it is")
     for row in facts:
-        sizes = (_size(nbytes) for nbytes in row["state_nbytes"].values())
+        sizes = (size_text(nbytes) for nbytes in row["state_nbytes"].values())
         crossover = row["crossover"]
         table.add_row(
             row["name"],
@@ -78,7 +80,11 @@ def doctor(as_json: Json = False) -> None:
     _console().print(table)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+# these commands have the fields of a Recipe as flags, which `transformers` parses
+RECIPE_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(context_settings=RECIPE_FLAGS)
 def train(context: typer.Context) -> None:
     """Train a language model: flags, or --config FILE.yaml with the same names; --resume goes on."""
     from maclaurin.training import train as run
@@ -93,18 +99,31 @@ def train(context: typer.Context) -> None:
         console.print(f"stopped after step {result.steps}; go on with: maclaurin train --output {recipe.output} --resume")
 
 
+@app.command(context_settings=RECIPE_FLAGS)
+def compare(context: typer.Context) -> None:
+    """Train several mixers at an equal budget and print which one wins; goes on where it was interrupted."""
+    from maclaurin.training.compare import execute, plan, summary
+    from maclaurin.training.flags import parse_compare
+    from maclaurin.training.show import LiveTable, result_table
+
+    recipe, names, seeds = parse_compare(context.args)
+    runs = plan(recipe, names, seeds)
+    with LiveTable(runs, recipe.steps) as table:
+        for run in runs:
+            if run.result() is None:
+                execute(run, partial(table.update, run))
+            table.update(run, {})
+    rows = summary(runs)
+    path = Path(recipe.output) / "compare.json"
+    path.write_text(json.dumps({"recipe": vars(recipe), "rows": rows}, indent=2))
+    console = _console()
+    console.print(result_table(rows, recipe))
+    console.print(f"figures: {path}")
+
+
 def _console() -> Console:
     """As wide as the terminal; as wide as the text where the output goes to a file."""
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-
-
-def _size(nbytes: int) -> str:
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} GiB"
 
 
 def main(*args: Any) -> None:

@@ -22,10 +22,10 @@ from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import repeat_heads
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import FOLD_EVERY, MOST_FEATURES, power_attention, waiting
-from maclaurin.ops.reference import repeat_heads
 from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.states import PowerState, State, TokenState
 
@@ -69,6 +69,8 @@ class Attention(ProjectedMixer):
         checks.one_of("norm", norm, NORMS)
         checks.one_of("value_norm", value_norm, VALUE_NORMS)
         checks.at_least_one("fold_every", fold_every)
+        if fold_at is not None:
+            checks.at_least_one("fold_at", fold_at)
         self.kernel = None if order is None else Kernel.of(order)
         if self.kernel is None and norm == "none":
             raise ValueError("norm='none' leaves exp(score) unbounded: softmax (order=None) needs 'sum' or 'output'")
@@ -128,7 +130,15 @@ class Attention(ProjectedMixer):
         lengths: Tensor | None,
         return_state: bool,
     ) -> tuple[Tensor, State | None]:
-        call: dict[str, Any] = {"state": state, "return_state": return_state, "form": form, "lengths": lengths}
+        # cosine features are the score itself; all others are scaled by 1/√d, which a normaliser may cancel
+        scale = 1.0 if self.feature_map == "cosine" else None
+        call: dict[str, Any] = {
+            "scale": scale,
+            "state": state,
+            "return_state": return_state,
+            "form": form,
+            "lengths": lengths,
+        }
         if self.kernel is None:
             # before an output norm the sum cancels, and keeps exp(score) in range
             return softmax_attention(q, k, v, log_decay, window=self.window, **call)
@@ -193,9 +203,10 @@ class Attention(ProjectedMixer):
         if not self._features_fit:
             return 2**62
         token = 2 * self.num_kv_heads * self.head_dim * dtype.itemsize
+        wide = torch.promote_types(dtype, torch.float32).itemsize
         carried = self._carried_elements() * dtype.itemsize
-        memory = self._memory_elements() * torch.promote_types(dtype, torch.float32).itemsize
-        return (memory + carried) // token + 1
+        waiting_decays = (self.fold_every - 1) * self._state_heads * wide * (self.decay != "none")
+        return (self._memory_elements() * wide + carried + waiting_decays) // token + 1
 
     def init_state(
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -227,9 +238,8 @@ class Taylor(Attention):
     """order: the terms 0..order of the softmax series, or those of a tuple such as (0, 2). All else: the thesis's layer."""
 
     def __init__(self, d_model: int, num_heads: int, *, order: int | tuple[int, ...] = 2, **options: Any) -> None:
-        if isinstance(order, int):
-            if order < 1:
-                raise ValueError(f"order must be at least 1, the highest term of the series, got {order}")
+        if not isinstance(order, tuple):
+            checks.at_least_one("order", order)
             order = tuple(range(order + 1))
         super().__init__(d_model, num_heads, order=order, **options)
 

@@ -55,9 +55,9 @@ class Mixer(nn.Module, ABC):
         attention_mask (B, T): 1 at tokens, 0 at padding, on the left or on the right. cu_seqlens (N+1,): the bounds of N
         documents packed in one row; the state then has N rows. Padding and other documents have no influence.
         """
-        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != self.d_model or x.shape[1] == 0:
-            got = checks.shape(x) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x must have shape (batch, time >= 1, {self.d_model}), got {got}")
+        checks.tensor("x", x, f"batch, time, {self.d_model}")
+        if x.shape[2] != self.d_model or x.shape[1] == 0:
+            raise ValueError(f"x must have shape (batch, time >= 1, {self.d_model}), got {checks.shape(x)}")
         checks.one_of("form", form, checks.FORMS)
         checks.initial_state(state, MixerState)
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from maclaurin.mixers.base import Mixer, MixerState, RMSNorm, ShortConv, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import repeat_heads
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.reference import repeat_heads
 from maclaurin.ops.states import PowerState
 
 
@@ -92,7 +92,7 @@ class Mamba2(Mixer):
             q,
             k,
             (v * dt[..., None]).to(v.dtype),
-            -self.A_log.exp() * dt,
+            -self.A_log.to(dt.dtype).exp() * dt,
             scale=1.0,
             normalize=False,
             state=None if state is None else state.attention,

@@ -33,6 +33,16 @@ def overview(pattern: str, d_model: int, num_heads: int, lengths: Sequence[int])
     return rows
 
 
+def size_text(nbytes: int) -> str:
+    """8912896 -> "8.5 MiB"."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} GiB"
+
+
 def _help(mixer: type[Mixer]) -> str:
     """What the class and its bases say of their options."""
     documented = [owner for owner in mixer.__mro__ if issubclass(owner, Mixer) and owner is not Mixer]

@@ -75,10 +75,12 @@ class ProjectedMixer(Mixer):
             raise ValueError(
                 f"d_model must be a multiple of num_heads unless head_dim is given, got {d_model} and {num_heads}"
             )
-        if num_kv_heads is not None and (num_kv_heads < 1 or num_heads % num_kv_heads):
+        if num_kv_heads is not None and (not isinstance(num_kv_heads, int) or num_kv_heads < 1 or num_heads % num_kv_heads):
             raise ValueError(f"num_kv_heads must divide the {num_heads} heads, got {num_kv_heads}")
-        if conv_width < 0:
-            raise ValueError(f"conv_width must be 0 (none) or the number of taps, got {conv_width}")
+        checks.at_least(0, "conv_width", conv_width)
+        if head_dim is not None:
+            checks.at_least_one("head_dim", head_dim)
+        checks.number("decay_scale", decay_scale)
         if decay_scale <= 0:
             raise ValueError(f"decay_scale must be positive, got {decay_scale}")
         self.head_dim = head_dim or d_model // num_heads
@@ -140,7 +142,7 @@ class ProjectedMixer(Mixer):
             return -F.softplus(z.to(torch.promote_types(z.dtype, torch.float32))) * self.decay_scale
         if self.A_log is not None:
             assert dt is not None
-            return -self.A_log.exp() * dt * self.decay_scale
+            return -self.A_log.to(dt.dtype).exp() * dt * self.decay_scale
         return None
 
     def _carried_elements(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -25,19 +26,14 @@ def shape(tensor: Tensor) -> str:
     return str(tuple(tensor.shape))
 
 
-def heads(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "(batch, time, heads, channels)") -> None:
+def heads(q: Tensor, k: Tensor, v: Tensor) -> None:
     """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), with G dividing H."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-        if tensor.dim() != 4:
-            raise ValueError(f"{name} must have 4 dimensions {layout}, got shape {shape(tensor)}")
-        if not tensor.is_floating_point():
-            raise TypeError(f"{name} must be a floating point tensor, got {tensor.dtype}")
-        if tensor.device != q.device:
-            raise ValueError(f"{name} must be on the device of q ({q.device}), got {tensor.device}")
-    if q.shape[1] == 0:
-        raise ValueError(f"q must hold at least one token, got shape {shape(q)}")
+    for name, value in (("q", q), ("k", k), ("v", v)):
+        tensor(name, value, "batch, time, heads, channels")
+        if value.device != q.device:
+            raise ValueError(f"{name} must be on the device of q ({q.device}), got {value.device}")
+    if q.shape[1] == 0 or q.shape[3] == 0:
+        raise ValueError(f"q must hold at least one token and one channel, got shape {shape(q)}")
     if k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
         raise ValueError(f"k must match q {shape(q)} in batch, time and channels, got {shape(k)}")
     if v.shape[:3] != k.shape[:3]:
@@ -50,6 +46,8 @@ def log_decay(decay: Tensor | None, q: Tensor, k: Tensor, *, per_channel: bool =
     """(B,T,heads of k or q), no value > 0; with `per_channel` also (B,T,heads,K). NaN goes through to the output."""
     if decay is None:
         return
+    if not isinstance(decay, Tensor):
+        raise TypeError(f"log_decay must be a tensor, got {type(decay).__name__}")
     allowed_heads = (k.shape[2], q.shape[2])
     per_head = decay.dim() == 3
     if not per_head and not (per_channel and decay.dim() == 4):
@@ -87,11 +85,33 @@ def token_state(state: TokenState | None, k: Tensor, v: Tensor) -> None:
             )
 
 
-def at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+def at_least(smallest: int, name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < smallest:
+        raise ValueError(f"{name} must be at least {smallest}, got {value}")
 
 
-def common(form: str, backend: str) -> None:
+def at_least_one(name: str, value: object) -> None:
+    at_least(1, name, value)
+
+
+def number(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, int | float) or not math.isfinite(value)):
+        raise ValueError(f"{name} must be a finite number or None, got {value!r}")
+
+
+def tensor(name: str, value: object, dimensions: str) -> None:
+    """A floating point tensor with the named dimensions, such as "batch, time, channels"."""
+    expected = dimensions.count(",") + 1
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if value.dim() != expected:
+        raise ValueError(f"{name} must have {expected} dimensions ({dimensions}), got shape {shape(value)}")
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be a floating point tensor, got {value.dtype}")
+
+
+def form_and_backend(form: str, backend: str) -> None:
     one_of("form", form, FORMS)
     one_of("backend", backend, BACKENDS)

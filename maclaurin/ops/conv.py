@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import ConvState
 
@@ -31,17 +32,15 @@ def short_conv(
 
     The forms differ only in how many tokens are taken at a time.
     """
-    if x.dim() != 3:
-        raise ValueError(f"x must have 3 dimensions (batch, time, channels), got shape {checks.shape(x)}")
-    if not x.is_floating_point():
-        raise TypeError(f"x must be a floating point tensor, got {x.dtype}")
+    checks.tensor("x", x, "batch, time, channels")
+    checks.tensor("weight", weight, "channels, width")
     if x.shape[1] == 0:
         raise ValueError(f"x must hold at least one token, got shape {checks.shape(x)}")
-    if weight.dim() != 2 or weight.shape[0] != x.shape[2] or weight.shape[1] < 1:
+    if weight.shape[0] != x.shape[2] or weight.shape[1] < 1:
         raise ValueError(f"weight must have shape ({x.shape[2]}, width), got {checks.shape(weight)}")
     if bias is not None and tuple(bias.shape) != (x.shape[2],):
         raise ValueError(f"bias must have shape ({x.shape[2]},), got {checks.shape(bias)}")
-    checks.common(form, backend)
+    checks.form_and_backend(form, backend)
     checks.initial_state(state, ConvState)
     width = weight.shape[1]
     if state is not None and state.inputs.shape[1:] != (width - 1, x.shape[2]):
@@ -50,6 +49,7 @@ def short_conv(
         )
     step = {"auto": x.shape[1], "parallel": x.shape[1], "chunked": CHUNK, "recurrent": 1}[form]
 
+    @without_autocast
     def dense(inputs: Inputs, state: ConvState | None, lengths: Tensor | None) -> tuple[Tensor, ConvState | None]:
         (x,) = inputs
         assert x is not None

@@ -62,7 +62,7 @@ class Kernel:
 
     def __call__(self, score: Tensor, weights: Tensor | None = None) -> Tensor:
         """f(score), or Σ weights[n]·c_n·scoreⁿ with weights (orders, …) that broadcast against the score."""
-        return self._sum(score, weights, [(n, c) for n, c in zip(self.orders, self.coefficients, strict=True)])
+        return self._sum(score, weights, list(zip(self.orders, self.coefficients, strict=True)))
 
     def derivative(self, score: Tensor, weights: Tensor | None = None) -> Tensor:
         return self._sum(score, weights, [(n - 1, n * c) for n, c in zip(self.orders, self.coefficients, strict=True)])
@@ -82,6 +82,10 @@ class Kernel:
                 total = total * score
         assert total is not None
         return total
+
+    @property
+    def squared(self) -> bool:
+        return self.orders == (2,)
 
     def feature_counts(self, dim: int) -> list[int]:
         return [monomial_count(dim, n) for n in self.orders]

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from maclaurin.ops import checks, decay
+from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.power import power_attention
 from maclaurin.ops.ragged import Inputs, over_documents
-from maclaurin.ops.reference import default_scale, repeat_heads, safe_divide
 from maclaurin.ops.states import LinearState, PowerState, State
 
 CHUNK = 64
@@ -53,7 +53,8 @@ def linear_attention(
     """
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k, per_channel=True)
-    checks.common(form, backend)
+    checks.form_and_backend(form, backend)
+    checks.number("scale", scale)
     checks.at_least_one("chunk_size", chunk_size)
     if form == "auto":
         form = "parallel" if q.shape[1] <= PARALLEL_UP_TO else "chunked"
@@ -88,6 +89,7 @@ def linear_attention(
         )
     size = {"parallel": q.shape[1], "chunked": chunk_size, "recurrent": 1}[form]
 
+    @without_autocast
     def dense(inputs: Inputs, state: LinearState | None, lengths: Tensor | None) -> tuple[Tensor, LinearState | None]:
         # lengths make no difference: padding has the key 0 and the log decay 0, so it adds nothing and changes nothing
         y, new_state = _per_channel(inputs, state, default_scale(scale, q), normalize, size)

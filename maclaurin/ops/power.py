@@ -14,21 +14,23 @@ orthogonal, the product of features keeps only half the digits of the score.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from maclaurin.ops import checks, decay
+from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks
 from maclaurin.ops.features import Kernel, monomials
-from maclaurin.ops.power_chunked import CHUNK, Plan, chunked
+from maclaurin.ops.power_chunked import CHUNK, Plan, above_rounding, chunked
 from maclaurin.ops.ragged import Inputs, over_documents
-from maclaurin.ops.reference import default_scale, repeat_heads, safe_divide
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
 
 FOLD_EVERY = 32
-PARALLEL_UP_TO = 512  # tokens: below it the T x T matrix is faster than the state (benchmarks/forms.py)
+FEATURES_PER_TOKEN = 4  # up to T = features/4 the matrix of weights is faster than the memory (benchmarks/forms.py)
+LONG_SERIES = 8  # orders above it are summed in float64: their powers leave the range of float32 at ordinary scores
 MOST_FEATURES = 2**16  # beyond it a memory is larger than any cache it could replace: tokens are kept instead
 
 
@@ -66,7 +68,8 @@ def power_attention(
     """
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
-    checks.common(form, backend)
+    checks.form_and_backend(form, backend)
+    checks.number("scale", scale)
     checks.initial_state(state, PowerState)
     kernel = Kernel.of(order)
     weights = _checked_weights(order_weights, kernel, q)
@@ -83,6 +86,7 @@ def power_attention(
     checks.token_state(state, k, v)
     _check_memory(state, kernel, k.shape[3], v.shape[3] + normalize)
 
+    @without_autocast
     def dense(inputs: Inputs, state: PowerState | None, lengths: Tensor | None) -> tuple[Tensor, PowerState | None]:
         return engine.run(inputs, state, lengths, return_state)
 
@@ -120,46 +124,32 @@ def waiting(tokens: int, fold_at: int, fold_every: int) -> int:
     return tokens if tokens < fold_at else (tokens - fold_at) % fold_every
 
 
+@dataclass(frozen=True)
 class _Engine:
     """One call's mechanism and policy; `run` is what all forms share."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        weights: Tensor | None,
-        scale: float,
-        normalize: bool,
-        chunk_size: int,
-        fold_at: int,
-        fold_every: int,
-        form: str,
-    ) -> None:
-        self.kernel = kernel
-        self.weights = weights
-        self.scale = scale
-        self.normalize = normalize
-        self.chunk_size = chunk_size
-        self.fold_at = fold_at
-        self.fold_every = fold_every
-        self.form = form
+    kernel: Kernel
+    weights: Tensor | None
+    scale: float
+    normalize: bool
+    chunk_size: int
+    fold_at: int
+    fold_every: int
+    form: str
 
     def run(
         self, inputs: Inputs, state: PowerState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, PowerState | None]:
         q, k, v, log_decay = inputs
         assert q is not None and k is not None and v is not None
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        log_decay = None if log_decay is None else log_decay.to(dtype)
-        if self._form(q.shape[1]) == "recurrent":
+        long_series = self.kernel.orders[-1] > LONG_SERIES
+        dtype = decay.widest(q.device) if long_series else torch.promote_types(q.dtype, torch.float32)
+        log_decay = None if log_decay is None else log_decay.to(torch.promote_types(q.dtype, torch.float32))
+        if self.form == "recurrent":
             y, state = self._step_by_step(q, k, v, log_decay, state, lengths, dtype)
         else:
             y, state = self._at_once(q, k, v, log_decay, state, lengths, dtype, return_state)
         return y.to(q.dtype), state if return_state else None
-
-    def _form(self, T: int) -> str:
-        if self.form != "auto":
-            return self.form
-        return "parallel" if T <= PARALLEL_UP_TO else "chunked"
 
     def _step_by_step(
         self,
@@ -205,10 +195,11 @@ class _Engine:
         memory_NFW = None if memory is None else memory.to(dtype).flatten(0, 1)
         weights_NO = None if self.weights is None else self.weights.to(dtype).repeat(B, 1)
 
-        if self._form(T) == "chunked" and self._has_memory(K):
+        through_memory = self.form == "chunked" or (self.form == "auto" and T > self._features(K) // FEATURES_PER_TOKEN)
+        if through_memory and self._has_memory(K):
             y_NRTW, new_NFW = self._chunked(q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO, folded)
         else:
-            block = self.chunk_size if self._form(T) == "chunked" else T
+            block = self.chunk_size if self.form in ("auto", "chunked") else T
 
             def attend(q_block: Tensor, seen: int) -> Tensor:
                 a_seen = None if a_NS is None else a_NS[:, :seen]
@@ -241,7 +232,7 @@ class _Engine:
         """Through the memory. It holds φ(k); chunks compute with plain monomials, which the roots turn into φ."""
         root_F1 = self.kernel.feature_weights(k_NSK.shape[-1], k_NSK)[:, None].sqrt()
         start_NFW = None if memory_NFW is None else memory_NFW / root_F1
-        plan = Plan(self.kernel, self.chunk_size, folded)
+        plan = Plan(self.kernel, self.chunk_size, folded, guarded=self.normalize and self.kernel.squared)
         y_NRTW, end_NFW = chunked(q_NRTK, k_NSK, v_NSW, a_NS, start_NFW, weights_NO, plan)
         return y_NRTW, None if end_NFW is None else end_NFW * root_F1
 
@@ -270,6 +261,8 @@ class _Engine:
         q_NKQ = q_NRTK.flatten(1, 2).transpose(1, 2).contiguous()
         features_NFQ = monomials(q_NKQ, self.kernel.orders) * self.kernel.query_weights(k_NSK, weights_NO)
         read_NQW = torch.bmm(features_NFQ.transpose(1, 2), memory_NFW)
+        if self.normalize and self.kernel.squared:
+            read_NQW = read_NQW * above_rounding(read_NQW, q_NKQ.transpose(1, 2), memory_NFW)
         read_NRTW = read_NQW.view_as(y_NRTW)
         if a_NS is not None:
             read_NRTW = read_NRTW * decay.factor(sums_NS[:, None, S - T :, None], read_NRTW.dtype)
@@ -292,8 +285,11 @@ class _Engine:
         ones = values.new_ones(values.shape[:-1]) if real is None else real[..., None].to(dtype).expand(values.shape[:-1])
         return torch.cat([values, ones[..., None]], dim=-1)
 
+    def _features(self, key_dim: int) -> int:
+        return self.kernel.feature_count(key_dim)
+
     def _has_memory(self, key_dim: int) -> bool:
-        return self.kernel.feature_count(key_dim) <= MOST_FEATURES
+        return self._features(key_dim) <= MOST_FEATURES
 
 
 def _check_memory(state: PowerState | None, kernel: Kernel, key_dim: int, width: int) -> None:
@@ -312,6 +308,8 @@ def _checked_weights(weights: Tensor | None, kernel: Kernel, q: Tensor) -> Tenso
     if weights is None:
         return None
     H, orders = q.shape[2], len(kernel.orders)
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"order_weights must be a tensor, got {type(weights).__name__}")
     if tuple(weights.shape) not in ((orders,), (H, orders)):
         raise ValueError(
             f"order_weights must have shape ({orders},) or ({H}, {orders}), one a term of order, got {checks.shape(weights)}"

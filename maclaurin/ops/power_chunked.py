@@ -32,9 +32,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from maclaurin.ops import decay
+from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.features import Kernel, contract, expand
 
 CHUNK = 256
+ROUNDING = 4  # machine epsilons of the largest term
 EXPANSION_BYTES = 64 * 2**20  # how much of m(x) may exist at a time; heads beyond it wait
 
 
@@ -45,6 +47,7 @@ class Plan:
     kernel: Kernel
     chunk: int
     folded: int  # the state is returned as it stands after this many keys
+    guarded: bool = False  # squared scores with a denominator: what the memory says within its rounding error is not used
 
     def spans(self, S: int, T: int) -> Iterator[tuple[int, int]]:
         """Chunks of keys; one ends where the queries begin, and one where the returned state is taken."""
@@ -70,10 +73,10 @@ def chunked(
     rows = q_NRTK.shape[1] * plan.chunk
     per_head = plan.kernel.feature_count(q_NRTK.shape[-1]) * rows * q_NRTK.element_size()
     heads = max(1, EXPANSION_BYTES // per_head)
+    inputs = (q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO)
     pieces = [
-        _Chunked.apply(*(None if x is None else x[at : at + heads] for x in tensors), plan)
-        for tensors in [(q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO)]
-        for at in range(0, q_NRTK.shape[0], heads)
+        _Chunked.apply(*(None if x is None else x[start : start + heads] for x in inputs), plan)
+        for start in range(0, q_NRTK.shape[0], heads)
     ]
     if len(pieces) == 1:
         return pieces[0][0], pieces[0][1]
@@ -179,6 +182,7 @@ class _Chunked(torch.autograd.Function):
         plan: Plan,
     ) -> tuple[Tensor, Tensor | None]:
         y_NRTW = v_NSW.new_empty(*q_NRTK.shape[:3], v_NSW.shape[2])
+        used_NRT1 = torch.ones(*q_NRTK.shape[:3], 1, dtype=torch.bool, device=q_NRTK.device)
         memory = _start(memory_NFW, k_NSK, v_NSW, plan.kernel)
         empty = memory_NFW is None
         result = None
@@ -189,7 +193,12 @@ class _Chunked(torch.autograd.Function):
                 weight_NQC = (plan.kernel(score, chunk.order_weights()) * between).flatten(1, 2)
                 y_NQW = torch.bmm(weight_NQC, chunk.v_NCW)
                 if not empty:
-                    y_NQW += chunk.from_start(torch.bmm(chunk.monomials_of_q().transpose(1, 2), c_NF1 * memory))
+                    read_NQW = torch.bmm(chunk.monomials_of_q().transpose(1, 2), c_NF1 * memory)
+                    if plan.guarded:
+                        used_NQ1 = above_rounding(read_NQW, chunk.q_NQK, memory)
+                        read_NQW *= used_NQ1
+                        used_NRT1[:, :, chunk.queries] = used_NQ1.unflatten(1, (chunk.groups, -1))
+                    y_NQW += chunk.from_start(read_NQW)
                 y_NRTW[:, :, chunk.queries] = y_NQW.unflatten(1, (chunk.groups, -1))
             if chunk.keys.stop < k_NSK.shape[1] or chunk.keys.stop <= plan.folded:
                 memory = torch.baddbmm(chunk.across(memory), chunk.monomials_of_k(), chunk.to_end(chunk.v_NCW))
@@ -198,13 +207,14 @@ class _Chunked(torch.autograd.Function):
                 result = memory
         ctx.plan = plan
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO, y_NRTW, result)
+        ctx.save_for_backward(q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO, y_NRTW, result, used_NRT1)
         return y_NRTW, result
 
     @staticmethod
     @once_differentiable
+    @without_autocast
     def backward(ctx: Any, dy_NRTW: Tensor | None, d_result_NFW: Tensor | None) -> tuple[Tensor | None, ...]:
-        q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO, y_NRTW, result_NFW = ctx.saved_tensors
+        q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO, y_NRTW, result_NFW, used_NRT1 = ctx.saved_tensors
         plan: Plan = ctx.plan
         if dy_NRTW is None:
             dy_NRTW = torch.zeros_like(y_NRTW)
@@ -228,7 +238,7 @@ class _Chunked(torch.autograd.Function):
                 if d_weights_NO is not None:
                     d_weights_NO += _grad_of_weights(plan.kernel, score, dw_NRCC)
                 if position or memory_NFW is not None:
-                    decayed_NQW = chunk.from_start(dy_NQW)
+                    decayed_NQW = chunk.from_start(dy_NQW * used_NRT1[:, :, chunk.queries].flatten(1, 2))
                     dq_NQK += chunk.grad_q(torch.bmm(c_NF1 * memory, decayed_NQW.transpose(1, 2)))
                     if d_weights_NO is not None:
                         read_NF = (torch.bmm(chunk.monomials_of_q(), decayed_NQW) * memory).sum(-1)
@@ -249,7 +259,7 @@ class _Chunked(torch.autograd.Function):
                 dv_NSW[:, chunk.keys] += chunk.to_end(torch.bmm(chunk.monomials_of_k().transpose(1, 2), dmemory))
                 dmemory = chunk.across(dmemory)
             if chunk.q_NQK is not None and (chunk.keys.start > 0 or memory_NFW is not None):
-                dy_NQW = chunk.from_start(dy_NRTW[:, :, chunk.queries].flatten(1, 2))
+                dy_NQW = chunk.from_start((dy_NRTW * used_NRT1)[:, :, chunk.queries].flatten(1, 2))
                 dmemory = torch.addcmul(dmemory, c_NF1, torch.bmm(chunk.monomials_of_q(), dy_NQW))
                 carried = True
 
@@ -264,6 +274,20 @@ class _Chunked(torch.autograd.Function):
             d_decay_NS = d_sums_NS.flip(1).cumsum(1).flip(1).to(log_decay_NS.dtype)
             d_decay_NS = d_decay_NS * (log_decay_NS > decay.SMALLEST_LOG_DECAY)
         return dq_NRTK, dk_NSK, dv_NSW, d_decay_NS, None if memory_NFW is None else dmemory, d_weights_NO, None
+
+
+def above_rounding(read_NQW: Tensor, q_NQK: Tensor, memory_NFW: Tensor) -> Tensor:
+    """Which rows (N,Q,1) of φ(q)ᵀS stand above the rounding error of their denominator, the last column.
+
+    The denominator Σ w_j (q·k_j)² is a sum of terms as large as |q|² Σ w_j |k_j|², and the last factor is the trace of the
+    ones' part of the memory. Where q is orthogonal to all keys nothing but their rounding error is left, and dividing by
+    it would give values of any size.
+    """
+    K = q_NQK.shape[-1]
+    diagonal = torch.arange(K, 0, -1, device=q_NQK.device).cumsum(0) - torch.arange(K, 0, -1, device=q_NQK.device)
+    trace_N11 = memory_NFW[:, diagonal, -1].sum(1)[:, None, None]
+    largest_NQ1 = q_NQK.square().sum(-1, keepdim=True) * trace_N11
+    return read_NQW[..., -1:] > ROUNDING * torch.finfo(read_NQW.dtype).eps * largest_NQ1
 
 
 def _start(memory_NFW: Tensor | None, k_NSK: Tensor, v_NSW: Tensor, kernel: Kernel) -> Tensor:

@@ -142,7 +142,10 @@ def _checked_cu_seqlens(cu_seqlens: Tensor | Sequence[int], x: Tensor) -> Tensor
     B, T = x.shape[:2]
     if B != 1:
         raise ValueError(f"cu_seqlens describes documents packed in one row, but the batch has {B} rows")
-    bounds = torch.as_tensor(cu_seqlens, device=x.device)
+    try:
+        bounds = torch.as_tensor(cu_seqlens, device=x.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"cu_seqlens must be a list of whole numbers, got {cu_seqlens!r}") from error
     if bounds.dim() != 1 or bounds.numel() < 2 or bounds.is_floating_point() or bounds.dtype == torch.bool:
         raise ValueError(
             f"cu_seqlens must be a list of at least 2 whole numbers, got {bounds.dtype} of shape {shape(bounds)}"

@@ -63,7 +63,7 @@ def power_attention(
     else:
         orders = tuple(order)
         w_HN = torch.ones(H, len(orders)).to(score_BHTS) if order_weights_HN is None else order_weights_HN
-        terms = [w_HN[:, i, None, None] * score_BHTS**n / math.factorial(n) for i, n in enumerate(orders)]
+        terms = [w_HN[:, i, None, None] * score_BHTS**n / float(math.factorial(n)) for i, n in enumerate(orders)]
         weight_BHTS = torch.stack(terms).sum(0)
     if log_decay_BTH is not None:
         weight_BHTS = weight_BHTS * decay_matrix(repeat_heads(log_decay_BTH, H))

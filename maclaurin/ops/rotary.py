@@ -9,19 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maclaurin.ops.checks import shape
+from maclaurin.ops.checks import shape, tensor
 from maclaurin.ops.decay import widest
 
 
 def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0, interleaved: bool = False) -> Tensor:
     """x (B,T,H,K) turned by positions (T,) or (B,T). Pairs are (i, i+K/2), or (2i, 2i+1) if interleaved."""
-    if x.dim() != 4:
-        raise ValueError(f"x must have 4 dimensions (batch, time, heads, channels), got shape {shape(x)}")
+    tensor("x", x, "batch, time, heads, channels")
     K = x.shape[-1]
     if K % 2:
         raise ValueError(f"rotary positions need an even number of channels a head, got {K}")
-    if tuple(positions.shape) not in ((x.shape[1],), tuple(x.shape[:2])):
-        raise ValueError(f"positions must have shape ({x.shape[1]},) or {tuple(x.shape[:2])}, got {shape(positions)}")
+    if not isinstance(positions, Tensor) or tuple(positions.shape) not in ((x.shape[1],), tuple(x.shape[:2])):
+        got = shape(positions) if isinstance(positions, Tensor) else type(positions).__name__
+        raise ValueError(f"positions must have shape ({x.shape[1]},) or {tuple(x.shape[:2])}, got {got}")
     wide = widest(x.device)
     frequency = theta ** (-torch.arange(0, K, 2, dtype=wide, device=x.device) / K)
     angle = positions.to(wide)[..., None, None] * frequency  # (..., T, 1, K/2)

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from maclaurin.ops import checks, decay
+from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks
 from maclaurin.ops.ragged import Inputs, over_documents
-from maclaurin.ops.reference import default_scale, repeat_heads, safe_divide
 from maclaurin.ops.states import TokenState
 from maclaurin.ops.tokens import Tokens
 
@@ -61,7 +61,8 @@ def softmax_attention(
     """
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
-    checks.common(form, backend)
+    checks.form_and_backend(form, backend)
+    checks.number("scale", scale)
     checks.initial_state(state, TokenState)
     checks.one_of("numerator", numerator, NUMERATORS)
     checks.one_of("divisor", divisor, DIVISORS)
@@ -73,6 +74,7 @@ def softmax_attention(
     checks.token_state(state, k, v)
     weights = _Weights(default_scale(scale, q), window, numerator, divisor, detach_divisor, score_cap)
 
+    @without_autocast
     def dense(inputs: Inputs, state: TokenState | None, lengths: Tensor | None) -> tuple[Tensor, TokenState | None]:
         return _dense(weights, inputs, state, lengths, form, chunk_size, return_state)
 

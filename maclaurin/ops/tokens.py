@@ -56,8 +56,8 @@ class Tokens:
     def after(self, start: int) -> TokenState:
         """The tokens in the slots from `start` on, right-aligned."""
         if self.first is None:
-            decay = None if self.log_decay is None else _copied(self.log_decay[:, start:])
-            return TokenState(_copied(self.keys[:, start:]), _copied(self.values[:, start:]), decay)
+            decay = None if self.log_decay is None else self._own(self.log_decay, start)
+            return TokenState(self._own(self.keys, start), self._own(self.values, start), decay)
         return self._aligned(self.slots - start, self.first.clamp(min=start))
 
     def last(self, count: int) -> TokenState:
@@ -65,6 +65,10 @@ class Tokens:
         if self.first is None:
             return self.after(max(self.slots - count, 0))
         return self._aligned(min(count, self.slots), self.first)
+
+    def _own(self, tokens: Tensor, start: int) -> Tensor:
+        """A state shares no memory with the caller's tensors, and a view would keep alive all that it was cut from."""
+        return tokens if start == 0 and self.slots > self.new else tokens[:, start:].clone()
 
     def _aligned(self, kept: int, begin: Tensor) -> TokenState:
         """The last `kept` slots of every row that ends at `end`; those before slot `begin` are padding."""
@@ -80,11 +84,6 @@ class Tokens:
 
         decay = None if self.log_decay is None else aligned(self.log_decay)
         return TokenState(aligned(self.keys), aligned(self.values), decay, keep.sum(1))
-
-
-def _copied(kept: Tensor) -> Tensor:
-    """A state owns what it keeps: a view would keep alive all that it was cut from."""
-    return kept if kept.is_contiguous() and kept.untyped_storage().nbytes() == kept.nbytes else kept.clone()
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:

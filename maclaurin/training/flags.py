@@ -1,4 +1,4 @@
-"""`maclaurin train`: the fields of a Recipe as flags, over those of a YAML file, over those of the run that is resumed."""
+"""The fields of a Recipe as flags, over those of a YAML file, over those of the run that is resumed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,26 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
+from maclaurin.ops.checks import at_least_one
+from maclaurin.training.compare import CONTENDERS
 from maclaurin.training.recipe import Recipe
+
+# minutes on two cores, and the order of the mechanisms is visible
+COMPARE_DEFAULTS: dict[str, Any] = {
+    "output": "runs/compare",
+    "length": 256,
+    "batch_size": 8,
+    "steps": 200,
+    "warmup_steps": 20,
+    "learning_rate": 3e-3,
+    "eval_rows": 256,
+    "eval_every": 100,
+}
 
 
 def parse(arguments: Sequence[str]) -> tuple[Recipe, bool]:
-    """The recipe, and whether to resume."""
-    parser = HfArgumentParser(Recipe, prog="maclaurin train", description="Train a language model.", allow_abbrev=False)
-    parser.add_argument("--config", help="YAML file with the same names as the flags.")
+    """The recipe of `maclaurin train`, and whether to resume."""
+    parser = _parser("train", "Train a language model.")
     parser.add_argument("--resume", action="store_true", help="Go on from the last checkpoint in --output.")
     first, _ = parser.parse_known_args(arguments)
     if first.config:
@@ -27,9 +40,31 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, bool]:
             # the run decides, flags beside --resume may change it (more steps, say)
             parser.set_defaults(**dataclasses.asdict(Recipe.load(output)))
     values = vars(parser.parse_args(arguments))
-    resume = values.pop("resume")
-    values.pop("config")
-    return Recipe(**values), resume
+    return _recipe(values), values["resume"]
+
+
+def parse_compare(arguments: Sequence[str]) -> tuple[Recipe, list[str], int]:
+    """The recipe that all runs of `maclaurin compare` share, the contenders, and how many seeds."""
+    parser = _parser("compare", "Train contenders at an equal budget and compare them.")
+    parser.add_argument("--mixers", default=",".join(CONTENDERS), help="Contenders, separated by commas.")
+    parser.add_argument("--seeds", type=int, default=2, help="Seeds of each contender.")
+    parser.set_defaults(**COMPARE_DEFAULTS)
+    first, _ = parser.parse_known_args(arguments)
+    if first.config:
+        parser.set_defaults(**_from_yaml(Path(first.config)))
+    values = vars(parser.parse_args(arguments))
+    at_least_one("seeds", values["seeds"])
+    return _recipe(values), values["mixers"].split(","), values["seeds"]
+
+
+def _parser(command: str, description: str) -> Any:
+    parser = HfArgumentParser(Recipe, prog=f"maclaurin {command}", description=description, allow_abbrev=False)
+    parser.add_argument("--config", help="YAML file with the same names as the flags.")
+    return parser
+
+
+def _recipe(values: dict[str, Any]) -> Recipe:
+    return Recipe(**{field.name: values[field.name] for field in dataclasses.fields(Recipe)})
 
 
 def _from_yaml(path: Path) -> dict[str, Any]:

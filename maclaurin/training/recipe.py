@@ -24,6 +24,7 @@ class Recipe:
     )
     mixer_options: str = field(default="{}", metadata={"help": "Options of the mixer, as JSON."})
     size: str = field(default="tiny", metadata={"help": f"Size of the model: {', '.join(SIZES)}."})
+    intermediate_size: int = field(default=0, metadata={"help": "Width of the MLPs; 0 for that of the size."})
     corpus: str = field(default="stdlib", metadata={"help": "stdlib, a file or folder, a preset, or a dataset of the hub."})
     text_field: str = field(default="text", metadata={"help": "Field of the text in rows of .jsonl and .parquet."})
     tokenizer: str = field(default="bytes", metadata={"help": "bytes, bpe:SIZE, or a folder or name of a pretrained one."})
@@ -52,7 +53,15 @@ class Recipe:
         one_of("rows", self.rows, ROWS)
         for name in ("length", "batch_size", "accumulation", "steps", "eval_rows", "keep"):
             at_least_one(name, getattr(self, name))
-        for name in ("learning_rate", "weight_decay", "clip", "warmup_steps", "eval_every", "save_every"):
+        for name in (
+            "learning_rate",
+            "weight_decay",
+            "clip",
+            "warmup_steps",
+            "eval_every",
+            "save_every",
+            "intermediate_size",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         self.options()

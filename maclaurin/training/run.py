@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import Subset
-from transformers import TrainingArguments, set_seed
+from transformers import TrainerState, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
@@ -60,10 +60,15 @@ def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) ->
         callbacks=[LastStep(), JsonLog(output / "log.jsonl"), progress, interrupt],
         keep=recipe.keep,
     )
-    try:
-        trainer.train(resume_from_checkpoint=checkpoint)
-    finally:
-        progress.close()
+    if checkpoint is not None and _step_of(checkpoint) >= recipe.steps:
+        # it died between its last checkpoint and the end: there is nothing left to train
+        trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
+        trainer.model = model = MaclaurinForCausalLM.from_pretrained(checkpoint)
+    else:
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        finally:
+            progress.close()
     finished = trainer.state.global_step >= recipe.steps
     if finished:
         trainer.save_model(str(output))
@@ -72,9 +77,14 @@ def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) ->
     return Result(trainer.state.global_step, finished, losses[-1] if losses else None)
 
 
+def _step_of(checkpoint: str) -> int:
+    return int(checkpoint.rsplit("-", 1)[1])
+
+
 def _model_config(recipe: Recipe, tokenizer: Any) -> MaclaurinConfig:
     return MaclaurinConfig.of_size(
         recipe.size,
+        **({"intermediate_size": recipe.intermediate_size} if recipe.intermediate_size else {}),
         vocab_size=len(tokenizer),
         mixer=recipe.mixers(),
         mixer_options=recipe.options(),

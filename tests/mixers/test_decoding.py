@@ -76,6 +76,18 @@ def test_2mamba_never_takes_more_than_softmax_with_the_same_convolution_and_deca
             assert mixer.state_nbytes(length) == softmax.state_nbytes(length) + decays_and_convolution
 
 
+@pytest.mark.parametrize("head_dim", [8, 16, 32, 48, 96, 128])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_from_the_crossover_on_the_state_is_never_larger_than_softmax(head_dim, kv_heads):
+    shared = {"d_model": 4 * head_dim, "num_heads": 4, "num_kv_heads": kv_heads}
+    mixer = maclaurin.build_mixer("2mamba", **shared)
+    softmax = maclaurin.build_mixer("softmax", **shared, rotary="none")
+    fold_at = mixer._fold_at(torch.float32)
+    assert all(mixer.state_nbytes(n) <= softmax.state_nbytes(n) for n in range(fold_at, fold_at + 200))
+    before = fold_at - 2
+    assert before * softmax.state_nbytes(1) < mixer.state_nbytes(fold_at), "folded later than it should"
+
+
 @pytest.mark.parametrize("name", maclaurin.available_mixers())
 def test_finite_states_stop_growing(name):
     mixer = maclaurin.build_mixer(name, 32, 4)

@@ -292,3 +292,55 @@ def test_no_state_is_returned_where_none_is_wanted(name):
     y, state = mixer(x, return_state=False)
     assert state is None
     torch.testing.assert_close(y, mixer(x)[0], rtol=1e-12, atol=1e-12)
+
+
+@every_mixer
+def test_autocast_loses_no_more_than_rounding_its_linear_layers(name):
+    """Gradients included: the sums inside an op stay float32, whatever autocast does to the layers around it.
+
+    The measure is the same mixer without autocast on a copy whose weights and input are rounded to bfloat16.
+    """
+    mixer = build(name, torch.float32, d_model=32)
+    exact, rounded = build(name, d_model=32), build(name, d_model=32)
+    rounded.load_state_dict({key: value.bfloat16().double() for key, value in mixer.state_dict().items()})
+    x = inputs(exact, 1, 300)
+
+    def gradients(module, x, autocast=False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y, _ = module(x, form="chunked")
+        wanted = torch.randn(y.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        return y, torch.autograd.grad((y.double() * wanted).sum(), list(module.parameters()))
+
+    y, expected = gradients(exact, x)
+    y_rounded, by_rounding = gradients(rounded, x.bfloat16().double())
+    y_autocast, got = gradients(mixer, x.float(), autocast=True)
+    eps = torch.finfo(torch.bfloat16).eps
+    assert relative(y_autocast.double(), y) <= 4 * relative(y_rounded, y) + 4 * eps
+    for (parameter, _), a, b, c in zip(mixer.named_parameters(), got, by_rounding, expected, strict=True):
+        assert relative(a.double(), c) <= 8 * relative(b, c) + 16 * eps, parameter
+
+
+@pytest.mark.parametrize("name", ["2mamba", "softmax", "mamba2"])
+def test_compiled_mixers_match_at_any_length(name):
+    """Several lengths and decoding steps through one compiled mixer."""
+    mixer = build(name, torch.float32)
+    compiled = torch.compile(mixer, backend="eager")
+    state = compiled_state = None
+    with torch.no_grad():
+        for length in (20, 21, 1, 1):
+            x = inputs(mixer, 2, length, seed=length)
+            y, state = mixer(x, state)
+            got, compiled_state = compiled(x, compiled_state)
+            torch.testing.assert_close(got, y)
+
+
+@every_mixer
+def test_a_state_shares_no_memory_with_the_input(name):
+    mixer = build(name)
+    x, later = inputs(mixer, 1, 5), inputs(mixer, 1, 2, seed=2)
+    with torch.no_grad():
+        _, state = mixer(x)
+        expected, _ = mixer(later, state)
+        x.zero_()
+        got, _ = mixer(later, state)
+    assert torch.equal(got, expected)

@@ -99,6 +99,17 @@ def test_the_series_approaches_softmax():
     assert errors[-1] < 1e-10
 
 
+def test_cosine_attention_is_unscaled():
+    """Paper 1: cos(q, k), no 1/√d and no denominator; v_t is divided by t^σ(c)."""
+    mixer = published_mixer(1, "linear_cosine", 32, 4, rotary="none").double()
+    x = torch.randn(2, 15, 32, dtype=torch.float64)
+    q, k, v = projected(mixer, x)
+    v = v / torch.arange(1, 16, dtype=torch.float64)[:, None, None] ** torch.sigmoid(mixer.position_power)[:, None]
+    weight = torch.einsum("bthk,bshk->bhts", F.normalize(q, dim=-1), F.normalize(k, dim=-1)).tril()
+    y = torch.einsum("bhts,bshv->bthv", weight, v)
+    torch.testing.assert_close(mixer(x)[0], y.flatten(2) @ mixer.out_proj.weight.T, rtol=1e-10, atol=1e-10)
+
+
 def test_learnable_order_weights_start_at_one():
     plain = maclaurin.build_mixer("taylor", 32, 4).double()
     learnable = maclaurin.build_mixer("taylor", 32, 4, learn_order_weights=True).double()

@@ -165,10 +165,11 @@ def test_a_token_never_sees_the_future(op):
 
 
 def test_the_automatic_form_changes_at_a_length_and_not_in_its_result(monkeypatch):
-    monkeypatch.setattr(power, "PARALLEL_UP_TO", 6)
+    """Up to a share of the number of features: here 10 of K = 4, so 5 tokens are direct and 6 go through the memory."""
+    monkeypatch.setattr(power, "FEATURES_PER_TOKEN", 2)
     op = BY_NAME["power-2-decay"]
     for T in (5, 6, 7, 12):
-        batch = op.draw(Sizes(T=T))
+        batch = op.draw(Sizes(T=T, K=4))
         y, state = op(batch)
         assert_close(y, op.reference(batch), 1e-10)
         assert_same_state(state, op(batch, form="recurrent")[1])

@@ -252,3 +252,73 @@ def test_nan_is_never_hidden(name, form):
     y, _ = op(batch, form=form, chunk=4)
     assert y[:, :5].isfinite().all()
     assert y[:, 6:].isnan().any(-1).any(-1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_orthogonal_to_everything_in_the_memory_is_zero(dtype, form, exact):
+    """Keys share a direction and the query has none of it: what is left of their weights is rounding error."""
+    k = torch.randn(1, 40, 1, 8, dtype=dtype)
+    q = torch.randn(1, 40, 1, 8, dtype=dtype)
+    v = torch.randn(1, 40, 1, 3, dtype=dtype)
+    if exact:
+        k, q = torch.zeros_like(k), torch.zeros_like(q)
+        k[..., 0] = k[..., 1] = 1
+        q[..., 0], q[..., 1] = 1, -1
+    else:
+        k = k[:, :1].expand(1, 40, 1, 8)
+        q = q - (q * k).sum(-1, keepdim=True) / (k * k).sum(-1, keepdim=True) * k
+    y, _ = ops.power_attention(q, k, v, form=form, chunk_size=8, fold_at=4, fold_every=4)
+    assert y.abs().max() <= v.abs().max() + 1e-6
+    if exact:
+        assert (y == 0).all()
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+def test_squared_scores_give_averages_however_ill_conditioned(form):
+    """An even order averages its values: no output may leave their range, at any angle between queries and keys."""
+    for power in range(1, 8):
+        direction = torch.nn.functional.normalize(torch.randn(16), dim=0)
+        k = direction + 0.1 * torch.randn(1, 200, 1, 1) * direction
+        k = k.expand(1, 200, 1, 16)
+        q = torch.randn(1, 200, 1, 16)
+        q = q - (q * direction).sum(-1, keepdim=True) * direction + 10.0**-power * direction
+        v = torch.randn(1, 200, 1, 4)
+        y, _ = ops.power_attention(q, k, v, form=form, chunk_size=32, fold_at=50, fold_every=8)
+        assert y.abs().max() <= 1.05 * v.abs().max() + 1e-3, power
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+@pytest.mark.parametrize("size", [1e-8, 1e-10, 1e-15, 1e-20])
+def test_tiny_scores_have_finite_gradients(form, size):
+    q, k, v = (torch.randn(1, 20, 1, 8) for _ in range(3))
+    q, k, a = size * q, size * k, -torch.rand(1, 20, 1)
+    leaves = [x.requires_grad_() for x in (q, k, v, a)]
+    y, _ = ops.power_attention(*leaves, form=form, chunk_size=8, fold_at=6, fold_every=4)
+    assert y.isfinite().all()
+    for gradient in torch.autograd.grad(y.sum(), leaves):
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("terms", [9, 13, 80])
+def test_long_series_stay_finite_at_large_scores(terms):
+    """Powers of a score of 100 leave the range of float32 after 19 terms."""
+    q, k, v = (torch.randn(1, 20, 1, 4) for _ in range(3))
+    q = 100 * q
+    y, _ = ops.power_attention(q, k, v, order=range(terms))
+    expected = reference.power_attention(*(x.double() for x in (q, k, v)), order=range(terms))
+    assert ((y - expected).norm() / expected.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_does_not_reach_into_an_op(dtype):
+    q, k, v = (torch.randn(1, 40, 2, 8).to(dtype).requires_grad_() for _ in range(3))
+    a = (-torch.rand(1, 40, 2)).requires_grad_()
+    plain, _ = ops.power_attention(q, k, v, a, form="chunked", chunk_size=16)
+    wanted = torch.autograd.grad(plain.sum(), (q, k, v, a))
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = ops.power_attention(q, k, v, a, form="chunked", chunk_size=16)
+        got = torch.autograd.grad(y.sum(), (q, k, v, a))
+    assert torch.equal(y, plain)
+    assert all(torch.equal(left, right) for left, right in zip(got, wanted, strict=True))

@@ -1,0 +1,42 @@
+"""Small sums that several ops share. The oracle has its own, so that an error here shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator; 0 where the denominator is 0, or so small (1e-30 in float32) that gradients overflow."""
+    nothing = denominator.abs() < torch.finfo(denominator.dtype).tiny ** 0.8
+    return torch.where(nothing, torch.zeros_like(numerator), numerator / denominator.masked_fill(nothing, 1))
+
+
+def repeat_heads(x_BTGK: Tensor, heads: int) -> Tensor:
+    """Each key-value head serves heads/G query heads that stand next to each other."""
+    return x_BTGK if x_BTGK.shape[2] == heads else x_BTGK.repeat_interleave(heads // x_BTGK.shape[2], dim=2)
+
+
+def default_scale(scale: float | None, q: Tensor) -> float:
+    """1/√channels unless given."""
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+def without_autocast(op: Callable[P, R]) -> Callable[P, R]:
+    """Autocast is for a model's linear layers: inside an op it would round the sums that must be float32 to bfloat16."""
+
+    @wraps(op)
+    def protected(*args: P.args, **kwargs: P.kwargs) -> R:
+        tensors = (x for group in args for x in (group if isinstance(group, tuple) else (group,)) if isinstance(x, Tensor))
+        device = next((x.device.type for x in tensors), "cpu")
+        with torch.autocast(device, enabled=False):
+            return op(*args, **kwargs)
+
+    return protected

@@ -1,0 +1,185 @@
+"""Mechanisms against each other at an equal budget: the same data in the same order, the same steps, the same parameters.
+
+Every run is a process of its own (`maclaurin train`), so that its peak memory is its own, and an interrupted comparison goes
+on run by run. Parameter counts are matched by the width of the MLPs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maclaurin.mixers import build_mixer
+from maclaurin.models import MaclaurinConfig
+from maclaurin.models.config import SIZES
+from maclaurin.ops.checks import one_of
+from maclaurin.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A mixer with its options, and the loss the thesis published for that row (small, 2048 tokens, FineWeb, 90k steps)."""
+
+    mixer: str
+    options: dict[str, Any]
+    published: str = ""
+
+
+CONTENDERS = {
+    "softmax": Contender("softmax", {}, "2.731"),
+    "softmax-conv": Contender("softmax", {"conv_width": 2}),
+    "linear": Contender("linear", {}, "3.028"),
+    "mamba2": Contender("mamba2", {"expand": 1, "d_state": 64}, "2.879 (one head)"),
+    "mamba2s": Contender("mamba2s", {}, "2.760"),
+    "2mamba": Contender("2mamba", {}, "2.727 (with dt)"),
+    "2mamba-e": Contender("2mamba-e", {}, "2.590 (medium; softmax 2.606)"),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One contender and seed: where it lives, and its result once there is one."""
+
+    name: str
+    seed: int
+    recipe: Recipe
+    parameters: int
+
+    @property
+    def result_path(self) -> Path:
+        return Path(self.recipe.output) / "result.json"
+
+    def result(self) -> dict[str, Any] | None:
+        return json.loads(self.result_path.read_text()) if self.result_path.exists() else None
+
+
+def plan(base: Recipe, names: Sequence[str], seeds: int) -> list[Run]:
+    """The runs, seed by seed, so that an early look compares all contenders."""
+    for name in names:
+        one_of("mixers", name, tuple(CONTENDERS))
+    reference = _mixer_parameters(base.size, CONTENDERS["softmax"])
+    runs = []
+    for seed in range(seeds):
+        for name in names:
+            contender = CONTENDERS[name]
+            sizes = SIZES[base.size]
+            extra = _mixer_parameters(base.size, contender) - reference
+            width = sizes["intermediate_size"] - round(extra / (3 * sizes["hidden_size"]))
+            recipe = dataclasses.replace(
+                base,
+                output=str(Path(base.output) / f"{name}-seed{seed}"),
+                mixer=contender.mixer,
+                mixer_options=json.dumps(contender.options),
+                intermediate_size=width,
+                seed=seed,
+            )
+            per_layer = _mixer_parameters(base.size, contender) + 3 * sizes["hidden_size"] * width
+            runs.append(Run(name, seed, recipe, sizes["num_hidden_layers"] * per_layer))
+    return runs
+
+
+def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
+    """Train it to its end, from its last checkpoint if it has one; `watch` sees its latest figures every second."""
+    output = Path(run.recipe.output)
+    flags = [f"--{field.name}={getattr(run.recipe, field.name)}" for field in dataclasses.fields(Recipe)]
+    resume = ["--resume"] if list(output.glob("checkpoint-*")) else []
+    started = time.monotonic()
+    output.mkdir(parents=True, exist_ok=True)
+    with open(output / "output.txt", "w") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "maclaurin.cli", "train", *flags, *resume], stdout=stream, stderr=subprocess.STDOUT
+        )
+        try:
+            while True:
+                pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+                if pid:
+                    break
+                watch(latest(output))
+                time.sleep(1)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    if os.waitstatus_to_exitcode(status) != 0:
+        lines = (output / "output.txt").read_text().strip().splitlines()
+        raise ValueError(
+            f"{run.name} (seed {run.seed}) failed: {lines[-1] if lines else 'no output'}; see {output / 'output.txt'}"
+        )
+    figures = latest(output)
+    tokens = run.recipe.steps * run.recipe.batch_size * run.recipe.length * run.recipe.accumulation
+    unit = 1 if sys.platform == "darwin" else 1024
+    result = {
+        "held_out_loss": figures["eval_loss"],
+        # a resumed run has been timed for its last part only
+        "tokens_per_second": None if resume else tokens / figures["train_runtime"],
+        "peak_bytes": usage.ru_maxrss * unit,
+        "seconds": time.monotonic() - started,
+    }
+    temporary = run.result_path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result))
+    temporary.replace(run.result_path)
+
+
+def latest(output: Path) -> dict[str, Any]:
+    """The newest value of every figure in the run's log."""
+    figures: dict[str, Any] = {}
+    log = output / "log.jsonl"
+    for line in log.read_text().splitlines() if log.exists() else ():
+        try:
+            figures.update(json.loads(line))
+        except json.JSONDecodeError:
+            continue  # the line that is being written
+    return figures
+
+
+def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A row a contender, best first: mean and spread over the seeds that are done."""
+    rows = []
+    for name in dict.fromkeys(run.name for run in runs):
+        own = [run for run in runs if run.name == name]
+        done = [result for run in own if (result := run.result()) is not None]
+        losses = [result["held_out_loss"] for result in done]
+        speeds = [result["tokens_per_second"] for result in done if result["tokens_per_second"] is not None]
+        rows.append(
+            {
+                "name": name,
+                "seeds": len(done),
+                "loss": statistics.mean(losses) if losses else None,
+                "spread": statistics.stdev(losses) if len(losses) > 1 else None,
+                "tokens_per_second": statistics.median(speeds) if speeds else None,
+                "peak_bytes": max(r["peak_bytes"] for r in done) if done else None,
+                "parameters": own[0].parameters,
+                "state_bytes_at_8k": state_bytes(own[0].recipe, 8192),
+                "published": CONTENDERS[name].published,
+            }
+        )
+    rows.sort(key=lambda row: (row["loss"] is None, row["loss"]))
+    for rank, row in enumerate(rows, 1):
+        row["rank"] = rank if row["loss"] is not None else None
+    return rows
+
+
+def state_bytes(recipe: Recipe, length: int) -> int:
+    """Of one sequence in the whole model."""
+    sizes = SIZES[recipe.size]
+    with torch.device("meta"):
+        mixer = build_mixer(recipe.mixer, sizes["hidden_size"], sizes["num_attention_heads"], **recipe.options())
+    return sizes["num_hidden_layers"] * mixer.state_nbytes(length)
+
+
+def _mixer_parameters(size: str, contender: Contender) -> int:
+    config = MaclaurinConfig.of_size(size)
+    with torch.device("meta"):
+        mixer = build_mixer(contender.mixer, config.hidden_size, config.num_attention_heads, **contender.options)
+    return sum(parameter.numel() for parameter in mixer.parameters())

@@ -1,0 +1,75 @@
+"""Comparisons: equal budgets, runs that are done once, a table that says what they gave."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from maclaurin.training import Recipe
+from maclaurin.training.compare import CONTENDERS, plan, summary
+from maclaurin.training.flags import parse_compare
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "medium"])
+def test_parameters_are_matched_within_two_percent(size):
+    runs = plan(Recipe(size=size), list(CONTENDERS), seeds=1)
+    counts = [run.parameters for run in runs]
+    assert max(counts) / min(counts) < 1.02
+
+
+def test_contenders_differ_in_nothing_but_the_mixer():
+    runs = plan(Recipe(output="x", steps=7), ["softmax", "2mamba"], seeds=2)
+    assert [(run.name, run.seed) for run in runs] == [("softmax", 0), ("2mamba", 0), ("softmax", 1), ("2mamba", 1)]
+    shared = {"steps", "length", "batch_size", "learning_rate", "corpus", "tokenizer", "seed"}
+    first, second = (vars(run.recipe) for run in runs[:2])
+    assert all(first[name] == second[name] for name in shared)
+
+
+def test_an_unknown_contender_is_one_sentence():
+    with pytest.raises(ValueError, match="mixers must be one of 'softmax'"):
+        plan(Recipe(), ["2mambo"], 1)
+    with pytest.raises(ValueError, match="seeds must be at least 1"):
+        parse_compare(["--seeds", "0"])
+
+
+def test_the_summary_ranks_by_mean_loss_with_its_spread(tmp_path):
+    runs = plan(Recipe(output=str(tmp_path)), ["linear", "2mamba"], seeds=2)
+    for run, loss in zip(runs, (3.0, 2.0, 3.2, 2.1), strict=True):
+        run.result_path.parent.mkdir()
+        run.result_path.write_text(
+            json.dumps({"held_out_loss": loss, "tokens_per_second": 10.0, "peak_bytes": 5, "seconds": 1.0})
+        )
+    best, worst = summary(runs)
+    assert (best["name"], best["rank"], worst["name"]) == ("2mamba", 1, "linear")
+    assert best["loss"] == pytest.approx(2.05)
+    assert best["spread"] == pytest.approx(0.0707, abs=1e-4)
+    assert best["seeds"] == 2
+
+
+def test_a_comparison_goes_on_run_by_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("MACLAURIN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text").mkdir()
+    rows = (json.dumps({"text": f"{i} green bottles hanging on the wall\n" * 4}) for i in range(150))
+    (tmp_path / "text" / "songs.jsonl").write_text("\n".join(rows))
+    command = [
+        sys.executable,
+        "-m",
+        "maclaurin.cli",
+        "compare",
+        "--mixers=linear,2mamba",
+        "--seeds=1",
+        "--steps=3",
+        "--length=32",
+    ]
+    command += [f"--output={tmp_path / 'out'}", f"--corpus={tmp_path / 'text'}", "--batch_size=2", "--eval_rows=4"]
+    first = subprocess.run(command, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    assert "1. " in first.stdout
+    table = json.loads((tmp_path / "out" / "compare.json").read_text())["rows"]
+    assert {row["name"] for row in table} == {"linear", "2mamba"}
+    kept = (tmp_path / "out" / "linear-seed0" / "result.json").stat().st_mtime_ns
+    (tmp_path / "out" / "2mamba-seed0" / "result.json").unlink()
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert (tmp_path / "out" / "linear-seed0" / "result.json").stat().st_mtime_ns == kept
+    assert json.loads((tmp_path / "out" / "compare.json").read_text())["rows"][0]["loss"] == table[0]["loss"]
