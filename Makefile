@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Some virtual CPUs advertise AMX and then kill the process that uses it; see docs/troubleshooting.md.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: setup test test-all lint bench clean
+.PHONY: setup compare test test-all lint bench clean
 
 setup: .venv/.ready
 
@@ -15,6 +15,9 @@ setup: .venv/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
 	touch $@
+
+compare: setup
+	$(BIN)/maclaurin compare
 
 test: setup
 	$(BIN)/python -m pytest -n 2 -m 'not slow'

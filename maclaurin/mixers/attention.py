@@ -212,26 +212,22 @@ class Attention(ProjectedMixer):
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> MixerState:
         device, dtype = self._placement(device, dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        tokens = torch.zeros(batch_size, 0, self._state_heads, self.head_dim, device=device, dtype=dtype)
-        decay = None if self.decay == "none" else torch.zeros(tokens.shape[:3], device=device, dtype=wide)
-        state = TokenState if self.kernel is None else PowerState
+        kind = TokenState if self.kernel is None else PowerState
         return MixerState(
-            state(tokens, tokens, decay),
+            self._no_tokens(kind, self._state_heads, batch_size, device, dtype),
             None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
             torch.zeros(batch_size, dtype=torch.long, device=device) if self._needs_position else None,
         )
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
-        wide = torch.promote_types(dtype, torch.float32).itemsize
-        token = self._state_heads * (2 * self.head_dim * dtype.itemsize + (self.decay != "none") * wide)
+        token = self._token_nbytes(self._state_heads)
         fixed = self._carried_elements() * dtype.itemsize + self._needs_position * torch.long.itemsize
         if self.kernel is None:
             return fixed + token * (length if self.window is None else min(length, self.window - 1))
-        every = 1 if self.order == 1 else self.fold_every
-        kept = waiting(length, self._fold_at(dtype), every)
-        return fixed + token * kept + (kept < length) * self._memory_elements() * wide
+        kept = waiting(length, self._fold_at(dtype), 1 if self.order == 1 else self.fold_every)
+        memory = self._memory_elements() * torch.promote_types(dtype, torch.float32).itemsize
+        return fixed + token * kept + (kept < length) * memory
 
 
 class Taylor(Attention):

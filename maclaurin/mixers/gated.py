@@ -150,10 +150,8 @@ class GatedSoftmax(ProjectedMixer):
     ) -> MixerState:
         device, dtype = self._placement(device, dtype)
         wide = torch.promote_types(dtype, torch.float32)
-        tokens = torch.zeros(batch_size, 0, self.num_kv_heads, self.head_dim, device=device, dtype=dtype)
-        decay = None if self.decay == "none" else torch.zeros(tokens.shape[:3], device=device, dtype=wide)
         return MixerState(
-            TokenState(tokens, tokens, decay),
+            self._no_tokens(TokenState, self.num_kv_heads, batch_size, device, dtype),
             None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
             torch.zeros(batch_size, dtype=torch.long, device=device) if self.rotary != "none" else None,
             None if self.divisor_proj is None else torch.zeros(batch_size, self.num_heads, device=device, dtype=wide),
@@ -161,11 +159,10 @@ class GatedSoftmax(ProjectedMixer):
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
-        wide = torch.promote_types(dtype, torch.float32).itemsize
-        token = self.num_kv_heads * (2 * self.head_dim * dtype.itemsize + (self.decay != "none") * wide)
-        gate = 0 if self.divisor_proj is None else self.num_heads * wide
+        gate = 0 if self.divisor_proj is None else self.num_heads * torch.promote_types(dtype, torch.float32).itemsize
         position = (self.rotary != "none") * torch.long.itemsize
-        return token * length + self._carried_elements() * dtype.itemsize + gate + position
+        tokens = self._token_nbytes(self.num_kv_heads) * length
+        return tokens + self._carried_elements() * dtype.itemsize + gate + position
 
 
 register(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from maclaurin.mixers.base import Mixer, MixerState, ShortConv, advanced, initial_dt_bias
 from maclaurin.ops import checks
 from maclaurin.ops.rotary import rotary as rotate
-from maclaurin.ops.states import ConvState
+from maclaurin.ops.states import ConvState, TokenState
 
 ACTIVATIONS = ("identity", "silu")
 ROTARIES = ("none", "rope")
@@ -144,6 +144,22 @@ class ProjectedMixer(Mixer):
             assert dt is not None
             return -self.A_log.to(dt.dtype).exp() * dt * self.decay_scale
         return None
+
+    def _no_tokens(
+        self, kind: type[TokenState], heads: int, batch_size: int, device: torch.device | str, dtype: torch.dtype
+    ) -> TokenState:
+        """The attention's state before the first token."""
+        tokens = torch.zeros(batch_size, 0, heads, self.head_dim, device=device, dtype=dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        return kind(
+            tokens, tokens, None if self.decay == "none" else torch.zeros(tokens.shape[:3], device=device, dtype=wide)
+        )
+
+    def _token_nbytes(self, heads: int) -> int:
+        """What one kept token takes: key, value and decay of every head of the state."""
+        dtype = next(self.parameters()).dtype
+        wide = torch.promote_types(dtype, torch.float32).itemsize
+        return heads * (2 * self.head_dim * dtype.itemsize + (self.decay != "none") * wide)
 
     def _carried_elements(self) -> int:
         """How many numbers the convolution carries."""

@@ -177,13 +177,13 @@ class TokenState(State):
     @classmethod
     def cat(cls, states: Sequence[Self]) -> Self:
         slots = max(state.slots for state in states)
-        return super().cat([state._widened(slots, ragged=True) for state in states])
+        return super().cat([state._widened(slots) for state in states])
 
-    def _widened(self, slots: int, *, ragged: bool) -> Self:
+    def _widened(self, slots: int) -> Self:
         """The same tokens in `slots` slots, the new ones on the left and empty."""
         extra = slots - self.slots
         lengths = self.lengths
-        if lengths is None and ragged:
+        if lengths is None:
             lengths = torch.full((self.keys.shape[0],), self.slots, device=self.keys.device)
         return dataclasses.replace(
             self,
