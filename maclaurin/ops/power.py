@@ -30,6 +30,7 @@ from maclaurin.ops.tokens import Tokens
 
 FOLD_EVERY = 32
 FEATURES_PER_TOKEN = 4  # up to T = features/4 the matrix of weights is faster than the memory (benchmarks/forms.py)
+DIRECT_BLOCK = 512  # queries whose weights exist at a time where `auto` needs no memory
 LONG_SERIES = 8  # orders above it are summed in float64: their powers leave the range of float32 at ordinary scores
 MOST_FEATURES = 2**16  # beyond it a memory is larger than any cache it could replace: tokens are kept instead
 
@@ -199,7 +200,7 @@ class _Engine:
         if through_memory and self._has_memory(K):
             y_NRTW, new_NFW = self._chunked(q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO, folded)
         else:
-            block = self.chunk_size if self.form in ("auto", "chunked") else T
+            block = {"auto": DIRECT_BLOCK, "chunked": self.chunk_size}.get(self.form, T)
 
             def attend(q_block: Tensor, seen: int) -> Tensor:
                 a_seen = None if a_NS is None else a_NS[:, :seen]

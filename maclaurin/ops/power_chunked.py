@@ -139,6 +139,13 @@ class _Chunk:
             return x_NQW
         return x_NQW * decay.factor(self.sums_NC, x_NQW.dtype).repeat(1, self.groups)[..., None]
 
+    def of_memory(self, dy_NRTW: Tensor, used_NRT1: Tensor | None) -> Tensor:
+        """The gradient of what these queries read from the memory."""
+        dy_NRCW = dy_NRTW[:, :, self.queries]
+        if used_NRT1 is not None:
+            dy_NRCW = dy_NRCW * used_NRT1[:, :, self.queries]
+        return self.from_start(dy_NRCW.flatten(1, 2))
+
     def to_end(self, x_NCW: Tensor) -> Tensor:
         """x times exp(L_C - L_j): what is left of a key at the end of the chunk."""
         if self.sums_NC is None:
@@ -182,7 +189,7 @@ class _Chunked(torch.autograd.Function):
         plan: Plan,
     ) -> tuple[Tensor, Tensor | None]:
         y_NRTW = v_NSW.new_empty(*q_NRTK.shape[:3], v_NSW.shape[2])
-        used_NRT1 = torch.ones(*q_NRTK.shape[:3], 1, dtype=torch.bool, device=q_NRTK.device)
+        used_NRT1 = torch.ones_like(q_NRTK[..., :1], dtype=torch.bool) if plan.guarded else None
         memory = _start(memory_NFW, k_NSK, v_NSW, plan.kernel)
         empty = memory_NFW is None
         result = None
@@ -194,7 +201,7 @@ class _Chunked(torch.autograd.Function):
                 y_NQW = torch.bmm(weight_NQC, chunk.v_NCW)
                 if not empty:
                     read_NQW = torch.bmm(chunk.monomials_of_q().transpose(1, 2), c_NF1 * memory)
-                    if plan.guarded:
+                    if used_NRT1 is not None:
                         used_NQ1 = above_rounding(read_NQW, chunk.q_NQK, memory)
                         read_NQW *= used_NQ1
                         used_NRT1[:, :, chunk.queries] = used_NQ1.unflatten(1, (chunk.groups, -1))
@@ -238,7 +245,7 @@ class _Chunked(torch.autograd.Function):
                 if d_weights_NO is not None:
                     d_weights_NO += _grad_of_weights(plan.kernel, score, dw_NRCC)
                 if position or memory_NFW is not None:
-                    decayed_NQW = chunk.from_start(dy_NQW * used_NRT1[:, :, chunk.queries].flatten(1, 2))
+                    decayed_NQW = chunk.of_memory(dy_NRTW, used_NRT1)
                     dq_NQK += chunk.grad_q(torch.bmm(c_NF1 * memory, decayed_NQW.transpose(1, 2)))
                     if d_weights_NO is not None:
                         read_NF = (torch.bmm(chunk.monomials_of_q(), decayed_NQW) * memory).sum(-1)
@@ -259,7 +266,7 @@ class _Chunked(torch.autograd.Function):
                 dv_NSW[:, chunk.keys] += chunk.to_end(torch.bmm(chunk.monomials_of_k().transpose(1, 2), dmemory))
                 dmemory = chunk.across(dmemory)
             if chunk.q_NQK is not None and (chunk.keys.start > 0 or memory_NFW is not None):
-                dy_NQW = chunk.from_start((dy_NRTW * used_NRT1)[:, :, chunk.queries].flatten(1, 2))
+                dy_NQW = chunk.of_memory(dy_NRTW, used_NRT1)
                 dmemory = torch.addcmul(dmemory, c_NF1, torch.bmm(chunk.monomials_of_q(), dy_NQW))
                 carried = True
 

@@ -30,6 +30,20 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+class Traffic(TorchDispatchMode):
+    """Counts the elements that all operations together wrote: what a count of matrix products does not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.numel += sum(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        return result
+
+
 def train(name, T, chunk=CHUNK, **options):
     op = BY_NAME[name]
     batch = op.draw(Sizes(B=1, T=T, G=1, R=1, K=K, V=V)).to(torch.float32).leaves()
@@ -77,6 +91,16 @@ def test_the_cost_of_a_token_does_not_depend_on_the_length(name):
         with FlopCounterMode(display=False) as counter:
             train(name, T, return_state=False)
         counts.append(counter.get_total_flops())
+    assert counts[1] / counts[0] == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize("name", [*OPS, "linear-decay"])
+def test_what_is_written_for_a_token_does_not_depend_on_the_length(name):
+    counts = []
+    for T in (1024, 2048):
+        with Traffic() as traffic:
+            train(name, T, return_state=False)
+        counts.append(traffic.numel)
     assert counts[1] / counts[0] == pytest.approx(2, rel=0.05)
 
 
