@@ -30,7 +30,7 @@ def examine() -> dict[str, Any]:
             **{name: _version(name) for name in PACKAGES},
         },
         "devices": _devices(),
-        "backends": {"torch": "ready: every op, every device"},
+        "backends": {"torch": "ready: every op"},
         "compiler": shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++"),
         "checks": {"forms agree": _forms_agree(), "bfloat16 matrix product": _bf16()},
     }

@@ -71,6 +71,8 @@ class Attention(ProjectedMixer):
         checks.at_least_one("fold_every", fold_every)
         if fold_at is not None:
             checks.at_least_one("fold_at", fold_at)
+            if order in (None, 1):
+                raise ValueError("fold_at needs an order above 1: softmax folds no token, and first order every one at once")
         self.kernel = None if order is None else Kernel.of(order)
         if self.kernel is None and norm == "none":
             raise ValueError("norm='none' leaves exp(score) unbounded: softmax (order=None) needs 'sum' or 'output'")

@@ -6,7 +6,7 @@ It differs from the thesis's model only in what its code does to positions and m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -159,7 +159,7 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
 class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
     """The language model. With labels it returns the loss, whose logits exist only for LOSS_CHUNK tokens at a time."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: MaclaurinConfig) -> None:
         super().__init__(config)

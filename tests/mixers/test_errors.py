@@ -18,6 +18,8 @@ from maclaurin.mixers.published import published_mixer
         (("2mamba", 32, 4), {"norm": "max"}, "norm must be one of"),
         (("2mamba", 32, 4), {"order": 0}, "order must be a whole number >= 1"),
         (("2mamba", 32, 4), {"fold_every": 0}, "fold_every must be at least 1"),
+        (("linear", 32, 4), {"fold_at": 5}, "fold_at needs an order above 1"),
+        (("2mamba", 32, 4), {"fold_at": 0}, "fold_at must be at least 1"),
         (("2mamba", 32, 4), {"window": 4}, "window needs softmax scores"),
         (("2mamba", 32, 4), {"learn_order_weights": True}, "learn_order_weights=True needs several orders"),
         (("2mamba", 32, 4), {"dt_bias": True}, "dt_bias=True needs a time step"),
