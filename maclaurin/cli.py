@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -102,6 +103,7 @@ def train(context: typer.Context) -> None:
 @app.command(context_settings=RECIPE_FLAGS)
 def compare(context: typer.Context) -> None:
     """Train several mixers at an equal budget and print which one wins; goes on where it was interrupted."""
+    from maclaurin.report import build, missing
     from maclaurin.training.compare import execute, plan, summary
     from maclaurin.training.flags import parse_compare
     from maclaurin.training.show import LiveTable, result_table
@@ -115,10 +117,38 @@ def compare(context: typer.Context) -> None:
             table.update(run, {})
     rows = summary(runs)
     path = Path(recipe.output) / "compare.json"
-    path.write_text(json.dumps({"recipe": vars(recipe), "rows": rows}, indent=2))
+    command = shlex.join(["maclaurin", "compare", *context.args])
+    path.write_text(json.dumps({"command": command, "recipe": vars(recipe), "rows": rows}, indent=2))
     console = _console()
     console.print(result_table(rows, recipe))
     console.print(f"figures: {path}")
+    if sentence := missing():
+        console.print(f"no page: {sentence}")
+        return
+    page = path.with_name("report.html")
+    build([path.parent], command=f"maclaurin report {shlex.quote(str(path.parent))}").write(page)
+    print(page)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders with runs of `maclaurin train` or `maclaurin compare`.")],
+    output: Annotated[Path | None, typer.Option(help="The page; report.html in the first folder if not given.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also write every figure as a PNG file into this folder.")] = None,
+    measure: Annotated[bool, typer.Option(help="Time a layer of each mixer on this machine, up to 20 seconds.")] = True,
+) -> None:
+    """Write one self-contained HTML page about runs: curves, results, cost, memory, and how they were made."""
+    from maclaurin.report import build
+
+    path = output or folders[0] / "report.html"
+    page = build(folders, measure=measure, command=shlex.join(["maclaurin", *sys.argv[1:]]))
+    page.write(path)
+    if png is not None:
+        from maclaurin.report.png import export
+
+        for file in export(page.charts(), png):
+            print(file)
+    print(path)
 
 
 def _console() -> Console:

@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,18 +25,23 @@ SAFE_ISA = "AVX512_CORE_BF16"
 def examine() -> dict[str, Any]:
     """Versions, devices, backends, checks, and a list of what is missing."""
     report: dict[str, Any] = {
-        "versions": {
-            "maclaurin": maclaurin.__version__,
-            "python": platform.python_version(),
-            **{name: _version(name) for name in PACKAGES},
-        },
-        "devices": _devices(),
+        "versions": versions(),
+        "devices": devices(),
         "backends": {"torch": "ready: every op"},
         "compiler": shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++"),
         "checks": {"forms agree": _forms_agree(), "bfloat16 matrix product": _bf16()},
     }
     report["missing"] = _missing(report)
     return report
+
+
+def versions() -> dict[str, str | None]:
+    """Of Maclaurin, Python and the packages it uses; None where one is not installed."""
+    return {
+        "maclaurin": maclaurin.__version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+    }
 
 
 def _version(name: str) -> str | None:
@@ -45,15 +51,24 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _devices() -> dict[str, str]:
-    found = {
-        "cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    }
+def devices() -> dict[str, str]:
+    """What PyTorch can compute on."""
+    found = {"cpu": f"{_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"}
     for index in range(torch.cuda.device_count()):
         found[f"cuda:{index}"] = torch.cuda.get_device_name(index)
     if torch.backends.mps.is_available():
         found["mps"] = "Apple GPU"
     return found
+
+
+def _cpu_name() -> str:
+    """Linux names the model in a file only; `platform` then knows no more than the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
 
 
 def _forms_agree() -> str:

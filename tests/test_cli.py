@@ -71,6 +71,7 @@ def test_the_core_needs_pytorch_alone():
         "wandb",
         "torchvision",
         "datasets",
+        "plotly",
     )
     program = (
         "import torch, sys\n"

@@ -17,6 +17,7 @@ from maclaurin.data import DocumentRows, PackedRows, open_corpus, open_tokenizer
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
 from maclaurin.training.recipe import Recipe
+from maclaurin.training.surroundings import save_surroundings
 from maclaurin.training.trainer import LanguageTrainer
 
 
@@ -48,6 +49,7 @@ def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) ->
     model = MaclaurinForCausalLM(_model_config(recipe, tokenizer))
     tokenizer.save_pretrained(output)
     recipe.save(output)
+    save_surroundings(output, first_step=0 if checkpoint is None else _step_of(checkpoint))
 
     interrupt = StopOnInterrupt()
     progress = LiveProgress(recipe.length * recipe.batch_size * recipe.accumulation)

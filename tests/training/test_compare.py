@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from maclaurin.training import Recipe
 from maclaurin.training.compare import CONTENDERS, plan, summary
@@ -66,6 +67,10 @@ def test_a_comparison_goes_on_run_by_run(tmp_path, monkeypatch):
     first = subprocess.run(command, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
     assert "1. " in first.stdout
+    page = tmp_path / "out" / "report.html"
+    assert first.stdout.splitlines()[-1] == str(page)
+    text = page.read_text()
+    assert "maclaurin compare --mixers=linear,2mamba" in text and f"torch {torch.__version__}" in text
     table = json.loads((tmp_path / "out" / "compare.json").read_text())["rows"]
     assert {row["name"] for row in table} == {"linear", "2mamba"}
     kept = (tmp_path / "out" / "linear-seed0" / "result.json").stat().st_mtime_ns

@@ -1,0 +1,210 @@
+"""Plotly figures from plain data. Colours follow the reader's light or dark page, so a figure sets none but its lines'."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from maclaurin.mixers.overview import size_text
+
+# Paul Tol's "bright" scheme, which colour-blind people can tell apart, on white and on black
+PALETTE = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#888888")
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "triangle-down")
+# the same in every report
+KNOWN = {"softmax": 0, "2mamba": 1, "mamba2s": 2, "mamba2": 3, "softmax-conv": 4, "2mamba-e": 5, "linear": 6}
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+@dataclass(frozen=True)
+class Style:
+    color: str
+    symbol: str
+    dash: str = "solid"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line and, over several seeds, the band between the lowest and the highest."""
+
+    name: str
+    style: Style
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    tokens: Sequence[float] = ()  # the other horizontal axis of losses
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point worth a label."""
+
+    style: Style
+    x: float
+    y: float
+    text: str
+    name: str
+
+
+def styles(pairs: Sequence[tuple[str, str]]) -> dict[str, Style]:
+    """A style by name from (name, mixer): a colour a mixer, a dash for each further group of the same mixer."""
+    mixers = list(dict.fromkeys(mixer for _, mixer in pairs))
+    free = [slot for slot in range(len(PALETTE)) if slot not in {KNOWN.get(mixer) for mixer in mixers}]
+    others = [mixer for mixer in mixers if mixer not in KNOWN]
+    # more mixers than colours share them, by dash
+    slots = {mixer: (KNOWN[mixer], 0) for mixer in mixers if mixer in KNOWN}
+    for index, mixer in enumerate(others):
+        pool = free or list(range(len(PALETTE)))
+        slots[mixer] = (pool[index % len(pool)], index // len(pool) + (not free))
+    found, seen = {}, dict.fromkeys(mixers, 0)
+    for name, mixer in pairs:
+        slot, dash = slots[mixer]
+        found[name] = Style(PALETTE[slot], SYMBOLS[slot], DASHES[(dash + seen[mixer]) % len(DASHES)])
+        seen[mixer] += 1
+    return found
+
+
+def losses(lines: Sequence[Line], title: str) -> go.Figure:
+    """Against steps, or against tokens: `layout.meta` tells the page which column of customdata is which."""
+    figure = _figure(title)
+    for line in lines:
+        places = [list(pair) for pair in zip(line.x, line.tokens, strict=True)]
+        if line.low:
+            figure.add_scatter(
+                x=[*line.x, *reversed(line.x)],
+                y=[*line.high, *reversed(line.low)],
+                customdata=[*places, *reversed(places)],
+                mode="lines",
+                fill="toself",
+                fillcolor=_translucent(line.style.color),
+                line={"width": 0},
+                legendgroup=line.name,
+                showlegend=False,
+                hoverinfo="skip",
+            )
+        between = [f" ({low:.4f} to {high:.4f})" for low, high in zip(line.low, line.high, strict=True)]
+        figure.add_scatter(
+            **_line(line),
+            customdata=places,
+            text=between or [""] * len(line.x),
+            hovertemplate="%{y:.4f}%{text}",
+        )
+    figure.update_layout(meta={"axes": [["step", "step"], ["tokens", "tokens seen"]]})
+    figure.update_xaxes(title="step", rangemode="tozero", exponentformat="SI")
+    return figure
+
+
+def against_length(lines: Sequence[Line], title: str, unit: str = "") -> go.Figure:
+    """Both axes logarithmic; `unit` follows the numbers."""
+    figure = _figure(title)
+    for line in lines:
+        figure.add_scatter(**_line(line), hovertemplate=f"%{{y:.3~s}}{unit}")
+    _length_axis(figure, [x for line in lines for x in line.x])
+    ticks = _ticks([y for line in lines for y in line.y])
+    figure.update_yaxes(type="log", tickvals=ticks, ticktext=[f"{_si(tick)}{unit}" for tick in ticks])
+    return figure
+
+
+def memory(lines: Sequence[Line], marks: Sequence[Mark], title: str) -> go.Figure:
+    """Bytes against length, with the crossovers marked."""
+    figure = _figure(title)
+    for line in lines:
+        figure.add_scatter(**_line(line), text=[size_text(round(y)) for y in line.y], hovertemplate="%{text}")
+    for mark in marks:
+        figure.add_scatter(
+            x=[mark.x],
+            y=[mark.y],
+            mode="markers+text",
+            marker={"symbol": "circle-open", "size": 15, "color": mark.style.color, "line": {"width": 3}},
+            text=[html.escape(mark.text)],
+            textposition="bottom right",  # where a line that has stopped growing leaves room
+            name=html.escape(f"{mark.name}, crossover"),
+            legendgroup=mark.name,
+            showlegend=False,
+            hovertemplate="%{x:,} tokens",
+        )
+    _length_axis(figure, [x for line in lines for x in line.x])
+    values = [y for line in lines for y in line.y]
+    ticks = [1024.0 * 4**n for n in range(-5, 20)]
+    inside = [tick for tick in ticks if min(values) / 4 <= tick <= max(values) * 4] if values else []
+    inside = inside[:: 2 if len(inside) > 8 else 1]
+    figure.update_yaxes(type="log", tickvals=inside, ticktext=[size_text(int(tick)) for tick in inside])
+    return figure
+
+
+def length_text(length: float) -> str:
+    """4096 -> "4k"."""
+    for unit, name in ((2**20, "M"), (2**10, "k")):
+        if length >= unit and length % unit == 0:
+            return f"{int(length // unit)}{name}"
+    return f"{int(length)}"
+
+
+def _figure(y_title: str) -> go.Figure:
+    axis = {"showline": True, "mirror": False, "ticks": "outside", "zeroline": False, "automargin": True}
+    return go.Figure(
+        layout={
+            "template": "none",
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": "system-ui, sans-serif", "size": 13},
+            "margin": {"l": 10, "r": 16, "t": 16, "b": 10},
+            "hovermode": "x unified",
+            "hoverlabel": {"namelength": -1},
+            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "rgba(128,128,128,0.55)", "activecolor": "rgb(128,128,128)"},
+            # below the plot and its axis title, at any width
+            "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
+            "xaxis": axis,
+            "yaxis": axis | {"title": {"text": y_title, "standoff": 8}},
+        }
+    )
+
+
+def _line(line: Line) -> dict[str, object]:
+    style = line.style
+    return {
+        "x": list(line.x),
+        "y": list(line.y),
+        "name": html.escape(line.name),  # Plotly reads names as markup
+        "legendgroup": line.name,
+        "mode": "lines+markers",
+        "line": {"color": style.color, "width": 1.2 if line.faint else 2.2, "dash": "dot" if line.faint else style.dash},
+        "marker": {"symbol": style.symbol, "size": 4 if line.faint else 6, "color": style.color},
+        "opacity": 0.7 if line.faint else 1,
+    }
+
+
+def _length_axis(figure: go.Figure, lengths: Sequence[float]) -> None:
+    ticks = sorted(set(lengths))
+    ticks = ticks[:: 2 if len(ticks) > 7 else 1]
+    figure.update_xaxes(
+        title="sequence length, tokens", type="log", tickvals=ticks, ticktext=[length_text(tick) for tick in ticks]
+    )
+
+
+def _ticks(values: Sequence[float]) -> list[float]:
+    """1, 2, 5, 10, … around the values; the powers of ten alone where those would be too many."""
+    if not values:
+        return []
+    first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    steps = (1, 2, 5) if last - first <= 3 else (1,)
+    ticks = [float(f"{step}e{power}") for power in range(first, last + 1) for step in steps]
+    return [tick for tick in ticks if min(values) / 2 <= tick <= max(values) * 2]
+
+
+def _si(value: float) -> str:
+    """2e-05 -> "20 µ", 500000 -> "500k"."""
+    for power, prefix in ((9, "G"), (6, "M"), (3, "k"), (0, ""), (-3, " m"), (-6, " µ"), (-9, " n")):
+        if value >= 0.999 * 10**power:
+            return f"{value / 10**power:.3g}{prefix}"
+    return f"{value:.3g}"
+
+
+def _translucent(color: str) -> str:
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.18)"

@@ -1,0 +1,263 @@
+"""The runs in a set of folders, whole or broken, and which of them are the same but for the seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from maclaurin.report.model import Layers, layers, parameters, state_nbytes
+from maclaurin.training.compare import CONTENDERS
+from maclaurin.training.recipe import Recipe
+from maclaurin.training.surroundings import load_surroundings
+
+Points = list[tuple[int, float]]  # step and loss
+
+# in these the runs of one comparison may differ: the mechanism itself, where it is kept, and what matches its parameters
+OWN = ("output", "seed", "mixer", "mixer_options", "intermediate_size")
+# these change nothing that is learned
+HOUSEKEEPING = ("save_every", "keep", "eval_every", "gradient_checkpointing")
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A folder of `maclaurin train`: what it says of itself, and what is wrong with it."""
+
+    folder: Path
+    recipe: Recipe | None = None
+    train: Points = field(default_factory=list)
+    held_out: Points = field(default_factory=list)
+    result: dict[str, Any] = field(default_factory=dict)
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    problem: str = ""
+
+    @property
+    def step(self) -> int:
+        return max((step for step, _ in self.train + self.held_out), default=0)
+
+    @property
+    def finished(self) -> bool:
+        return not self.problem and self.recipe is not None and self.held_out_loss is not None
+
+    @property
+    def held_out_loss(self) -> float | None:
+        """Of the last step: an earlier evaluation is no result."""
+        if self.recipe is None or not self.held_out or self.held_out[-1][0] < self.recipe.steps:
+            return None
+        return self.held_out[-1][1]
+
+    @property
+    def seconds(self) -> float | None:
+        return _number(self.result.get("seconds"))
+
+    @property
+    def status(self) -> str:
+        if self.problem:
+            return f"broken: {self.problem}"
+        assert self.recipe is not None
+        if self.finished:
+            return "finished"
+        return f"unfinished: {self.step} of {self.recipe.steps} steps" if self.step else "no figures yet"
+
+
+@dataclass
+class Group:
+    """Runs that differ in nothing but the seed: one line in a figure, one row in the table."""
+
+    name: str
+    mixer: str
+    runs: list[SavedRun]
+    rank: int | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        recipe = self.runs[0].recipe
+        assert recipe is not None
+        return recipe
+
+    @property
+    def done(self) -> list[SavedRun]:
+        return [run for run in self.runs if run.finished]
+
+    @property
+    def losses(self) -> list[float]:
+        return [loss for run in self.done if (loss := run.held_out_loss) is not None]
+
+    @property
+    def loss(self) -> float | None:
+        return statistics.mean(self.losses) if self.losses else None
+
+    @property
+    def spread(self) -> float | None:
+        return statistics.stdev(self.losses) if len(self.losses) > 1 else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        speeds = [value for run in self.done if (value := _number(run.result.get("tokens_per_second"))) is not None]
+        return statistics.median(speeds) if speeds else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        peaks = [value for run in self.done if (value := _number(run.result.get("peak_bytes"))) is not None]
+        return int(max(peaks)) if peaks else None
+
+    @property
+    def published(self) -> str:
+        return CONTENDERS[self.mixer].published if self.mixer in CONTENDERS else ""
+
+    @cached_property
+    def layers(self) -> Layers:
+        return layers(self.recipe)
+
+    @cached_property
+    def parameters(self) -> int:
+        return parameters(self.recipe)
+
+    def state_nbytes(self, length: int) -> int:
+        return state_nbytes(self.layers, length)
+
+
+def tokens_per_step(recipe: Recipe) -> int:
+    return recipe.length * recipe.batch_size * recipe.accumulation
+
+
+def collect(folders: Sequence[Path]) -> list[SavedRun]:
+    """Every run in the folders and below, in the order of the folders and then of their names."""
+    found: dict[Path, SavedRun] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{str(folder)!r} is no folder here")
+        marks = [path for name in ("recipe.json", "log.jsonl") for path in folder.rglob(name)]
+        for own in sorted({path.parent for path in marks}):
+            found.setdefault(own.resolve(), _read(own))
+    if not found:
+        places = ", ".join(repr(str(folder)) for folder in folders)
+        raise ValueError(f"there is no run in {places}: a run is a folder with recipe.json and log.jsonl")
+    return list(found.values())
+
+
+def grouped(runs: Sequence[SavedRun]) -> list[Group]:
+    """The groups, best first; those without a result come last. Broken runs are in none."""
+    groups: dict[str, Group] = {}
+    for run in runs:
+        if run.recipe is None:
+            continue
+        values = dataclasses.asdict(run.recipe)
+        key = json.dumps({name: value for name, value in values.items() if name not in ("output", "seed")})
+        label = mixer_label(run.recipe)
+        groups.setdefault(key, Group(label, label, [])).runs.append(run)
+    rows = list(groups.values())
+    _tell_apart(rows)
+    rows.sort(key=lambda group: math.inf if group.loss is None else group.loss)
+    for rank, group in enumerate((group for group in rows if group.loss is not None), 1):
+        group.rank = rank
+    return rows
+
+
+def differences(groups: Sequence[Group]) -> list[str]:
+    """The fields of the recipe in which groups differ though a fair comparison shares them."""
+    return [name for name in _varying(groups) if name not in OWN + HOUSEKEEPING]
+
+
+def mixer_label(recipe: Recipe) -> str:
+    """The contender of `maclaurin compare` that it is, or the mixer with its options."""
+    options = recipe.options()
+    for name, contender in CONTENDERS.items():
+        if (contender.mixer, contender.options) == (recipe.mixer, options):
+            return name
+    names = recipe.mixer.split(",")
+    period = next(n for n in range(1, len(names) + 1) if names[:n] * (len(names) // n) == names)
+    label = ", ".join(names[:period]) + (f" ×{len(names) // period}" if len(names) > period > 1 else "")
+    return f"{label} {json.dumps(options)}" if options else label
+
+
+def _tell_apart(groups: Sequence[Group]) -> None:
+    """Groups of the same mixer are named by the fields in which they differ."""
+    for label in {group.mixer for group in groups}:
+        alike = [group for group in groups if group.mixer == label]
+        fields = [name for name in _varying(alike) if name not in ("output", "seed")]
+        for group in alike:
+            values = ", ".join(f"{name} {getattr(group.recipe, name)}" for name in fields)
+            group.name = f"{label} ({values})" if values else label
+
+
+def _varying(groups: Sequence[Group]) -> list[str]:
+    names = [entry.name for entry in dataclasses.fields(Recipe)]
+    return [name for name in names if len({str(getattr(group.recipe, name)) for group in groups}) > 1]
+
+
+def _read(folder: Path) -> SavedRun:
+    try:
+        recipe = Recipe.load(folder)
+        layers(recipe)
+    except FileNotFoundError:
+        return SavedRun(folder, problem="recipe.json is missing")
+    except (OSError, ValueError, TypeError) as error:
+        return SavedRun(folder, problem=f"recipe.json cannot be used: {error}")
+    try:
+        entries = _entries(folder / "log.jsonl")
+    except FileNotFoundError:
+        return SavedRun(folder, recipe, problem="log.jsonl is missing")
+    except (OSError, ValueError) as error:
+        return SavedRun(folder, recipe, problem=f"log.jsonl cannot be read: {error}")
+    starts = load_surroundings(folder)
+    return SavedRun(
+        folder,
+        recipe,
+        _points(entries, "loss"),
+        _points(entries, "eval_loss"),
+        _result(folder, recipe, entries, starts),
+        starts,
+    )
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    entries = []
+    for line in path.read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # cut off in the middle, or being written just now
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries
+
+
+def _points(entries: Sequence[dict[str, Any]], key: str) -> Points:
+    """By step; a later line of the same step replaces the earlier one. A loss that is no number cannot be drawn."""
+    points: dict[int, float] = {}
+    for entry in entries:
+        step, loss = _number(entry.get("step")), _number(entry.get(key))
+        if step is not None and loss is not None:
+            points[int(step)] = loss
+    return sorted(points.items())
+
+
+def _result(
+    folder: Path, recipe: Recipe, entries: Sequence[dict[str, Any]], starts: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """What `maclaurin compare` measured from outside, or else what the log knows."""
+    try:
+        result = json.loads((folder / "result.json").read_text())
+        if isinstance(result, dict):
+            return result
+    except (OSError, ValueError):
+        pass  # a run of `maclaurin train` has none
+    seconds = next(
+        (value for entry in reversed(entries) if (value := _number(entry.get("train_runtime"))) is not None), None
+    )
+    if seconds and len(starts) == 1:  # a resumed run has been timed for its last part only
+        return {"tokens_per_second": recipe.steps * tokens_per_step(recipe) / seconds, "seconds": seconds}
+    return {}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,281 @@
+"""The parts of a page about training runs: results, curves, cost, memory, the runs themselves, how they were made."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from maclaurin.doctor import devices, versions
+from maclaurin.mixers import build_mixer
+from maclaurin.mixers.overview import crossover_length, size_text
+from maclaurin.models.config import SIZES
+from maclaurin.report import figures
+from maclaurin.report.cost import MEASURED, forward_seconds, multiply_adds
+from maclaurin.report.figures import Line, Mark, Style
+from maclaurin.report.model import crossover, layers
+from maclaurin.report.page import Cell, Chart, Code, Column, DataTable, Section
+from maclaurin.report.runs import Group, Points, SavedRun, tokens_per_step
+from maclaurin.training.recipe import Recipe
+
+LENGTHS = tuple(2**n for n in range(8, 17))
+STATE_LENGTHS = tuple(2**n for n in range(6, 18))
+REFERENCE = Style("#888888", "circle-open", "dot")
+
+
+def styles(groups: Sequence[Group]) -> dict[str, Style]:
+    return figures.styles([(group.name, group.mixer) for group in groups])
+
+
+def results(groups: Sequence[Group]) -> Section:
+    columns = (
+        Column("rank"),
+        Column("mixer", numeric=False),
+        Column("held-out loss"),
+        Column("± seeds"),
+        Column("seeds"),
+        Column("parameters"),
+        Column("tokens/s"),
+        Column("peak memory"),
+        Column("state at 8k"),
+        Column("published elsewhere"),
+    )
+    style = styles(groups)
+    rows = [
+        (
+            _number(group.rank, "{:d}"),
+            Cell(group.name, swatch=style[group.name].color),
+            _number(group.loss, "{:.4f}", missing="unfinished"),
+            _number(group.spread, "{:.4f}"),
+            _number(len(group.losses), "{:d}"),
+            _number(group.parameters, "{:,d}"),
+            _number(group.tokens_per_second, "{:,.0f}"),
+            _bytes(group.peak_bytes),
+            _bytes(group.state_nbytes(8192)),
+            Cell(group.published or "–", float(group.published.split()[0]) if group.published else None),
+        )
+        for group in groups
+    ]
+    intro = (
+        "Loss on held-out text after the last step, mean over seeds; ± is their standard deviation. Parameters are those of "
+        "mixers and MLPs. The state is that of one sequence of 8,192 tokens in the whole model, float32. “Published "
+        "elsewhere” is the loss the thesis (arXiv 2602.17363) gives for the same mechanism in another setting: far larger "
+        "models, FineWeb, another tokenizer, 90k steps. Its order can be compared with this one, its numbers cannot."
+    )
+    return Section("Results", intro, [DataTable("results", columns, rows, "Click a header to sort.")])
+
+
+def curves(groups: Sequence[Group]) -> Section:
+    style = styles(groups)
+    charts = []
+    for key, title, caption in (
+        ("train", "training loss, nats a token", "Training loss: the mean since the point before."),
+        ("held_out", "held-out loss, nats a token", "Held-out loss: the same held-out rows at every evaluation."),
+    ):
+        lines = [line for group in groups for line in _loss_lines(group, style[group.name], key)]
+        if lines:
+            name = "training-loss" if key == "train" else "held-out-loss"
+            charts.append(Chart(name, figures.losses(lines, title), caption))
+    intro = (
+        "Lines are means over the finished seeds, bands reach from the lowest to the highest; runs that are not finished "
+        "are dotted lines of their own. A click on a name hides it, a double click shows it alone."
+    )
+    return Section("Loss curves", intro, charts if charts else [])
+
+
+def costs(groups: Sequence[Group], measure: bool) -> Section:
+    """One layer of every mechanism; the mean layer of a hybrid."""
+    mechanisms = _mechanisms(groups)
+    models = {name: layers(group.recipe, "cpu") for name, group, _ in mechanisms}
+    counted = []
+    for name, _, style in mechanisms:
+        by_layer = [(multiply_adds(mixer, LENGTHS), count) for mixer, count in models[name]]
+        counted.append(Line(name, style, LENGTHS, [_mean_layer(by_layer, T) for T in LENGTHS]))
+    caption = (
+        "Counted: multiply-adds of the matrix products in the chunked form, the one that trains in linear time. Elementwise "
+        "work is not in it."
+    )
+    charts = [Chart("cost-counted", figures.against_length(counted, "multiply-adds a token and layer"), caption)]
+    if measure:
+        parts = {f"{name} {i}": mixer for name, model in models.items() for i, (mixer, _) in enumerate(model)}
+        seconds = forward_seconds(parts)
+        lengths = [T for T in MEASURED if all(T in times for times in seconds.values())]
+        measured = []
+        for name, _, style in mechanisms:
+            by_layer = [(seconds[f"{name} {i}"], count) for i, (_, count) in enumerate(models[name])]
+            measured.append(Line(name, style, lengths, [_mean_layer(by_layer, T) for T in lengths]))
+        caption = (
+            f"Measured when this page was written: forward of one layer, float32, one thread of {devices()['cpu']}, the "
+            "form that is fastest at that length, best of three."
+        )
+        charts.append(Chart("cost-measured", figures.against_length(measured, "time a token and layer", "s"), caption))
+    intro = (
+        "Where a line is flat, a token costs the same however long the text is; where it rises with the length, training "
+        "takes quadratic time. For short texts the quadratic form is cheaper, and every mixer runs it there by itself."
+    )
+    return Section("Cost against length", intro, charts)
+
+
+def memory(groups: Sequence[Group]) -> Section:
+    mechanisms = _mechanisms(groups)
+    lines, marks = [], []
+    for name, group, style in mechanisms:
+        lines.append(Line(name, style, STATE_LENGTHS, [group.state_nbytes(T) for T in STATE_LENGTHS]))
+        length = crossover(group.layers)
+        if length is not None and length >= STATE_LENGTHS[0]:
+            marks.append(Mark(style, length, group.state_nbytes(length), f"{length:,} tokens", name))
+    sizes = {group.recipe.size for group in groups}
+    if "softmax" not in {group.mixer for group in groups} and len(sizes) == 1:
+        reference = layers(dataclasses.replace(groups[0].recipe, mixer="softmax", mixer_options="{}"))
+        values = [sum(count * mixer.state_nbytes(T) for mixer, count in reference) for T in STATE_LENGTHS]
+        lines.append(Line("softmax, for reference", REFERENCE, STATE_LENGTHS, values))
+    widths = sorted({SIZES[size]["hidden_size"] // SIZES[size]["num_attention_heads"] for size in sizes})
+    intro = (
+        "What generation must keep of one sequence, in all layers, float32. A circle marks the length from which on a "
+        "state is no larger than the keys and values of softmax attention. Heads are "
+        f"{' and '.join(map(str, widths))} wide here; at the thesis’s 64 the crossover of 2mamba is at "
+        f"{crossover_length(build_mixer('2mamba', 1024, 16)):,} tokens."
+    )
+    caption = "State of one sequence against its length; both axes are logarithmic."
+    return Section(
+        "State memory against length",
+        intro,
+        [Chart("state-memory", figures.memory(lines, marks, "state of one sequence"), caption)],
+    )
+
+
+def all_runs(runs: Sequence[SavedRun]) -> Section:
+    columns = (
+        Column("folder", numeric=False),
+        Column("status", numeric=False),
+        Column("seed"),
+        Column("step"),
+        Column("held-out loss"),
+        Column("seconds"),
+    )
+    rows = [
+        (
+            Cell(str(run.folder)),
+            Cell(run.status),
+            _number(None if run.recipe is None else run.recipe.seed, "{:d}"),
+            _number(run.step, "{:,d}"),
+            _number(run.held_out_loss, "{:.4f}"),
+            _number(run.seconds, "{:,.0f}"),
+        )
+        for run in runs
+    ]
+    return Section("Runs", "", [DataTable("runs", columns, rows, "Every run that was found.")])
+
+
+def making(folders: Sequence[Path], groups: Sequence[Group], runs: Sequence[SavedRun], command: str) -> Section:
+    """The commands, the recipe and the versions."""
+    compared = [text for folder in folders for path in sorted(folder.rglob("compare.json")) if (text := _command_of(path))]
+    alone = [run for run in runs if run.recipe is not None and not (run.folder.parent / "compare.json").exists()]
+    trained = [_train_command(run.recipe) for run in alone if run.recipe is not None]
+    parts = [Code("Commands", "\n".join([*compared, *trained, command])), Code("Versions", _versions(runs))]
+    if groups:
+        parts.append(Code("Recipe, as a file for --config", _recipes(groups)))
+    return Section("How it was made", "", parts)
+
+
+def _loss_lines(group: Group, style: Style, key: str) -> list[Line]:
+    done = [getattr(run, key) for run in group.done if getattr(run, key)]
+    lines = [_mean(group.name, style, done, tokens_per_step(group.recipe))] if done else []
+    for run in group.runs:
+        points = getattr(run, key)
+        if points and not run.finished:
+            assert run.recipe is not None
+            one = _mean(f"{group.name}, seed {run.recipe.seed}, unfinished", style, [points], tokens_per_step(group.recipe))
+            lines.append(dataclasses.replace(one, faint=True))
+    return lines
+
+
+def _mean(name: str, style: Style, several: Sequence[Points], tokens: int) -> Line:
+    """Over the steps that all of them have."""
+    tables = [dict(points) for points in several]
+    steps = [step for step in tables[0] if all(step in table for table in tables)]
+    values = [[table[step] for table in tables] for step in steps]
+    band = len(several) > 1
+    return Line(
+        name,
+        style,
+        steps,
+        [statistics.mean(row) for row in values],
+        [min(row) for row in values] if band else (),
+        [max(row) for row in values] if band else (),
+        [step * tokens for step in steps],
+    )
+
+
+def _mechanisms(groups: Sequence[Group]) -> list[tuple[str, Group, Style]]:
+    """Groups that differ in training alone cost the same: one of each mixer and size."""
+    several = len({group.recipe.size for group in groups}) > 1
+    found: dict[str, Group] = {}
+    for group in groups:
+        found.setdefault(f"{group.mixer} ({group.recipe.size})" if several else group.mixer, group)
+    style = figures.styles([(name, group.mixer) for name, group in found.items()])
+    return [(name, group, style[name]) for name, group in found.items()]
+
+
+def _mean_layer(by_layer: Sequence[tuple[dict[int, float], int]], length: int) -> float:
+    return sum(count * costs[length] for costs, count in by_layer) / sum(count for _, count in by_layer)
+
+
+def _number(value: float | None, text: str, missing: str = "–") -> Cell:
+    return Cell(missing) if value is None else Cell(text.format(value), float(value))
+
+
+def _bytes(value: int | None) -> Cell:
+    return Cell("–") if value is None else Cell(size_text(value), float(value))
+
+
+def _command_of(path: Path) -> str:
+    try:
+        command = json.loads(path.read_text()).get("command")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return command if isinstance(command, str) else ""
+
+
+def _train_command(recipe: Recipe) -> str:
+    """The flags that differ from the defaults give the same run."""
+    flags = [
+        f"--{entry.name}={value}"
+        for entry in dataclasses.fields(Recipe)
+        if (value := getattr(recipe, entry.name)) != entry.default
+    ]
+    return shlex.join(["maclaurin", "train", *flags])
+
+
+def _recipes(groups: Sequence[Group]) -> str:
+    """What all share, as YAML; then what each has of its own, as comments."""
+    names = [entry.name for entry in dataclasses.fields(Recipe) if entry.name not in ("output", "seed")]
+    values = {name: [getattr(group.recipe, name) for group in groups] for name in names}
+    shared = [name for name in names if all(value == values[name][0] for value in values[name])]
+    lines = [f"{name}: {json.dumps(values[name][0])}" for name in shared]
+    own = [name for name in names if name not in shared]
+    for index, group in enumerate(groups):
+        seeds = ", ".join(str(run.recipe.seed) for run in group.runs if run.recipe is not None)
+        texts = [f"{name} {json.dumps(values[name][index])}" for name in own]
+        lines.append(f"# {group.name}: {', '.join([*texts, f'seed {seeds}'])}")
+    return "\n".join(lines)
+
+
+def _versions(runs: Sequence[SavedRun]) -> str:
+    """Of every start of every run, each once, with how many starts it was."""
+    texts = [_surroundings(start) for run in runs for start in run.starts]
+    lines = [f"{text} ({texts.count(text)} starts of runs)" for text in dict.fromkeys(texts)]
+    lines += [f"{run.folder}: did not save its versions" for run in runs if not run.starts]
+    here = _surroundings({"versions": versions(), "devices": devices()})
+    return "\n".join([*lines, f"{here} (this page)"])
+
+
+def _surroundings(start: dict[str, object]) -> str:
+    found = []
+    for key in ("versions", "devices"):
+        table = start.get(key)
+        found += [f"{name} {value}" for name, value in table.items() if value] if isinstance(table, dict) else []
+    return ", ".join(found)

@@ -1,0 +1,29 @@
+"""What a run was made with: a line of versions.json for each time that it was started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from maclaurin.doctor import devices, versions
+
+FILE = "versions.json"
+
+
+def save_surroundings(output: Path, *, first_step: int) -> None:
+    """Adds this start to those before it, so that a run resumed under another PyTorch says so."""
+    starts = load_surroundings(output) if first_step else []
+    starts.append({"first_step": first_step, "versions": versions(), "devices": devices()})
+    temporary = output / f"{FILE}.tmp"
+    temporary.write_text(json.dumps(starts, indent=2))
+    temporary.replace(output / FILE)
+
+
+def load_surroundings(output: Path) -> list[dict[str, Any]]:
+    """The starts of a run, oldest first; none where the file is missing or damaged: a run goes on without it."""
+    try:
+        starts = json.loads((output / FILE).read_text())
+    except (OSError, ValueError):
+        return []
+    return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []

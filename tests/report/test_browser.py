@@ -1,0 +1,168 @@
+"""The page in a real browser: it draws, toggles, sorts, and asks nobody for anything."""
+
+import json
+import shutil
+import struct
+
+import pytest
+
+from maclaurin.report import build
+from maclaurin.report.png import HEIGHT, SCALE, WIDTH, export
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,900",
+)
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+needs_driver = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None, reason="no Chromium with a driver: apt-get install chromium chromium-driver"
+)
+
+
+@pytest.fixture
+def browser(tmp_path):
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def wait(browser, condition):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, 30).until(lambda _: browser.execute_script(f"return {condition}"))
+
+
+def column(browser, table, index):
+    script = f"return [...document.querySelectorAll('#{table} tbody tr')].map((row) => row.cells[{index}].textContent)"
+    return browser.execute_script(script)
+
+
+def requests(browser, page):
+    """What the page asked for; the browser's own start page asks for things of its own."""
+    messages = (json.loads(entry["message"])["message"] for entry in browser.get_log("performance"))
+    sent = [message["params"] for message in messages if message["method"] == "Network.requestWillBeSent"]
+    return [params["request"]["url"] for params in sent if params["documentURL"] == page]
+
+
+@needs_driver
+def test_the_page_draws_toggles_and_sorts_without_a_request(comparison, tmp_path, browser):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    path = tmp_path / "page.html"
+    page = build([comparison], measure=False)
+    page.write(path)
+    browser.get(path.as_uri())
+    keys = [chart.key for chart in page.charts()]
+    wait(browser, f"document.querySelectorAll('.plot .legend').length === {len(keys)}")
+
+    # every line of every figure has a path on the screen
+    for chart in page.charts():
+        drawn = browser.execute_script(
+            f"return [...document.querySelectorAll('#{chart.key} .scatterlayer path.js-line')]"
+            ".filter((path) => path.getTotalLength() > 20).length"
+        )
+        assert drawn >= sum("lines" in trace.mode for trace in chart.figure.data if trace.showlegend is not False)
+
+    # a click on a name hides its line and band, a second one brings them back
+    hidden = (
+        "document.getElementById('held-out-loss').data"
+        ".filter((t) => t.visible === 'legendonly').map((t) => t.legendgroup).join()"
+    )
+    names = "#held-out-loss .legend .traces"
+    entry = next(e for e in browser.find_elements(By.CSS_SELECTOR, names) if e.text == "2mamba")
+    entry.find_element(By.CSS_SELECTOR, ".legendtoggle").click()
+    wait(browser, f"{hidden} === '2mamba,2mamba'")
+    entry = next(e for e in browser.find_elements(By.CSS_SELECTOR, names) if e.text == "2mamba")
+    entry.find_element(By.CSS_SELECTOR, ".legendtoggle").click()
+    wait(browser, f"{hidden} === ''")
+
+    # steps or tokens
+    browser.find_elements(By.XPATH, "//div[@class='axes']/button[text()='tokens']")[1].click()
+    wait(browser, f"document.getElementById('held-out-loss').data[1].x[0] === {20 * 64 * 8}")
+    wait(browser, "document.querySelector('#held-out-loss .xtitle').textContent === 'tokens seen'")
+
+    # sorted as numbers, both ways, by mouse and by keyboard; text as text
+    headers = browser.find_elements(By.CSS_SELECTOR, "#results th")
+    state = next(i for i, header in enumerate(headers) if header.text.startswith("state"))
+    button = headers[state].find_element(By.TAG_NAME, "button")
+    button.click()
+    assert headers[state].get_attribute("aria-sort") == "ascending"
+    assert column(browser, "results", 1) == ["linear", "mamba2s", "2mamba", "softmax"]
+    button.send_keys(Keys.ENTER)
+    assert headers[state].get_attribute("aria-sort") == "descending"
+    assert column(browser, "results", 1) == ["softmax", "2mamba", "mamba2s", "linear"]
+    button = headers[1].find_element(By.TAG_NAME, "button")
+    button.click()
+    assert column(browser, "results", 1) == ["2mamba", "linear", "mamba2s", "softmax"]
+    button.send_keys(Keys.SPACE)
+    assert column(browser, "results", 1) == ["softmax", "mamba2s", "linear", "2mamba"]
+    assert headers[state].get_attribute("aria-sort") == "none"
+
+    # a value that is missing is last, whatever the direction
+    spread = next(i for i, header in enumerate(headers) if header.text.startswith("±"))
+    for _ in range(2):
+        headers[spread].find_element(By.TAG_NAME, "button").click()
+        assert column(browser, "results", 1)[-1] == "mamba2s"
+
+    # the page itself, and nothing else; no error, no warning
+    assert [url for url in requests(browser, path.as_uri()) if not url.startswith("data:")] == [path.as_uri()]
+    assert browser.get_log("browser") == []
+
+
+@needs_driver
+def test_a_phone_scrolls_down_only_and_dark_is_dark(comparison, tmp_path, browser):
+    path = tmp_path / "page.html"
+    build([comparison], measure=False).write(path)
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    phone = {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    browser.get(path.as_uri())
+    wait(browser, "document.querySelectorAll('.plot .legend').length === 4")
+    assert browser.execute_script("return document.documentElement.scrollWidth") == 390
+    font = "document.getElementById('held-out-loss').layout.font.color"
+    assert wait(browser, font) == "#e6e9ed"
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{**features[0], "value": "light"}]})
+    wait(browser, f"{font} === '#1c2024'")
+
+
+@needs_chromium
+def test_every_figure_becomes_a_png(comparison, tmp_path):
+    charts = build([comparison], measure=False).charts()
+    files = export(charts, tmp_path / "figures")
+    assert [file.name for file in files] == [f"{chart.key}.png" for chart in charts]
+    for file in files:
+        data = file.read_bytes()
+        assert data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR"
+        assert struct.unpack(">II", data[16:24]) == (SCALE * WIDTH, SCALE * HEIGHT)
+        assert 20_000 < len(data) < 2_000_000
+
+
+def test_without_a_browser_a_sentence_says_what_to_install(comparison, tmp_path, monkeypatch):
+    import kaleido
+    from kaleido.errors import ChromeNotFoundError
+
+    def none(*_, **__):
+        raise ChromeNotFoundError("a page of text")
+
+    monkeypatch.setattr(kaleido, "write_fig_from_object_sync", none)
+    with pytest.raises(ValueError, match="PNG files need Chromium or Chrome, and none was found: install it"):
+        export(build([comparison], measure=False).charts(), tmp_path)

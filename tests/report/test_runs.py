@@ -1,0 +1,130 @@
+"""Collecting runs: whole ones are counted, unfinished and broken ones are named."""
+
+import json
+
+import pytest
+
+from maclaurin.report.headline import headline, lead
+from maclaurin.report.runs import collect, differences, grouped
+from maclaurin.training import Recipe
+from tests.report.conftest import write_run
+
+
+def test_seeds_of_one_mixer_are_one_group_and_the_best_is_first(comparison):
+    groups = grouped(collect([comparison]))
+    assert [(group.rank, group.name, len(group.losses)) for group in groups] == [
+        (1, "2mamba", 2),
+        (2, "softmax", 2),
+        (3, "mamba2s", 1),
+        (4, "linear", 2),
+    ]
+    best = groups[0]
+    assert best.loss == pytest.approx(sum(best.losses) / 2)
+    assert best.spread == pytest.approx(0.01 / 2**0.5)
+    assert best.published.startswith("2.727")
+    assert best.peak_bytes == int(5e8 * 2.35)
+
+
+def test_parameters_and_states_are_those_of_the_comparison(comparison):
+    from maclaurin.training.compare import plan, state_bytes
+
+    runs = {run.name: run for run in plan(Recipe(steps=100, length=64), ["softmax", "2mamba", "linear", "mamba2s"], 1)}
+    for group in grouped(collect([comparison])):
+        assert group.parameters == runs[group.name].parameters
+        assert group.state_nbytes(8192) == state_bytes(runs[group.name].recipe, 8192)
+
+
+def test_a_run_is_found_once_though_its_folders_overlap(comparison):
+    assert len(collect([comparison, comparison / "2mamba-seed0"])) == 8
+
+
+def test_an_unfinished_run_is_no_result(comparison):
+    (run,) = collect([comparison / "mamba2s-seed1"])
+    assert run.status == "unfinished: 50 of 100 steps"
+    assert not run.finished and run.held_out_loss is None
+    assert "One run is unfinished" in " ".join(lead(grouped(collect([comparison])), collect([comparison])))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "status"),
+    [
+        ("recipe.json", None, "broken: recipe.json is missing"),
+        ("recipe.json", "{", "broken: recipe.json cannot be used"),
+        ("recipe.json", "[]", "broken: recipe.json cannot be used"),
+        ("recipe.json", '{"mixer": "no such"}', "broken: recipe.json cannot be used: unknown mixer 'no such'"),
+        ("recipe.json", '{"colour": "red"}', "broken: recipe.json cannot be used"),
+        ("recipe.json", '{"steps": "many"}', "broken: recipe.json cannot be used"),
+        ("log.jsonl", None, "broken: log.jsonl is missing"),
+        ("log.jsonl", "", "no figures yet"),
+        ("log.jsonl", '{"step": 5, "loss": 4.0}\n{"step": 10, "lo', "unfinished: 5 of 100 steps"),
+        ("log.jsonl", '[1]\n7\n{"step": "x", "loss": 1}\n{"step": 5, "loss": NaN}\n', "no figures yet"),
+        ("result.json", "{", "finished"),
+        ("result.json", "[]", "finished"),
+        ("versions.json", "{", "finished"),
+        ("versions.json", '{"a": [1]}', "finished"),
+        ("versions.json", '[1, {"versions": 3}]', "finished"),
+    ],
+)
+def test_a_damaged_folder_is_named_and_never_stops_the_page(comparison, name, text, status):
+    from maclaurin.report import build
+
+    path = comparison / "2mamba-seed0" / name
+    path.unlink() if text is None else path.write_text(text)
+    (run,) = (run for run in collect([comparison]) if run.folder == path.parent)
+    assert run.status.startswith(status)
+    page = build([comparison], measure=False).html()
+    assert run.status.split("'")[0] in page
+
+
+def test_bytes_that_are_no_text_are_a_broken_run(comparison):
+    (comparison / "2mamba-seed0" / "log.jsonl").write_bytes(b"\xff\xfe\x00")
+    assert any(run.status.startswith("broken: log.jsonl cannot be read") for run in collect([comparison]))
+
+
+def test_runs_of_train_have_speed_but_no_memory(tmp_path):
+    write_run(Recipe(output=str(tmp_path / "alone"), steps=100), 2.0, result=False)
+    (group,) = grouped(collect([tmp_path]))
+    assert group.tokens_per_second == 100 * 8 * 512 / 8.0
+    assert group.peak_bytes is None
+
+
+def test_the_speed_of_a_resumed_run_is_not_known(tmp_path):
+    folder = write_run(Recipe(output=str(tmp_path / "alone"), steps=100), 2.0, result=False)
+    (folder / "versions.json").write_text(json.dumps([{"first_step": 0}, {"first_step": 40}]))
+    assert grouped(collect([tmp_path]))[0].tokens_per_second is None
+
+
+def test_groups_of_one_mixer_are_told_apart_and_unequal_budgets_are_said(tmp_path):
+    write_run(Recipe(output=str(tmp_path / "a"), steps=100), 2.0)
+    write_run(Recipe(output=str(tmp_path / "b"), steps=200), 1.9)
+    groups = grouped(collect([tmp_path]))
+    assert [group.name for group in groups] == ["2mamba (steps 200)", "2mamba (steps 100)"]
+    assert differences(groups) == ["steps"]
+    assert headline(groups) == "2mamba (steps 200) has the lowest held-out loss, but the budgets differ"
+
+
+def test_a_hybrid_and_options_are_named(tmp_path):
+    write_run(Recipe(output=str(tmp_path / "a"), mixer="2mamba,softmax,2mamba,softmax", steps=100), 2.0)
+    write_run(Recipe(output=str(tmp_path / "b"), mixer_options='{"conv_width": 4}', steps=100), 2.1)
+    groups = grouped(collect([tmp_path]))
+    assert [group.name for group in groups] == ["2mamba, softmax ×2", '2mamba {"conv_width": 4}']
+    assert groups[0].state_nbytes(4096) > groups[1].state_nbytes(4096)
+
+
+def test_the_headline_says_who_won_by_how_much(comparison, tmp_path):
+    assert headline(grouped(collect([comparison]))).startswith("2mamba wins with a held-out loss of 2.4")
+    for name, level in (("linear", 2.0), ("softmax", 2.001)):
+        for seed in (0, 1):
+            write_run(Recipe(output=str(tmp_path / f"level/{name}{seed}"), mixer=name, seed=seed, steps=100), level)
+    runs = collect([tmp_path / "level"])
+    assert headline(grouped(runs)).startswith("linear and softmax are level")
+    assert "call it a tie" in lead(grouped(runs), runs)[0]
+    one = [run for run in runs if run.recipe.seed == 0]
+    assert "chance is not known" in lead(grouped(one), one)[0]
+    assert headline([]) == "No run has finished yet"
+
+
+def test_no_runs_and_no_folder_are_one_sentence(tmp_path):
+    for place, sentence in ((tmp_path, "there is no run in"), (tmp_path / "nowhere", "is no folder here")):
+        with pytest.raises(ValueError, match=sentence):
+            collect([place])
