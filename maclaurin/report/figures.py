@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 
 from maclaurin.mixers.overview import size_text
 
-# Paul Tol's "bright" scheme, which colour-blind people can tell apart, on white and on black
-PALETTE = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#888888")
-SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "triangle-down")
+# Paul Tol's "bright" scheme, which colour-blind people can tell apart, on white and on black; then two more
+PALETTE = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#888888", "#E08214", "#8878C8")
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "triangle-down", "cross", "hexagon")
 # the same in every report
 KNOWN = {"softmax": 0, "2mamba": 1, "mamba2s": 2, "mamba2": 3, "softmax-conv": 4, "2mamba-e": 5, "linear": 6}
 DASHES = ("solid", "dash", "dot", "dashdot")

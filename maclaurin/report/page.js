@@ -15,6 +15,14 @@ function colours() {
   return layout;
 }
 
+// A legend takes more lines on a narrow screen: the figure grows by them, so that the plot above keeps its height.
+function fit(plot) {
+  const legend = plot.querySelector(".legend");
+  if (!legend) return;
+  plot.style.height = `${360 + legend.getBoundingClientRect().height}px`;
+  Plotly.Plots.resize(plot);
+}
+
 // Losses can be read against steps or tokens: every point carries both.
 function axisButtons(plot, axes) {
   const bar = document.createElement("div");
@@ -46,10 +54,11 @@ const plots = [...document.querySelectorAll("script[data-for]")].map((script) =>
     modeBarButtons: [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"], ["hoverCompareCartesian", "hoverClosestCartesian"]],
     toImageButtonOptions: { filename: plot.id, width: 900, height: 560, scale: 3 },
   };
-  Plotly.newPlot(plot, data, layout, config).then(() => Plotly.relayout(plot, colours()));
+  Plotly.newPlot(plot, data, layout, config).then(() => Plotly.relayout(plot, colours())).then(() => fit(plot));
   if (layout.meta && layout.meta.axes) axisButtons(plot, layout.meta.axes);
   return plot;
 });
+addEventListener("resize", () => plots.forEach(fit));
 dark.addEventListener("change", () => plots.forEach((plot) => Plotly.relayout(plot, colours())));
 
 // Tables: a click on a header sorts by it, a second one the other way round; rows without a value stay last.

@@ -40,12 +40,14 @@ class Cell:
 
     text: str
     value: float | None = None
-    swatch: str = ""  # a colour before the text
+    note: str = ""  # smaller, below it
+    swatch: str = ""  # a colour before it
 
     def html(self, numeric: bool) -> str:
         value = "" if self.value is None or not math.isfinite(self.value) else f' data-value="{self.value!r}"'
         swatch = f'<span class="swatch" style="background:{escape(self.swatch)}"></span>' if self.swatch else ""
-        return f"<td{' class=number' if numeric else ''}{value}>{swatch}{escape(self.text)}</td>"
+        note = f"<small>{escape(self.note)}</small>" if self.note else ""
+        return f"<td{' class=number' if numeric else ''}{value}>{swatch}{escape(self.text)}{note}</td>"
 
 
 @dataclass(frozen=True)

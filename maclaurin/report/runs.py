@@ -173,7 +173,7 @@ def mixer_label(recipe: Recipe) -> str:
             return name
     names = recipe.mixer.split(",")
     period = next(n for n in range(1, len(names) + 1) if names[:n] * (len(names) // n) == names)
-    label = ", ".join(names[:period]) + (f" ×{len(names) // period}" if len(names) > period > 1 else "")
+    label = " + ".join(names[:period]) + (f" ×{len(names) // period}" if len(names) > period > 1 else "")
     return f"{label} {json.dumps(options)}" if options else label
 
 

@@ -55,7 +55,7 @@ def results(groups: Sequence[Group]) -> Section:
             _number(group.tokens_per_second, "{:,.0f}"),
             _bytes(group.peak_bytes),
             _bytes(group.state_nbytes(8192)),
-            Cell(group.published or "–", float(group.published.split()[0]) if group.published else None),
+            _published(group.published),
         )
         for group in groups
     ]
@@ -228,6 +228,12 @@ def _number(value: float | None, text: str, missing: str = "–") -> Cell:
     return Cell(missing) if value is None else Cell(text.format(value), float(value))
 
 
+def _published(text: str) -> Cell:
+    """ "2.727 (with dt)": a number, and in what it differs from the row here."""
+    number, _, note = text.partition(" ")
+    return Cell(number, float(number), note) if text else Cell("–")
+
+
 def _bytes(value: int | None) -> Cell:
     return Cell("–") if value is None else Cell(size_text(value), float(value))
 
@@ -268,7 +274,7 @@ def _versions(runs: Sequence[SavedRun]) -> str:
     """Of every start of every run, each once, with how many starts it was."""
     texts = [_surroundings(start) for run in runs for start in run.starts]
     lines = [f"{text} ({texts.count(text)} starts of runs)" for text in dict.fromkeys(texts)]
-    lines += [f"{run.folder}: did not save its versions" for run in runs if not run.starts]
+    lines += [f"{run.folder}: did not save its versions" for run in runs if not run.starts and not run.problem]
     here = _surroundings({"versions": versions(), "devices": devices()})
     return "\n".join([*lines, f"{here} (this page)"])
 

@@ -63,6 +63,7 @@ def requests(browser, page):
 
 @needs_driver
 def test_the_page_draws_toggles_and_sorts_without_a_request(comparison, tmp_path, browser):
+    from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
@@ -80,6 +81,14 @@ def test_the_page_draws_toggles_and_sorts_without_a_request(comparison, tmp_path
             ".filter((path) => path.getTotalLength() > 20).length"
         )
         assert drawn >= sum("lines" in trace.mode for trace in chart.figure.data if trace.showlegend is not False)
+
+    # over a point, the exact numbers of all lines there
+    line = next(trace for trace in page.charts()[1].figure.data if trace.name == "2mamba")
+    points = browser.find_elements(By.CSS_SELECTOR, "#held-out-loss .scatterlayer .trace:nth-child(2) .points path")
+    ActionChains(browser).move_to_element(points[2]).perform()
+    wait(browser, "document.querySelector('#held-out-loss .hoverlayer').textContent")
+    shown = browser.execute_script("return document.querySelector('#held-out-loss .hoverlayer').textContent")
+    assert f"2mamba : {line.y[2]:.4f}{line.text[2]}" in shown and "linear : " in shown
 
     # a click on a name hides its line and band, a second one brings them back
     hidden = (

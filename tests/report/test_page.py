@@ -37,7 +37,7 @@ def test_everything_is_in_the_page_and_nothing_comes_from_outside(comparison):
     ):
         assert words in text
     assert "unfinished: 50 of 100 steps" in text
-    assert "2.727 (with dt)" in text and "another setting" in text
+    assert "2.727<small>(with dt)</small>" in text and "another setting" in text
 
 
 def test_figures_have_one_colour_a_mixer(comparison):
