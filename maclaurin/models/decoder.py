@@ -90,11 +90,6 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
                 raise ValueError(f"the checkpoint does not fit this configuration: {len(found)} {kind}, such as {found[0]}")
         return (model, info) if output_loading_info else model
 
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        """The model makes its own cache: a list of keys and values could not hold what mixers carry."""
-        return False
-
 
 class MaclaurinModel(MaclaurinPreTrainedModel):
     """Token ids (batch, time) -> hidden states (batch, time, hidden_size)."""
@@ -231,6 +226,16 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
 
     def _summed_loss(self, rows: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(self.lm_head(rows).float(), targets, ignore_index=-100, reduction="sum")
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any) -> None:
+        """generate() makes its cache here: keys and values alone could not hold what mixers carry."""
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f"cache_implementation {generation_config.cache_implementation!r} is for keys and values; "
+                "leave it out: states are carried by a StateCache"
+            )
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = StateCache(self.config.num_hidden_layers)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
