@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 
 from maclaurin.mixers import MixerState, build_mixer
 from maclaurin.mixers.base import RMSNorm
@@ -83,7 +85,13 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """As in transformers, but a checkpoint that does not fit is refused and nothing is left half-initialised."""
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # one sentence below instead of its table
+        try:
+            kwargs["ignore_mismatched_sizes"] = True  # they are in the report, which is checked below
+            model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        finally:
+            logging.set_verbosity(verbosity)
         for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
             if found := sorted(map(str, info.get(problem) or ())):
                 kind = problem.replace("_", " ")
@@ -247,3 +255,5 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
 AutoConfig.register("maclaurin", MaclaurinConfig)
 AutoModel.register(MaclaurinConfig, MaclaurinModel)
 AutoModelForCausalLM.register(MaclaurinConfig, MaclaurinForCausalLM)
+# pipelines and evaluation tools look up by name what a model is for
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["maclaurin"] = MaclaurinForCausalLM.__name__
