@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import json
 import shlex
 import sys
@@ -12,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.padding import Padding
+from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
@@ -151,6 +154,112 @@ def report(
     print(path)
 
 
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="Folder of a trained model.")],
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
+    file: Annotated[Path | None, typer.Option(help="File with the text to continue; without both, standard input.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "--max_new_tokens", help="Tokens at most.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(help="Of the distribution tokens are drawn from; 0 for the likeliest.")
+    ] = 0.8,
+    top_p: Annotated[float, typer.Option("--top-p", "--top_p", help="Only the likeliest tokens of this share.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Continue a text: streams it, then says how fast it was and what the state takes."""
+    from maclaurin.generation import continue_text
+    from maclaurin.mixers.overview import size_text
+    from maclaurin.models.folder import open_model
+
+    if prompt is not None and file is not None:
+        raise ValueError("give --prompt or --file, not both")
+    text = _text_of(file) if prompt is None else prompt
+    opened, tokenizer = open_model(model)
+    if not as_json:
+        _write(text)
+    result = continue_text(
+        opened,
+        tokenizer,
+        text,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        write=None if as_json else _write,
+    )
+    if as_json:
+        print(json.dumps(dataclasses.asdict(result), indent=2))
+        return
+    print()
+    speed = "" if result.tokens_per_second is None else f" at {result.tokens_per_second:,.0f} tokens/s"
+    print(
+        f"{result.prompt_tokens} tokens read in {result.prefill_seconds:.2f} s, {result.new_tokens} written{speed}, "
+        f"state {size_text(result.state_bytes)}",
+        file=sys.stderr,
+    )
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Folder of a trained model.")],
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            help="A file or folder, - for standard input, or a corpus, of which the held-out part is taken; "
+            "without it, that of the corpus it was trained on."
+        ),
+    ] = None,
+    text_field: Annotated[
+        str | None, typer.Option("--text-field", "--text_field", help="Field of the text in .jsonl and .parquet.")
+    ] = None,
+    context: Annotated[int, typer.Option(help="Tokens a prediction may look back; 0 for the length it was trained on.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Loss, perplexity and bits per byte of a model on a text."""
+    from maclaurin.evals import score_text
+    from maclaurin.evals.text import documents_of
+    from maclaurin.models.folder import open_model
+
+    opened, tokenizer = open_model(model)
+    screen = Console(stderr=True)
+    texts = [sys.stdin.read()] if text == "-" else documents_of(model, text, text_field)
+    texts = track(texts, "documents", console=screen, transient=True, disable=not screen.is_terminal)
+    score = score_text(opened, tokenizer, texts, context=context or opened.config.max_position_embeddings)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(score), indent=2))
+        return
+    print(
+        f"loss {score.loss:.4f} nats a token, perplexity {score.perplexity:.4g}, {score.bits_per_byte:.4f} bits a byte "
+        f"({score.tokens:,} tokens, {score.bytes:,} bytes, {score.documents:,} documents)"
+    )
+
+
+@app.command(name="lm_eval", context_settings=RECIPE_FLAGS)
+def lm_eval(context: typer.Context) -> None:
+    """The lm-evaluation-harness, which then knows the models of this package: all flags are those of lm_eval."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError("lm_eval is not installed: pip install 'lm-eval[hf]'")
+    import lm_eval.__main__ as harness
+
+    import maclaurin.models  # noqa: F401 - makes the Auto classes know them
+
+    sys.argv = ["lm_eval", *context.args]
+    harness.cli_evaluate()
+
+
+def _text_of(file: Path | None) -> str:
+    if file is not None:
+        return file.read_text(encoding="utf-8")
+    if sys.stdin.isatty():
+        raise ValueError("give a text to continue: --prompt TEXT, --file FILE, or on standard input")
+    return sys.stdin.read()
+
+
+def _write(text: str) -> None:
+    print(text, end="", flush=True)
+
+
 def _console() -> Console:
     """As wide as the terminal; as wide as the text where the output goes to a file."""
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
@@ -163,6 +272,9 @@ def main(*args: Any) -> None:
     except (ValueError, TypeError, OSError) as error:
         print(f"maclaurin: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    except FloatingPointError as error:  # training cannot go on; the message says where it broke
+        print(f"maclaurin: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
 
 
 if __name__ == "__main__":

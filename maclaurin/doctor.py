@@ -7,19 +7,16 @@ import importlib.util
 import os
 import platform
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import maclaurin
+from maclaurin.bfloat16 import bf16_verdict
 from maclaurin.ops import power_attention, reference
 
 PACKAGES = ("torch", "numpy", "safetensors", "typer", "rich", "transformers", "triton")
-BF16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert (a @ a)[0, 0] == 64"
-SAFE_ISA = "AVX512_CORE_BF16"
 
 
 def examine() -> dict[str, Any]:
@@ -29,7 +26,7 @@ def examine() -> dict[str, Any]:
         "devices": devices(),
         "backends": {"torch": "ready: every op"},
         "compiler": shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++"),
-        "checks": {"forms agree": _forms_agree(), "bfloat16 matrix product": _bf16()},
+        "checks": {"forms agree": _forms_agree(), "bfloat16 matrix product": bf16_verdict()},
     }
     report["missing"] = _missing(report)
     return report
@@ -83,19 +80,6 @@ def _forms_agree() -> str:
     gradient_error = max((got - wanted).abs().max() for got, wanted in gradients)
     verdict = "ok" if error < 1e-10 and gradient_error < 1e-8 else "WRONG: do not train here"
     return f"{verdict} (float64 error {error:.0e}, gradients {gradient_error:.0e})"
-
-
-def _bf16() -> str:
-    """In a child process: a CPU that advertises AMX under a hypervisor that forbids it kills the process."""
-    if _bf16_survives(os.environ):
-        return "ok"
-    if _bf16_survives({**os.environ, "ONEDNN_MAX_CPU_ISA": SAFE_ISA}):
-        return f"kills the process, unless ONEDNN_MAX_CPU_ISA={SAFE_ISA} is set before torch is imported"
-    return "kills the process: use float32"
-
-
-def _bf16_survives(environment: Any) -> bool:
-    return subprocess.run([sys.executable, "-c", BF16_PROBE], env=environment, capture_output=True).returncode == 0
 
 
 def _missing(report: dict[str, Any]) -> list[str]:

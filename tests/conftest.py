@@ -5,6 +5,7 @@ import os
 # before torch is imported: some virtual CPUs advertise AMX and then kill the process that uses it
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import json
 import sys
 
 import pytest
@@ -41,3 +42,17 @@ def _uninitialised_memory_is_nan(monkeypatch):
         monkeypatch.setattr(torch, name, _poisoned(getattr(torch, name)))
     for name in ("new_empty",):
         monkeypatch.setattr(torch.Tensor, name, _poisoned(getattr(torch.Tensor, name)))
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The folder of a finished run: a small 2mamba model, its tokenizer, recipe and log."""
+    from maclaurin.training import Recipe, train
+
+    folder = tmp_path_factory.mktemp("trained")
+    rows = (json.dumps({"text": f"{i} green bottles hanging on the wall\n" * (1 + i % 4)}) for i in range(150))
+    (folder / "songs.jsonl").write_text("\n".join(rows))
+    fields = {"length": 32, "batch_size": 2, "steps": 4, "eval_rows": 3, "warmup_steps": 1, "learning_rate": 3e-3}
+    recipe = Recipe(output=str(folder / "run"), corpus=str(folder / "songs.jsonl"), **fields)
+    train(recipe, cache=folder / "cache")
+    return folder / "run"

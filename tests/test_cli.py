@@ -1,16 +1,27 @@
 """The shell, as a user types it."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 import maclaurin
+from maclaurin.data import open_tokenizer
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "maclaurin.cli", *arguments], capture_output=True, text=True)
+def run(*arguments, text=None):
+    command = [sys.executable, "-m", "maclaurin.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, input=text)
+
+
+def refused(*arguments, text=None):
+    """The one sentence of a bad input."""
+    result = run(*arguments, text=text)
+    assert result.returncode == 2, result.stderr
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    return result.stderr.removeprefix("maclaurin: ")
 
 
 def test_mixers_lists_every_mixer_with_its_facts():
@@ -37,10 +48,7 @@ def test_one_mixer_or_a_pattern():
 
 
 def test_an_unknown_mixer_is_one_sentence_and_exit_code_2():
-    result = run("mixers", "2mambo")
-    assert result.returncode == 2
-    assert result.stderr.startswith("maclaurin: unknown mixer '2mambo', did you mean '2mamba'?")
-    assert len(result.stderr.splitlines()) == 1
+    assert refused("mixers", "2mambo").startswith("unknown mixer '2mambo', did you mean '2mamba'?")
 
 
 def test_doctor_reports_versions_devices_backends_and_checks():
@@ -53,9 +61,75 @@ def test_doctor_reports_versions_devices_backends_and_checks():
     assert "versions" in run("doctor").stdout
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("mixers", "--help"), ("doctor", "--help")])
+COMMANDS = ("mixers", "doctor", "train", "compare", "generate", "eval")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), *((command, "--help") for command in COMMANDS)])
 def test_help(arguments):
     assert run(*arguments).returncode == 0
+
+
+def test_generate_from_a_prompt_a_file_or_standard_input(trained, tmp_path):
+    (tmp_path / "prompt.txt").write_text("9 green")
+    flags = ("generate", trained, "--max_new_tokens", 8, "--temperature", 0)
+    by_prompt, by_file, by_input = (
+        run(*flags, "--prompt", "9 green"),
+        run(*flags, "--file", tmp_path / "prompt.txt"),
+        run(*flags, text="9 green"),
+    )
+    assert by_prompt.returncode == 0, by_prompt.stderr
+    assert by_prompt.stdout.startswith("9 green")
+    assert by_prompt.stdout == by_file.stdout == by_input.stdout
+    for words in ("7 tokens read in", "8 written at", "tokens/s", "state "):
+        assert words in by_prompt.stderr
+    figures = json.loads(run(*flags, "--prompt", "9 green", "--json").stdout)
+    assert "9 green" + figures["text"] + "\n" == by_prompt.stdout
+
+
+def test_eval_of_a_file_of_standard_input_and_of_its_own_held_out_text(trained, tmp_path):
+    (tmp_path / "text.md").write_text("3 green bottles hanging on the wall")
+    by_file = json.loads(run("eval", trained, tmp_path / "text.md", "--json").stdout)
+    by_input = json.loads(run("eval", trained, "-", "--json", text="3 green bottles hanging on the wall").stdout)
+    assert by_file == by_input
+    assert (by_file["tokens"], by_file["bytes"], by_file["documents"]) == (34, 35, 1)
+    result = run("eval", trained)
+    for words in ("nats a token, perplexity", "bits a byte"):
+        assert words in result.stdout, result.stderr
+
+
+def test_models_that_cannot_be_opened(trained, tmp_path):
+    assert refused("eval", tmp_path / "nothing").startswith("model ")
+    assert "has no config.json" in refused("generate", tmp_path, "--prompt", "x")
+    other = tmp_path / "other"
+    shutil.copytree(trained, other, ignore=shutil.ignore_patterns("checkpoint-*"))
+
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "mixer": "softmax"}))
+    assert "does not fit this configuration" in refused("eval", other)
+
+    (other / "config.json").write_text(json.dumps({**config, "vocab_size": 200}))
+    assert "does not fit this configuration" in refused("eval", other)
+    (other / "config.json").write_text(json.dumps(config))
+
+    tokenizer = open_tokenizer("bpe:300", ["green bottles hanging on the wall"] * 2)
+    tokenizer.add_tokens([f"<{i}>" for i in range(100)])
+    tokenizer.save_pretrained(other)
+    assert "more than the 257 of the model" in refused("eval", other)
+
+    (other / "model.safetensors").write_bytes(b"\0" * 100)
+    assert "model.safetensors" in refused("eval", other)
+
+
+def test_texts_that_cannot_be_read(trained, tmp_path):
+    assert "'missing.txt' is no file or folder" in refused("eval", trained, "missing.txt")
+    assert "missing.txt" in refused("generate", trained, "--file", tmp_path / "missing.txt")
+    (tmp_path / "empty.txt").write_text("")
+    assert "the text is too short" in refused("eval", trained, tmp_path / "empty.txt")
+    assert "the prompt is empty" in refused("generate", trained, text="")
+    assert "not both" in refused("generate", trained, "--prompt", "x", "--file", tmp_path / "empty.txt")
+    assert "holds no text" in refused("train", "--corpus", tmp_path / "empty.txt", "--output", tmp_path / "run")
+    (tmp_path / "binary").write_bytes(b"\0\1\2")
+    assert "is no text" in refused("eval", trained, tmp_path / "binary")
 
 
 def test_the_core_needs_pytorch_alone():

@@ -42,7 +42,7 @@ class Corpus(ABC):
 
 
 def open_corpus(spec: str, *, text_field: str = "text") -> Corpus:
-    """`stdlib`, a file or folder of .txt, .jsonl or .parquet, a preset (fineweb, pile, slimpajama) or any hub dataset."""
+    """`stdlib`, a file, a folder of .txt, .jsonl or .parquet, a preset (fineweb, pile, slimpajama) or any hub dataset."""
     if spec == "stdlib":
         return StandardLibrary()
     if spec in HUB_PRESETS:
@@ -88,26 +88,45 @@ class StandardLibrary(Corpus):
 
 
 class LocalFiles(Corpus):
-    """A file or a folder of them. A .txt file is a document, .jsonl and .parquet hold one a row. Split by content."""
+    """A file, or the .txt, .jsonl and .parquet files of a folder; those two hold a document a row. Split by content, or,
+    where that would leave one part empty, by cutting off the end of every document.
+    """
 
     def __init__(self, path: Path, text_field: str) -> None:
         self.path = path
         self.text_field = text_field
         self.name = path.name
-        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-        self.files = [file for file in files if file.suffix in SUFFIXES]
+        # a file that is named is read whatever it is called
+        self.files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
         if not self.files:
             raise ValueError(f"corpus {str(path)!r} holds no {', '.join(SUFFIXES)} file")
 
     def documents(self, split: str) -> Iterator[str]:
         one_of("split", split, SPLITS)
-        for text in self._all():
-            if text.strip() and held_out(text) == (split == "held-out"):
+        few = self._few()
+        for text in self.everything():
+            if few:
+                cut = int(len(text) * (1 - HELD_OUT))
+                yield text[cut:] if split == "held-out" else text[:cut]
+            elif held_out(text) == (split == "held-out"):
                 yield text
 
-    def _all(self) -> Iterator[str]:
+    def everything(self) -> Iterator[str]:
+        """All documents, whatever the split."""
         for file in self.files:
-            yield from _text_documents(file) if file.suffix == ".txt" else self._rows(file)
+            texts = self._rows(file) if file.suffix in READERS else _text_documents(file)
+            yield from (text for text in texts if text.strip())
+
+    def _few(self) -> bool:
+        """Whether chance puts all documents into one part: then the end of each of them is held out."""
+        parts: set[bool] = set()
+        for text in self.everything():
+            parts.add(held_out(text))
+            if len(parts) == 2:
+                return False
+        if not parts:
+            raise ValueError(f"corpus {str(self.path)!r} holds no text")
+        return True
 
     def _rows(self, file: Path) -> Iterator[str]:
         from datasets import load_dataset
@@ -152,6 +171,8 @@ def _text_documents(file: Path) -> Iterator[str]:
     size = 0
     with open(file, encoding="utf-8", errors="replace") as stream:
         for line in stream:
+            if "\0" in line:
+                raise ValueError(f"{file} is no text: it has bytes of value 0")
             lines.append(line)
             size += len(line)
             if size >= LONGEST_TEXT:

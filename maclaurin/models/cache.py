@@ -55,9 +55,12 @@ class StateLayer(CacheLayerMixin):
             self.batch_select_indices(torch.arange(self.state.batch_size).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens, where all of them are kept as they came."""
+        """Forget the last tokens, where all of them are kept as they came. As in transformers, crop(−3) removes three."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes minus the number of tokens to remove, got {tokens_to_remove}")
+        removed = min(-tokens_to_remove, self.seen)
         state = self.state
-        if state is None or tokens_to_remove <= 0:
+        if state is None or not removed:
             return
         tokens = state.attention
         kept_whole = isinstance(tokens, TokenState) and tokens.lengths is None and tokens.slots == self.seen
@@ -72,16 +75,16 @@ class StateLayer(CacheLayerMixin):
             raise ValueError(
                 "this mixer's state cannot be cropped: past tokens are folded into it and cannot be taken out again"
             )
-        kept = slice(None, tokens.slots - tokens_to_remove)
+        kept = slice(None, tokens.slots - removed)
         attention = dataclasses.replace(
             tokens,
             keys=tokens.keys[:, kept].clone(),
             values=tokens.values[:, kept].clone(),
             log_decay=None if tokens.log_decay is None else tokens.log_decay[:, kept].clone(),
         )
-        position = None if state.position is None else state.position - tokens_to_remove
+        position = None if state.position is None else state.position - removed
         self.state = dataclasses.replace(state, attention=attention, position=position)
-        self.seen -= tokens_to_remove
+        self.seen -= removed
 
     def offload(self) -> None:
         if self.state is not None:

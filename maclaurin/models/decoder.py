@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 
 from maclaurin.mixers import MixerState, build_mixer
 from maclaurin.mixers.base import RMSNorm
@@ -83,17 +85,18 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """As in transformers, but a checkpoint that does not fit is refused and nothing is left half-initialised."""
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # one sentence below instead of its table
+        try:
+            kwargs["ignore_mismatched_sizes"] = True  # they are in the report, which is checked below
+            model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        finally:
+            logging.set_verbosity(verbosity)
         for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
             if found := sorted(map(str, info.get(problem) or ())):
                 kind = problem.replace("_", " ")
                 raise ValueError(f"the checkpoint does not fit this configuration: {len(found)} {kind}, such as {found[0]}")
         return (model, info) if output_loading_info else model
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        """The model makes its own cache: a list of keys and values could not hold what mixers carry."""
-        return False
 
 
 class MaclaurinModel(MaclaurinPreTrainedModel):
@@ -232,6 +235,16 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
     def _summed_loss(self, rows: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(self.lm_head(rows).float(), targets, ignore_index=-100, reduction="sum")
 
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any) -> None:
+        """generate() makes its cache here: keys and values alone could not hold what mixers carry."""
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f"cache_implementation {generation_config.cache_implementation!r} is for keys and values; "
+                "leave it out: states are carried by a StateCache"
+            )
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = StateCache(self.config.num_hidden_layers)
+
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
@@ -242,3 +255,5 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
 AutoConfig.register("maclaurin", MaclaurinConfig)
 AutoModel.register(MaclaurinConfig, MaclaurinModel)
 AutoModelForCausalLM.register(MaclaurinConfig, MaclaurinForCausalLM)
+# pipelines and evaluation tools look up by name what a model is for
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["maclaurin"] = MaclaurinForCausalLM.__name__

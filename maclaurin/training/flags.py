@@ -24,6 +24,7 @@ COMPARE_DEFAULTS: dict[str, Any] = {
     "learning_rate": 3e-3,
     "eval_rows": 256,
     "eval_every": 75,
+    "track": "none",
 }
 
 

@@ -14,6 +14,7 @@ from maclaurin.ops.checks import at_least_one, one_of
 SCHEDULES = ("cosine", "linear", "constant")
 PRECISIONS = ("auto", "fp32", "bf16")
 ROWS = ("packed", "documents")
+TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 @dataclass
@@ -44,6 +45,10 @@ class Recipe:
     eval_rows: int = field(default=64, metadata={"help": "Held-out rows of an evaluation."})
     save_every: int = field(default=0, metadata={"help": "Steps between checkpoints; 0 for a tenth of the run."})
     keep: int = field(default=2, metadata={"help": "Checkpoints kept."})
+    track: str = field(
+        default="tensorboard",
+        metadata={"help": "Trackers beside log.jsonl, separated by commas: tensorboard, wandb, trackio; or none."},
+    )
     seed: int = field(default=0, metadata={"help": "Seed of weights and data order."})
 
     def __post_init__(self) -> None:
@@ -64,6 +69,8 @@ class Recipe:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for tracker in self.trackers():
+            one_of("track", tracker, TRACKERS)
         self.options()
 
     def options(self) -> dict[str, Any]:
@@ -74,6 +81,9 @@ class Recipe:
         if not isinstance(options, dict):
             raise ValueError(f"mixer_options must be a JSON object, got {self.mixer_options}")
         return options
+
+    def trackers(self) -> list[str]:
+        return [] if self.track == "none" else self.track.split(",")
 
     def mixers(self) -> str | list[str]:
         return self.mixer.split(",") if "," in self.mixer else self.mixer

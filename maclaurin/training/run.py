@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 
 import torch
 from torch.utils.data import Subset
-from transformers import TrainerState, TrainingArguments, set_seed
+from transformers import TrainerCallback, TrainerState, TrainingArguments, set_seed
+from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
+from maclaurin.bfloat16 import bf16_verdict
 from maclaurin.data import DocumentRows, PackedRows, open_corpus, open_tokenizer, tokenise
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.models.config import SIZES
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
 from maclaurin.training.recipe import Recipe
 from maclaurin.training.surroundings import save_surroundings
@@ -46,10 +50,14 @@ def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) ->
 
     disable_progress_bar()
     set_seed(recipe.seed)
-    model = MaclaurinForCausalLM(_model_config(recipe, tokenizer))
+    config = _model_config(recipe, tokenizer)
+    if checkpoint is not None:
+        _check_same_model(checkpoint, config)
+    model = MaclaurinForCausalLM(config)
     tokenizer.save_pretrained(output)
     recipe.save(output)
-    save_surroundings(output, first_step=0 if checkpoint is None else _step_of(checkpoint))
+    first_step = _step_of(checkpoint) if checkpoint else 0
+    save_surroundings(output, first_step=first_step)
 
     interrupt = StopOnInterrupt()
     progress = LiveProgress(recipe.length * recipe.batch_size * recipe.accumulation)
@@ -59,10 +67,10 @@ def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) ->
         train_dataset=train_rows,
         eval_dataset=Subset(held_out, range(min(recipe.eval_rows, len(held_out)))),
         data_collator=rows.collate,
-        callbacks=[LastStep(), JsonLog(output / "log.jsonl"), progress, interrupt],
+        callbacks=[LastStep(), JsonLog(output / "log.jsonl"), progress, interrupt, *_trackers(recipe, first_step)],
         keep=recipe.keep,
     )
-    if checkpoint is not None and _step_of(checkpoint) >= recipe.steps:
+    if checkpoint is not None and first_step >= recipe.steps:
         # it died between its last checkpoint and the end: there is nothing left to train
         trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
         trainer.model = model = MaclaurinForCausalLM.from_pretrained(checkpoint)
@@ -97,6 +105,30 @@ def _model_config(recipe: Recipe, tokenizer: Any) -> MaclaurinConfig:
     )
 
 
+def _check_same_model(checkpoint: str, config: MaclaurinConfig) -> None:
+    saved, wanted = MaclaurinConfig.from_pretrained(checkpoint).to_dict(), config.to_dict()
+    for name in ("mixer", "mixer_options", "vocab_size", *SIZES["tiny"]):
+        if saved[name] != wanted[name]:
+            raise ValueError(f"{checkpoint} has {name} {saved[name]!r}, the recipe gives {wanted[name]!r}: it cannot go on")
+
+
+def _trackers(recipe: Recipe, first_step: int) -> list[TrainerCallback]:
+    """TensorBoard in the run's own folder, and others as `transformers` sets them up."""
+    callbacks = []
+    for name in recipe.trackers():
+        if not importlib.util.find_spec(name):
+            raise ValueError(f"tracker {name!r} is not installed: pip install {name}, or choose others with --track")
+        if name == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
+
+            # what a run logged after the checkpoint it resumes from is hidden
+            writer = SummaryWriter(str(Path(recipe.output) / name), purge_step=first_step + 1)
+            callbacks.append(TensorBoardCallback(writer))
+        else:
+            callbacks += [make() for make in get_reporting_integration_callbacks([name])]
+    return callbacks
+
+
 def _arguments(recipe: Recipe) -> TrainingArguments:
     tenth = math.ceil(recipe.steps / 10)
     return TrainingArguments(
@@ -129,4 +161,8 @@ def _arguments(recipe: Recipe) -> TrainingArguments:
 
 def _bf16(precision: str) -> bool:
     """A CPU has bfloat16 but is no faster with it, and some virtual ones die of it: there only if asked for."""
-    return precision == "bf16" or (precision == "auto" and torch.cuda.is_available() and torch.cuda.is_bf16_supported())
+    if torch.cuda.is_available():
+        return precision == "bf16" or (precision == "auto" and torch.cuda.is_bf16_supported())
+    if precision == "bf16" and (verdict := bf16_verdict()) != "ok":
+        raise ValueError(f"precision bf16: a bfloat16 matrix product on this CPU {verdict}")
+    return precision == "bf16"

@@ -18,7 +18,7 @@ from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
 STAGING = ".staging"
 
 
-class NonFiniteLossError(RuntimeError):
+class NonFiniteLossError(FloatingPointError):
     """Training cannot go on: the message says at which step, in which layer, and where the last good checkpoint is."""
 
 

@@ -110,14 +110,33 @@ def test_crop_is_exact_or_refused():
     softmax = small("softmax")
     with torch.no_grad():
         cache = softmax(ids, use_cache=True).past_key_values
-        for layer in cache.layers:
-            layer.crop(4)
+        cache.crop(-4)
         expected = softmax(ids, use_cache=False).logits[:, 8:]
         got = softmax(ids[:, 8:], past_key_values=cache).logits
         assert (got - expected).abs().max() <= 1e-4
         folded = small("2mamba")(ids, use_cache=True).past_key_values
+    folded.crop(0)
     with pytest.raises(ValueError, match="cannot be cropped"):
-        folded.layers[0].crop(1)
+        folded.crop(-1)
+    with pytest.raises(ValueError, match="minus the number of tokens"):
+        cache.crop(4)
+
+
+@every_mixer
+def test_a_prompt_may_be_read_in_chunks(mixer):
+    model = small(mixer)
+    batch, mask = torch.randint(1, 50, (2, 23)), torch.ones(2, 23, dtype=torch.long)
+    mask[1, :9] = 0
+    whole, chunked = (
+        model.generate(batch, attention_mask=mask, max_new_tokens=9, do_sample=False, prefill_chunk_size=size)
+        for size in (None, 5)
+    )
+    assert torch.equal(whole, chunked)
+
+
+def test_a_cache_made_for_keys_and_values_is_refused():
+    with pytest.raises(ValueError, match="cache_implementation 'static' is for keys and values"):
+        small("2mamba").generate(torch.ones(1, 3, dtype=torch.long), max_new_tokens=2, cache_implementation="static")
 
 
 def test_streaming():

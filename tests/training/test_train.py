@@ -21,7 +21,7 @@ STEPS = 8
 
 def recipe(folder, **fields):
     fields = {"length": 32, "batch_size": 2, "steps": STEPS, "eval_rows": 3, "warmup_steps": 2, "save_every": 2, **fields}
-    return Recipe(output=str(folder / "run"), corpus=str(folder / "text"), **fields)
+    return Recipe(**{"output": str(folder / "run"), "corpus": str(folder / "text"), **fields})
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(folder, monkeypatch):
     monkeypatch.setattr(run_module, "LanguageTrainer", FullDisk)
     with pytest.raises(OSError, match="No space left"):
         train(recipe(folder))
-    assert sorted(path.name for path in (folder / "run").iterdir() if path.is_dir()) == ["checkpoint-2"]
+    assert sorted(path.name for path in (folder / "run").iterdir() if path.is_dir()) == ["checkpoint-2", "tensorboard"]
     monkeypatch.setattr(run_module, "LanguageTrainer", LanguageTrainer)
     assert train(recipe(folder), resume=True).finished
 
@@ -184,6 +184,7 @@ def test_yaml_and_flags_have_the_same_names(tmp_path):
         ({"mixer_options": "{"}, "mixer_options must be JSON"),
         ({"mixer_options": "[]"}, "mixer_options must be a JSON object"),
         ({"learning_rate": -1.0}, "learning_rate must not be negative"),
+        ({"track": "paper"}, "track must be one of"),
     ],
 )
 def test_bad_recipes(fields, message):
@@ -199,6 +200,38 @@ def test_bad_runs(folder):
     train(recipe(folder, steps=1))
     with pytest.raises(ValueError, match="holds a run already"):
         train(recipe(folder))
+
+
+def test_a_checkpoint_of_another_model_is_refused(folder):
+    train(recipe(folder, steps=2))
+    for fields, message in (
+        ({"mixer": "softmax"}, "has mixer '2mamba', the recipe gives 'softmax'"),
+        ({"mixer_options": '{"conv_width": 4}'}, "has mixer_options"),
+        ({"tokenizer": "bpe:300"}, "has vocab_size 257, the recipe gives"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(recipe(folder, steps=4, **fields), resume=True)
+    assert train(recipe(folder, steps=4), resume=True).finished
+
+
+def test_trackers(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(recipe(folder, steps=4))
+    train(recipe(folder, steps=6), resume=True)
+    events = EventAccumulator(str(folder / "run" / "tensorboard"))
+    events.Reload()
+    log = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
+    logged = {entry["step"]: entry["eval_loss"] for entry in log if "eval_loss" in entry}
+    seen = {event.step: event.value for event in events.Scalars("eval/loss")}
+    assert seen == pytest.approx(logged)
+    with pytest.raises(ValueError, match="tracker 'wandb' is not installed"):
+        train(recipe(folder, track="wandb", output=str(folder / "other")))
+
+
+def test_one_short_text_is_enough(folder):
+    (folder / "song.txt").write_text("ten green bottles hanging on the wall\n" * 60)
+    assert train(recipe(folder, corpus=str(folder / "song.txt"))).finished
 
 
 def test_bad_input_on_the_shell_is_one_sentence_and_exit_code_2(tmp_path):
