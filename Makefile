@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Some virtual CPUs advertise AMX and then kill the process that uses it; see docs/troubleshooting.md.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: setup compare test test-all lint bench clean
+.PHONY: setup compare test test-all test-floor lint bench clean
 
 setup: .venv/.ready
 
@@ -25,6 +25,13 @@ test: setup
 test-all: setup
 	$(BIN)/python -m pytest -n 2
 
+# the oldest transformers that is supported, in an environment of its own
+test-floor:
+	$(PYTHON) -m venv .venv-floor
+	.venv-floor/bin/python -m pip install --quiet --constraint constraints.txt torch
+	.venv-floor/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' 'transformers==5.14.*'
+	.venv-floor/bin/python -m pytest -n 2 -m 'not slow' tests/models tests/training tests/evals
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,4 +41,4 @@ bench: setup
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-floor build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""`make bench`: memory, forms and decoding; tables on the screen, figures in results/bench.json."""
+"""`make bench`: memory, forms, decoding and training; tables on the screen, figures in results/bench.json."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks import decode, forms, memory
+from benchmarks import decode, forms, memory, training
 from maclaurin.ops import linear_attention, power_attention, reference
 
-PARTS = {"memory": memory.run, "forms": forms.run, "decode": decode.run}
+PARTS = {"memory": memory.run, "forms": forms.run, "decode": decode.run, "training": training.run}
 
 
 def main() -> None:

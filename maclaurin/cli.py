@@ -223,9 +223,9 @@ def evaluate(
 
     opened, tokenizer = open_model(model)
     screen = Console(stderr=True)
-    texts = [sys.stdin.read()] if text == "-" else documents_of(model, text, text_field)
-    texts = track(texts, "documents", console=screen, transient=True, disable=not screen.is_terminal)
-    score = score_text(opened, tokenizer, texts, context=context or opened.config.max_position_embeddings)
+    texts = iter([sys.stdin.read()]) if text == "-" else documents_of(model, text, text_field)
+    watched = track(texts, "documents", console=screen, transient=True, disable=not screen.is_terminal)
+    score = score_text(opened, tokenizer, watched, context=context or opened.config.max_position_embeddings)
     if as_json:
         print(json.dumps(dataclasses.asdict(score), indent=2))
         return

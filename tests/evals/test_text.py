@@ -57,7 +57,9 @@ def test_context_must_be_positive(opened):
 
 def test_the_harness_takes_a_saved_folder(trained, tmp_path):
     """`lm_eval --model hf`, offline, on a task made here whose right answers are what the model was trained on."""
-    rows = [{"question": f"{i} green bottles hanging on the", "choices": [" wall", "\x01\x02\x03\x04\x05"]} for i in range(4)]
+    rows = [
+        {"question": f"{i} green bottles hanging on the", "choices": [" wall", "\x01\x02\x03\x04\x05"]} for i in range(4)
+    ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "wall.yaml").write_text(
         "task: wall\ndataset_path: json\ntest_split: test\noutput_type: multiple_choice\n"

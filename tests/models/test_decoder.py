@@ -126,3 +126,19 @@ def test_initialisation_is_as_described(init):
         for weight in (layer.mlp.up_proj.weight, layer.mixer.out_proj.weight):
             expected = 0.02 if init == "llama" else weight.shape[1] ** -0.5 / 3**0.5
             assert abs(weight.std().item() / expected - 1) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["softmax", "2mamba", "mamba2"])
+def test_a_compiled_model_gives_the_same_loss_and_gradients(mixer):
+    model = small(mixer).train()
+    ids = torch.randint(1, 50, (2, 40))
+    expected = model(ids, labels=ids).loss
+    expected.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    loss = torch.compile(model)(ids, labels=ids).loss
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-5, rtol=1e-3)
