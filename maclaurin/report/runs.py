@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from maclaurin.report.model import Layers, layers, parameters, state_nbytes
 from maclaurin.training.compare import CONTENDERS
+from maclaurin.training.facts import Layers, layers, parameters, state_nbytes
 from maclaurin.training.recipe import Recipe
 from maclaurin.training.surroundings import load_surroundings
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from maclaurin.doctor import devices, versions
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.overview import crossover_length, size_text
-from maclaurin.models.config import SIZES
 from maclaurin.report import figures
 from maclaurin.report.cost import MEASURED, forward_seconds, multiply_adds
 from maclaurin.report.figures import Line, Mark, Style
-from maclaurin.report.model import crossover, layers
 from maclaurin.report.page import Cell, Chart, Code, Column, DataTable, Section
 from maclaurin.report.runs import Group, Points, SavedRun, tokens_per_step
+from maclaurin.training.facts import crossover, layers
 from maclaurin.training.recipe import Recipe
 
 LENGTHS = tuple(2**n for n in range(8, 17))
@@ -127,12 +126,12 @@ def memory(groups: Sequence[Group]) -> Section:
         length = crossover(group.layers)
         if length is not None and length >= STATE_LENGTHS[0]:
             marks.append(Mark(style, length, group.state_nbytes(length), f"{length:,} tokens", name))
-    sizes = {group.recipe.size for group in groups}
-    if "softmax" not in {group.mixer for group in groups} and len(sizes) == 1:
+    configs = [group.recipe.config() for group in groups]
+    widths = sorted({config.hidden_size // config.num_attention_heads for config in configs})
+    if "softmax" not in {group.mixer for group in groups} and len({config.hidden_size for config in configs}) == 1:
         reference = layers(dataclasses.replace(groups[0].recipe, mixer="softmax", mixer_options="{}"))
         values = [sum(count * mixer.state_nbytes(T) for mixer, count in reference) for T in STATE_LENGTHS]
         lines.append(Line("softmax, for reference", REFERENCE, STATE_LENGTHS, values))
-    widths = sorted({SIZES[size]["hidden_size"] // SIZES[size]["num_attention_heads"] for size in sizes})
     intro = (
         "What generation must keep of one sequence, in all layers, float32. A circle marks the length from which on a "
         "state is no larger than the keys and values of softmax attention. Heads are "

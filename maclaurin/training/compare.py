@@ -18,12 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from maclaurin.mixers import build_mixer
-from maclaurin.models import MaclaurinConfig
-from maclaurin.models.config import SIZES
 from maclaurin.ops.checks import one_of
+from maclaurin.training.facts import layers, parameters, state_nbytes
 from maclaurin.training.recipe import Recipe
 
 
@@ -68,25 +64,25 @@ def plan(base: Recipe, names: Sequence[str], seeds: int) -> list[Run]:
     """The runs, seed by seed, so that an early look compares all contenders."""
     for name in names:
         one_of("mixers", name, tuple(CONTENDERS))
-    reference = _mixer_parameters(base.size, CONTENDERS["softmax"])
     runs = []
     for seed in range(seeds):
         for name in names:
-            contender = CONTENDERS[name]
-            sizes = SIZES[base.size]
-            extra = _mixer_parameters(base.size, contender) - reference
-            width = sizes["intermediate_size"] - round(extra / (3 * sizes["hidden_size"]))
-            recipe = dataclasses.replace(
-                base,
-                output=str(Path(base.output) / f"{name}-seed{seed}"),
-                mixer=contender.mixer,
-                mixer_options=json.dumps(contender.options),
-                intermediate_size=width,
-                seed=seed,
-            )
-            per_layer = _mixer_parameters(base.size, contender) + 3 * sizes["hidden_size"] * width
-            runs.append(Run(name, seed, recipe, sizes["num_hidden_layers"] * per_layer))
+            output = str(Path(base.output) / f"{name}-seed{seed}")
+            recipe = dataclasses.replace(_matched(base, CONTENDERS[name]), output=output, seed=seed)
+            runs.append(Run(name, seed, recipe, parameters(recipe)))
     return runs
+
+
+def _matched(base: Recipe, contender: Contender) -> Recipe:
+    """With MLPs as wide as it takes to have the parameters of softmax."""
+    softmax = dataclasses.replace(base, mixer="softmax", mixer_options="{}")
+    own = dataclasses.replace(base, mixer=contender.mixer, mixer_options=json.dumps(contender.options))
+    config = base.config()
+    one_wider = 3 * config.hidden_size * config.num_hidden_layers
+    width = config.intermediate_size - round((parameters(own) - parameters(softmax)) / one_wider)
+    if width < 1:
+        raise ValueError(f"mixer {contender.mixer!r} alone has more parameters than softmax with its MLPs of this size")
+    return dataclasses.replace(own, intermediate_size=width)
 
 
 def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
@@ -160,7 +156,7 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "tokens_per_second": statistics.median(speeds) if speeds else None,
                 "peak_bytes": max(r["peak_bytes"] for r in done) if done else None,
                 "parameters": own[0].parameters,
-                "state_bytes_at_8k": state_bytes(own[0].recipe, 8192),
+                "state_bytes_at_8k": state_nbytes(layers(own[0].recipe), 8192),
                 "published": CONTENDERS[name].published,
             }
         )
@@ -168,18 +164,3 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
     for rank, row in enumerate(rows, 1):
         row["rank"] = rank if row["loss"] is not None else None
     return rows
-
-
-def state_bytes(recipe: Recipe, length: int) -> int:
-    """Of one sequence in the whole model."""
-    sizes = SIZES[recipe.size]
-    with torch.device("meta"):
-        mixer = build_mixer(recipe.mixer, sizes["hidden_size"], sizes["num_attention_heads"], **recipe.options())
-    return sizes["num_hidden_layers"] * mixer.state_nbytes(length)
-
-
-def _mixer_parameters(size: str, contender: Contender) -> int:
-    config = MaclaurinConfig.of_size(size)
-    with torch.device("meta"):
-        mixer = build_mixer(contender.mixer, config.hidden_size, config.num_attention_heads, **contender.options)
-    return sum(parameter.numel() for parameter in mixer.parameters())

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from maclaurin.models.config import SIZES
+from maclaurin.models.config import SIZES, MaclaurinConfig
 from maclaurin.ops.checks import at_least_one, one_of
 
 SCHEDULES = ("cosine", "linear", "constant")
 PRECISIONS = ("auto", "fp32", "bf16")
 ROWS = ("packed", "documents")
+FREE_SIZES = tuple(SIZES["tiny"])
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
@@ -25,7 +26,10 @@ class Recipe:
     )
     mixer_options: str = field(default="{}", metadata={"help": "Options of the mixer, as JSON."})
     size: str = field(default="tiny", metadata={"help": f"Size of the model: {', '.join(SIZES)}."})
-    intermediate_size: int = field(default=0, metadata={"help": "Width of the MLPs; 0 for that of the size."})
+    hidden_size: int = field(default=0, metadata={"help": "Width of the model; here and below, 0 for that of the size."})
+    intermediate_size: int = field(default=0, metadata={"help": "Width of the MLPs."})
+    num_hidden_layers: int = field(default=0, metadata={"help": "Layers."})
+    num_attention_heads: int = field(default=0, metadata={"help": "Heads."})
     corpus: str = field(default="stdlib", metadata={"help": "stdlib, a file or folder, a preset, or a dataset of the hub."})
     text_field: str = field(default="text", metadata={"help": "Field of the text in rows of .jsonl and .parquet."})
     tokenizer: str = field(default="bytes", metadata={"help": "bytes, bpe:SIZE, or a folder or name of a pretrained one."})
@@ -65,7 +69,7 @@ class Recipe:
             "warmup_steps",
             "eval_every",
             "save_every",
-            "intermediate_size",
+            *FREE_SIZES,
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
@@ -81,6 +85,18 @@ class Recipe:
         if not isinstance(options, dict):
             raise ValueError(f"mixer_options must be a JSON object, got {self.mixer_options}")
         return options
+
+    def config(self, **fields: Any) -> MaclaurinConfig:
+        """Of the model; `fields` are what only the tokenizer knows."""
+        free = {name: value for name in FREE_SIZES if (value := getattr(self, name))}
+        return MaclaurinConfig.of_size(
+            self.size,
+            **free,
+            mixer=self.mixers(),
+            mixer_options=self.options(),
+            max_position_embeddings=self.length,
+            **fields,
+        )
 
     def trackers(self) -> list[str]:
         return [] if self.track == "none" else self.track.split(",")

@@ -6,7 +6,6 @@ import importlib.util
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils.data import Subset
@@ -18,9 +17,8 @@ from transformers.utils.logging import disable_progress_bar
 from maclaurin.bfloat16 import bf16_verdict
 from maclaurin.data import DocumentRows, PackedRows, open_corpus, open_tokenizer, tokenise
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.config import SIZES
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
-from maclaurin.training.recipe import Recipe
+from maclaurin.training.recipe import FREE_SIZES, Recipe
 from maclaurin.training.surroundings import save_surroundings
 from maclaurin.training.trainer import LanguageTrainer
 
@@ -50,7 +48,12 @@ def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) ->
 
     disable_progress_bar()
     set_seed(recipe.seed)
-    config = _model_config(recipe, tokenizer)
+    config = recipe.config(
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     if checkpoint is not None:
         _check_same_model(checkpoint, config)
     model = MaclaurinForCausalLM(config)
@@ -91,23 +94,9 @@ def _step_of(checkpoint: str) -> int:
     return int(checkpoint.rsplit("-", 1)[1])
 
 
-def _model_config(recipe: Recipe, tokenizer: Any) -> MaclaurinConfig:
-    return MaclaurinConfig.of_size(
-        recipe.size,
-        **({"intermediate_size": recipe.intermediate_size} if recipe.intermediate_size else {}),
-        vocab_size=len(tokenizer),
-        mixer=recipe.mixers(),
-        mixer_options=recipe.options(),
-        max_position_embeddings=recipe.length,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-
-
 def _check_same_model(checkpoint: str, config: MaclaurinConfig) -> None:
     saved, wanted = MaclaurinConfig.from_pretrained(checkpoint).to_dict(), config.to_dict()
-    for name in ("mixer", "mixer_options", "vocab_size", *SIZES["tiny"]):
+    for name in ("mixer", "mixer_options", "vocab_size", *FREE_SIZES):
         if saved[name] != wanted[name]:
             raise ValueError(f"{checkpoint} has {name} {saved[name]!r}, the recipe gives {wanted[name]!r}: it cannot go on")
 

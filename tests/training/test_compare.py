@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from maclaurin.training import Recipe
+from maclaurin.models import MaclaurinForCausalLM
+from maclaurin.training import Recipe, facts
 from maclaurin.training.compare import CONTENDERS, plan, summary
 from maclaurin.training.flags import parse_compare
 
@@ -17,6 +18,21 @@ def test_parameters_are_matched_within_two_percent(size):
     runs = plan(Recipe(size=size), list(CONTENDERS), seeds=1)
     counts = [run.parameters for run in runs]
     assert max(counts) / min(counts) < 1.02
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_parameters_and_states_are_those_of_the_model(name):
+    """Of a size that is free: all of the model but its embeddings, head and norms, and the cache after some tokens."""
+    base = Recipe(hidden_size=64, num_hidden_layers=3, num_attention_heads=2)
+    (run,) = plan(base, [name], 1)
+    model = MaclaurinForCausalLM(run.recipe.config(vocab_size=10))
+    layers = model.model.layers
+    assert (model.config.hidden_size, len(layers), model.config.num_attention_heads) == (64, 3, 2)
+    norms = sum(p.numel() for key, p in layers.named_parameters() if "layernorm" in key)
+    assert run.parameters == sum(p.numel() for p in layers.parameters()) - norms
+    with torch.no_grad():
+        cache = model.eval()(torch.ones(1, 700, dtype=torch.long)).past_key_values
+    assert facts.state_nbytes(facts.layers(run.recipe), 700) == pytest.approx(cache.nbytes, rel=0.01)
 
 
 def test_contenders_differ_in_nothing_but_the_mixer():

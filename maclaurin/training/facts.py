@@ -9,14 +9,13 @@ import torch
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.base import Mixer
 from maclaurin.mixers.overview import crossover_length
-from maclaurin.models import MaclaurinConfig
 from maclaurin.training.recipe import Recipe
 
 Layers = list[tuple[Mixer, int]]  # each kind of layer, and how many of it
 
 
 def layers(recipe: Recipe, device: str = "meta") -> Layers:
-    config = _config(recipe)
+    config = recipe.config()
     with torch.device(device):
         return [
             (build_mixer(name, config.hidden_size, config.num_attention_heads, **config.options_of(name)), count)
@@ -26,7 +25,7 @@ def layers(recipe: Recipe, device: str = "meta") -> Layers:
 
 def parameters(recipe: Recipe) -> int:
     """Of mixers and MLPs, which `maclaurin compare` matches; embeddings and norms are the same for all."""
-    config = _config(recipe)
+    config = recipe.config()
     mlps = 3 * config.hidden_size * config.intermediate_size * config.num_hidden_layers
     return mlps + sum(count * sum(parameter.numel() for parameter in mixer.parameters()) for mixer, count in layers(recipe))
 
@@ -39,8 +38,3 @@ def state_nbytes(model: Layers, length: int) -> int:
 def crossover(model: Layers) -> int | None:
     """From which length on the state is no larger than softmax's; None if never, or if layers differ."""
     return crossover_length(model[0][0]) if len(model) == 1 else None
-
-
-def _config(recipe: Recipe) -> MaclaurinConfig:
-    width = {"intermediate_size": recipe.intermediate_size} if recipe.intermediate_size else {}
-    return MaclaurinConfig.of_size(recipe.size, mixer=recipe.mixers(), mixer_options=recipe.options(), **width)
