@@ -54,4 +54,9 @@ int32_t maclaurin_choose_isa(const char* name) {
     return 0;
 }
 
-int32_t maclaurin_quadratic_forward(const MaclaurinAttention* call) { return !maclaurin::chosen().load()->quadratic_forward(*call); }
+using maclaurin::chosen;
+
+int32_t maclaurin_quadratic_forward(const MaclaurinAttention* call) { return !chosen().load()->quadratic_forward(*call); }
+int32_t maclaurin_quadratic_backward(const MaclaurinAttention* call) { return !chosen().load()->quadratic_backward(*call); }
+int32_t maclaurin_chunked_forward(const MaclaurinAttention* call) { return !chosen().load()->chunked_forward(*call); }
+int32_t maclaurin_chunked_backward(const MaclaurinAttention* call) { return !chosen().load()->chunked_backward(*call); }

@@ -8,6 +8,9 @@ namespace maclaurin {
 struct Kernels {
     const char* name;
     bool (*quadratic_forward)(const MaclaurinAttention&);
+    bool (*quadratic_backward)(const MaclaurinAttention&);
+    bool (*chunked_forward)(const MaclaurinAttention&);
+    bool (*chunked_backward)(const MaclaurinAttention&);
 };
 
 namespace avx512 {

@@ -20,8 +20,14 @@ struct MaclaurinAttention {
     int64_t B, T, S, H, G, K, V;
     MaclaurinTensor q, k, v, log_decay;
     MaclaurinTensor y;
-    MaclaurinTensor total;  // (B,T,H): the divisor of every row; the logarithm of the sum of weights if exponential
+    // (B,T,H): the divisor of every row, with a minus sign where the memory stayed below its rounding error and was not
+    // used; the logarithm of the sum of weights if exponential
+    MaclaurinTensor total;
     MaclaurinTensor dy, dq, dk, dv, dlog_decay;
+    // Chunked only: the memory before the first key and the one after `folded` keys, dense (B,G,F,W), absent or present.
+    const float *memory, *dnew_memory;
+    float *new_memory, *dmemory;
+    int64_t chunk, folded;
     float scale;
     int32_t exponential;  // scores exp(q·k) instead of (q·k)²
     int32_t normalize;    // divide by the sum of the weights; always so if exponential
@@ -31,6 +37,9 @@ struct MaclaurinAttention {
 
 // All return 0, or 1 where memory ran out.
 MACLAURIN_EXPORT int32_t maclaurin_quadratic_forward(const MaclaurinAttention* call);
+MACLAURIN_EXPORT int32_t maclaurin_quadratic_backward(const MaclaurinAttention* call);
+MACLAURIN_EXPORT int32_t maclaurin_chunked_forward(const MaclaurinAttention* call);
+MACLAURIN_EXPORT int32_t maclaurin_chunked_backward(const MaclaurinAttention* call);
 
 // The instruction set in use ("avx512", "avx2", "portable"); `choose` returns 1 if this machine or build has none of that name.
 MACLAURIN_EXPORT const char* maclaurin_isa();

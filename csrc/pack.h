@@ -54,22 +54,17 @@ MACLAURIN_INLINE void transpose_square(vec (&x)[LANES]) {
 // to[c,i] = from[i,c] · times for i < rows, c < columns; columns rows .. padded_rows of `to` are zero.
 inline void transpose_rows(float* to, int64_t to_row, int64_t padded_rows, const float* from, int64_t from_row, int64_t rows,
                            int64_t columns, float times) {
-    int64_t i = 0;
-    for (; i + LANES <= rows; i += LANES) {
-        int64_t c = 0;
-        for (; c + LANES <= columns; c += LANES) {
+    const int64_t whole_rows = rows / LANES * LANES, whole_columns = columns / LANES * LANES;
+    for (int64_t i = 0; i < whole_rows; i += LANES)
+        for (int64_t c = 0; c < whole_columns; c += LANES) {
             vec square[LANES];
             for (int l = 0; l < LANES; ++l) square[l] = load(from + (i + l) * from_row + c) * times;
             transpose_square<LANES / 2>(square);
             for (int l = 0; l < LANES; ++l) store(to + (c + l) * to_row + i, square[l]);
         }
-        for (; c < columns; ++c)
-            for (int l = 0; l < LANES; ++l) to[c * to_row + i + l] = from[(i + l) * from_row + c] * times;
-    }
-    for (int64_t c = 0; c < columns; ++c) {
-        for (int64_t l = i; l < rows; ++l) to[c * to_row + l] = from[l * from_row + c] * times;
-        fill(to + c * to_row + rows, padded_rows - rows, 0);
-    }
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t c = i < whole_rows ? whole_columns : 0; c < columns; ++c) to[c * to_row + i] = from[i * from_row + c] * times;
+    for (int64_t c = 0; c < columns && rows < padded_rows; ++c) fill(to + c * to_row + rows, padded_rows - rows, 0);
 }
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

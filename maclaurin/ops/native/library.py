@@ -41,12 +41,14 @@ class Attention(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("B", "T", "S", "H", "G", "K", "V")),
         *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
+        *((name, ctypes.c_void_p) for name in ("memory", "dnew_memory", "new_memory", "dmemory")),
+        *((name, ctypes.c_int64) for name in ("chunk", "folded")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("exponential", "normalize", "threads")),
     ]
 
 
-ATTENTION_KERNELS = ("quadratic_forward",)
+ATTENTION_KERNELS = ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward")
 
 
 @lru_cache(maxsize=1)
