@@ -166,7 +166,7 @@ def test_a_token_never_sees_the_future(op):
 
 def test_the_automatic_form_changes_at_a_length_and_not_in_its_result(monkeypatch):
     """Up to a share of the number of features: here 10 of K = 4, so 5 tokens are direct and 6 go through the memory."""
-    monkeypatch.setitem(crossover.DIRECT_QUERIES_PER_FEATURE, "torch", 0.5)
+    monkeypatch.setitem(crossover.DIRECT_QUERIES, "torch", crossover.Line(0, 0.5))
     op = BY_NAME["power-2-decay"]
     for T in (5, 6, 7, 12):
         batch = op.draw(Sizes(T=T, K=4))
