@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from maclaurin import ops
@@ -236,6 +237,18 @@ def test_whole_graphs_compile(op):
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     for got, wanted in zip(torch.autograd.grad(compiled(**batch), list(batch.values())), expected, strict=True):
         assert_close(got, wanted, BACKWARD)
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked"])
+def test_checkpointed_calls_have_the_same_gradients(form):
+    leaves = attention_inputs("kv")(Sizes(T=40)).to(torch.float32).leaves().tokens
+
+    def outputs(q, k, v, log_decay):
+        return ops.power_attention(q, k, v, log_decay, form=form, return_state=False, backend="native")[0]
+
+    expected = gradients(projections([outputs(**leaves)]), leaves)
+    got = gradients(projections([checkpoint(outputs, *leaves.values(), use_reentrant=False)]), leaves)
+    assert all(torch.equal(got[name], gradient) for name, gradient in expected.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
