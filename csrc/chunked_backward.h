@@ -82,7 +82,7 @@ class HeadBackward {
             carried = backward_chunk(span, carried);
             end = span.begin;
         }
-        if (call_.dmemory != nullptr) copy_to_state(call_.dmemory + n_ * memory_size(call_), memory_, shape_.K, call_.normalize, 1 / ROOT);
+        if (call_.dmemory != nullptr) copy_to_state({call_, call_.dmemory, n_}, memory_, shape_.K, 1 / ROOT);
         if (call_.log_decay.data != nullptr) finish_decay(call_, b_, g_, buffers_.d_sums, SMALLEST_LOG_DECAY);
     }
 
@@ -93,7 +93,7 @@ class HeadBackward {
 
     void start(const float* state, float root) const {
         clear_memory(memory_);
-        if (state != nullptr) add_state(memory_, state + n_ * memory_size(call_), shape_.K, call_.normalize, root);
+        if (state != nullptr) add_state(memory_, {call_, state, n_}, shape_.K, root);
     }
 
     // The queries of a chunk, and the gradients of what they read from the memory.
@@ -137,7 +137,7 @@ class HeadBackward {
         fill(buffers_.dv, padded * shape_.v_row, 0);
         if (span.end == call_.folded && call_.dnew_memory != nullptr) {
             const int64_t size = memory_size(call_);
-            add_state(memory_, call_.dnew_memory + n_ * size, shape_.K, call_.normalize, ROOT);
+            add_state(memory_, {call_, call_.dnew_memory, n_}, shape_.K, ROOT);
             buffers_.d_sums[span.end - 1] += dot(call_.new_memory + n_ * size, call_.dnew_memory + n_ * size, size);
             carried = true;
         }
@@ -212,7 +212,7 @@ class HeadBackward {
 };
 
 inline bool chunked_backward(const MaclaurinAttention& call) {
-    const BackwardSizes sizes{Shape(call), call.S};
+    const BackwardSizes sizes{Shape(call.K, call.V), call.S};
     const Pairs pairs(call.K);
     if (pairs.data == nullptr) return false;
     return over_heads(call, [&](int64_t b, int64_t g) {

@@ -61,7 +61,7 @@ void quadratic_gradients(const MaclaurinAttention& call, const Shape& shape, con
 }
 
 inline bool quadratic_backward(const MaclaurinAttention& call) {
-    const QuadraticBackwardSizes sizes{Shape(call), call.S};
+    const QuadraticBackwardSizes sizes{Shape(call.K, call.V), call.S};
     const Shape& shape = sizes.shape;
     const AllSums sums(call);
     if (sums.failed()) return false;

@@ -8,8 +8,7 @@ namespace maclaurin::MACLAURIN_VARIANT {
 struct Shape {
     int64_t K, V, k_row, v_row;  // channels, and the lengths of their rows in whole vectors
 
-    explicit Shape(const MaclaurinAttention& call)
-        : K(call.K), V(call.V), k_row(round_up(call.K, LANES)), v_row(round_up(call.V, LANES)) {}
+    Shape(int64_t K, int64_t V) : K(K), V(V), k_row(round_up(K, LANES)), v_row(round_up(V, LANES)) {}
 };
 
 // One task for each key-value head, on all threads; the task returns false where memory ran out.

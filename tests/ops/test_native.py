@@ -147,9 +147,10 @@ def test_softmax_is_that_of_torch(isa, sizes, strength):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("form", ["parallel", "chunked"])
-def test_threads_change_nothing(threads, form):
-    """Each head, or block of queries, is one thread's: not a bit depends on how many there are."""
-    batch = attention_inputs("kv")(Sizes(B=2, T=300, G=3, R=2, K=16, V=24)).to(torch.float32)
+@pytest.mark.parametrize(("B", "G", "R"), [(2, 3, 2), (1, 1, 1), (1, 1, 3)])
+def test_threads_change_nothing(threads, form, B, G, R):
+    """Each head, block of queries or part of the channels is one thread's: not a bit depends on how many there are."""
+    batch = attention_inputs("kv")(Sizes(B=B, T=300, G=G, R=R, K=16, V=100)).to(torch.float32)
     found = []
     for count in (1, threads):
         torch.set_num_threads(count)
@@ -157,6 +158,15 @@ def test_threads_change_nothing(threads, form):
         y, state = ops.power_attention(**leaves.tokens, form=form, fold_at=100, backend="native")
         found.append([y, state.memory, *torch.autograd.grad(projections([y, state.memory]), list(leaves.tokens.values()))])
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked"])
+@pytest.mark.parametrize(("B", "V"), [(0, 4), (1, 0)])
+def test_nothing_in_nothing_out(form, B, V):
+    q, v = torch.randn(B, 20, 2, 4, requires_grad=True), torch.randn(B, 20, 2, V, requires_grad=True)
+    y, _ = ops.power_attention(q, q, v, form=form, backend="native", fold_at=10)
+    y.sum().backward()
+    assert y.shape == (B, 20, 2, V) and (q.grad == 0).all()
 
 
 def test_python_threads_call_at_the_same_time():
