@@ -14,7 +14,7 @@ import torch
 
 import maclaurin
 from maclaurin.bfloat16 import bf16_verdict
-from maclaurin.ops import power_attention, reference
+from maclaurin.ops import native, power_attention, reference
 
 PACKAGES = ("torch", "numpy", "safetensors", "typer", "rich", "transformers", "triton")
 
@@ -24,7 +24,7 @@ def examine() -> dict[str, Any]:
     report: dict[str, Any] = {
         "versions": versions(),
         "devices": devices(),
-        "backends": {"torch": "ready: every op"},
+        "backends": {"torch": "ready: every op", "native": _native()},
         "compiler": shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++"),
         "checks": {"forms agree": _forms_agree(), "bfloat16 matrix product": bf16_verdict()},
     }
@@ -39,6 +39,12 @@ def versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         **{name: _version(name) for name in PACKAGES},
     }
+
+
+def _native() -> str:
+    if not native.available():
+        return "not built: reinstall maclaurin where a C++ compiler is found, or use the slower torch backend"
+    return f"ready ({native.isa()}): power_attention of order 2 and softmax_attention with decay, in float32 on the CPU"
 
 
 def _version(name: str) -> str | None:
@@ -85,7 +91,7 @@ def _forms_agree() -> str:
 def _missing(report: dict[str, Any]) -> list[str]:
     missing = []
     if report["compiler"] is None:
-        missing.append("no C++ compiler: torch.compile will not work, everything else does")
+        missing.append("no C++ compiler: torch.compile and building the native backend will not work, everything else does")
     if not torch.cuda.is_available() and not torch.backends.mps.is_available():
         missing.append("no GPU: the CPU is used")
     if importlib.util.find_spec("transformers") is None:

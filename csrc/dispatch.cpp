@@ -1,0 +1,62 @@
+// The C interface, and the run-time choice of the fastest variant that this CPU can run.
+#include <atomic>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace maclaurin {
+namespace {
+
+struct Variant {
+    const Kernels* kernels;
+    bool usable;
+};
+
+// The fastest first.
+const Variant* variants(int& count) {
+    static const Variant all[] = {
+#if defined(MACLAURIN_HAS_AVX512)
+        {&avx512::kernels, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+                               __builtin_cpu_supports("fma")},
+#endif
+#if defined(MACLAURIN_HAS_AVX2)
+        {&avx2::kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+#endif
+        {&portable::kernels, true},
+    };
+    count = sizeof all / sizeof all[0];
+    return all;
+}
+
+const Kernels* named(const char* name) {
+    int count;
+    const Variant* all = variants(count);
+    for (int i = 0; i < count; ++i)
+        if (all[i].usable && (name == nullptr || std::strcmp(all[i].kernels->name, name) == 0)) return all[i].kernels;
+    return nullptr;
+}
+
+std::atomic<const Kernels*>& chosen() {
+    static std::atomic<const Kernels*> current{named(nullptr)};
+    return current;
+}
+
+}  // namespace
+}  // namespace maclaurin
+
+const char* maclaurin_isa() { return maclaurin::chosen().load()->name; }
+
+int32_t maclaurin_choose_isa(const char* name) {
+    const maclaurin::Kernels* kernels = maclaurin::named(name);
+    if (kernels == nullptr) return 1;
+    maclaurin::chosen().store(kernels);
+    return 0;
+}
+
+using maclaurin::chosen;
+
+int32_t maclaurin_quadratic_forward(const MaclaurinAttention* call) { return !chosen().load()->quadratic_forward(*call); }
+int32_t maclaurin_quadratic_backward(const MaclaurinAttention* call) { return !chosen().load()->quadratic_backward(*call); }
+int32_t maclaurin_chunked_forward(const MaclaurinAttention* call) { return !chosen().load()->chunked_forward(*call); }
+int32_t maclaurin_chunked_backward(const MaclaurinAttention* call) { return !chosen().load()->chunked_backward(*call); }

@@ -1,0 +1,26 @@
+// What every variant of the kernels offers. To add a kernel: a header with its code, an entry here and in kernels.cpp, an
+// exported function in maclaurin.h and dispatch.cpp, and an operator in maclaurin/ops/native.
+#pragma once
+#include "maclaurin.h"
+
+namespace maclaurin {
+
+struct Kernels {
+    const char* name;
+    bool (*quadratic_forward)(const MaclaurinAttention&);
+    bool (*quadratic_backward)(const MaclaurinAttention&);
+    bool (*chunked_forward)(const MaclaurinAttention&);
+    bool (*chunked_backward)(const MaclaurinAttention&);
+};
+
+namespace avx512 {
+extern const Kernels kernels;
+}
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace portable {
+extern const Kernels kernels;
+}
+
+}  // namespace maclaurin

@@ -1,0 +1,46 @@
+// The C interface: raw pointers, sizes and strides. maclaurin/ops/native mirrors these structs with ctypes.
+//
+// B batch, T queries, S keys (the queries are the last T of them), H query heads, G key-value heads, R = H/G,
+// K key channels, V value channels, F = K(K+1)/2 monomials, W = V or V+1 columns of a memory
+#pragma once
+#include <cstdint>
+
+#define MACLAURIN_EXPORT extern "C" __attribute__((visibility("default")))
+
+extern "C" {
+
+// (batch, time, heads, channels) in float32. Strides count numbers, channels are next to each other. data == null: absent.
+struct MaclaurinTensor {
+    float* data;
+    int64_t batch, time, head;
+};
+
+// One call of attention with squared or exponential scores. A forward call leaves the gradients absent.
+struct MaclaurinAttention {
+    int64_t B, T, S, H, G, K, V;
+    MaclaurinTensor q, k, v, log_decay;
+    MaclaurinTensor y;
+    // (B,T,H): the divisor of every row, with a minus sign where the memory stayed below its rounding error and was not
+    // used; the logarithm of the sum of weights if exponential
+    MaclaurinTensor total;
+    MaclaurinTensor dy, dq, dk, dv, dlog_decay;
+    // Chunked only: the memory before the first key and the one after `folded` keys, dense (B,G,F,W), absent or present.
+    const float *memory, *dnew_memory;
+    float *new_memory, *dmemory;
+    int64_t chunk, folded;
+    float scale;
+    int32_t exponential;  // scores exp(q·k) instead of (q·k)²
+    int32_t normalize;    // divide by the sum of the weights; always so if exponential
+    int32_t threads;
+};
+}
+
+// All return 0, or 1 where memory ran out.
+MACLAURIN_EXPORT int32_t maclaurin_quadratic_forward(const MaclaurinAttention* call);
+MACLAURIN_EXPORT int32_t maclaurin_quadratic_backward(const MaclaurinAttention* call);
+MACLAURIN_EXPORT int32_t maclaurin_chunked_forward(const MaclaurinAttention* call);
+MACLAURIN_EXPORT int32_t maclaurin_chunked_backward(const MaclaurinAttention* call);
+
+// The instruction set in use ("avx512", "avx2", "portable"); `choose` returns 1 if this machine or build has none of that name.
+MACLAURIN_EXPORT const char* maclaurin_isa();
+MACLAURIN_EXPORT int32_t maclaurin_choose_isa(const char* name);

@@ -1,0 +1,114 @@
+#include "pool.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace maclaurin {
+namespace {
+
+constexpr size_t LINE = 64;
+constexpr size_t KEPT_BYTES = size_t{16} << 20;  // larger buffers are for one call and go back afterwards
+
+class Pool {
+  public:
+    void run(int64_t count, int threads, Task task, void* context) {
+        const int helpers = static_cast<int>(std::min<int64_t>(threads, count)) - 1;
+        if (helpers < 1 || !busy_.try_lock()) {
+            for (int64_t i = 0; i < count; ++i) task(context, i);
+            return;
+        }
+        std::lock_guard<std::mutex> owner(busy_, std::adopt_lock);
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            while (static_cast<int>(workers_.size()) < helpers) {
+                const int number = static_cast<int>(workers_.size());
+                workers_.emplace_back([this, number, seen = round_] { work(number, seen); });
+            }
+            task_ = task, context_ = context, count_ = count;
+            next_.store(0, std::memory_order_relaxed);
+            helpers_ = running_ = helpers;
+            ++round_;
+        }
+        wake_.notify_all();
+        take();
+        std::unique_lock<std::mutex> lock(mutex_);
+        done_.wait(lock, [this] { return running_ == 0; });
+    }
+
+  private:
+    void take() {
+        for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) task_(context_, i);
+    }
+
+    void work(int number, uint64_t seen) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            wake_.wait(lock, [&] { return round_ != seen; });
+            seen = round_;
+            if (number >= helpers_) continue;
+            lock.unlock();
+            take();
+            lock.lock();
+            if (--running_ == 0) done_.notify_one();
+        }
+    }
+
+    std::mutex busy_, mutex_;
+    std::condition_variable wake_, done_;
+    std::vector<std::thread> workers_;
+    std::atomic<int64_t> next_{0};
+    Task task_ = nullptr;
+    void* context_ = nullptr;
+    int64_t count_ = 0;
+    int helpers_ = 0, running_ = 0;
+    uint64_t round_ = 0;
+};
+
+// Never destroyed: its threads may still sleep when the process ends. A forked child has no threads but a copy of their
+// bookkeeping, so it gets a pool of its own.
+Pool& pool() {
+    static std::mutex mutex;
+    static Pool* current = nullptr;
+    static pid_t owner = 0;
+    std::lock_guard<std::mutex> lock(mutex);
+    if (current == nullptr || owner != getpid()) {
+        current = new Pool;
+        owner = getpid();
+    }
+    return *current;
+}
+
+struct Buffer {
+    float* data = nullptr;
+    size_t bytes = 0;
+    ~Buffer() { std::free(data); }
+};
+
+}  // namespace
+
+void parallel_for(int64_t count, int threads, Task task, void* context) {
+    if (threads < 2 || count < 2) {
+        for (int64_t i = 0; i < count; ++i) task(context, i);
+    } else {
+        pool().run(count, threads, task, context);
+    }
+}
+
+float* scratch(size_t count) {
+    static thread_local Buffer buffer;
+    const size_t bytes = (count * sizeof(float) + LINE - 1) / LINE * LINE;
+    if (bytes > buffer.bytes || buffer.bytes > KEPT_BYTES) {
+        std::free(buffer.data);
+        buffer.data = static_cast<float*>(std::aligned_alloc(LINE, bytes));
+        buffer.bytes = buffer.data == nullptr ? 0 : bytes;
+    }
+    return buffer.data;
+}
+
+}  // namespace maclaurin

@@ -1,0 +1,23 @@
+// A small pool of threads. The caller works too; tasks are handed out one by one, so uneven ones balance.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace maclaurin {
+
+using Task = void (*)(void* context, int64_t index);
+
+// Runs task(context, 0 … count-1) on up to `threads` threads and returns when all are done. Where another call has the
+// pool (two Python threads, or a task that calls this), the caller does everything itself.
+void parallel_for(int64_t count, int threads, Task task, void* context);
+
+template <class Function>
+void parallel_for(int64_t count, int threads, const Function& function) {
+    const Task call = [](void* context, int64_t index) { (*static_cast<const Function*>(context))(index); };
+    parallel_for(count, threads, call, const_cast<Function*>(&function));
+}
+
+// `count` floats on a cache line's boundary, kept by this thread for its next task; null where memory ran out.
+float* scratch(size_t count);
+
+}  // namespace maclaurin

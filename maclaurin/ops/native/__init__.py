@@ -1,0 +1,9 @@
+"""The native backend: C++ kernels for the CPU, called through a plain C interface. `csrc/` has their code.
+
+To add one: its struct and functions in `library.py`, its operator in a file beside `attention.py`.
+"""
+
+from maclaurin.ops.native import attention
+from maclaurin.ops.native.library import available, isa, refusal, using_isa
+
+__all__ = ["attention", "available", "isa", "refusal", "using_isa"]

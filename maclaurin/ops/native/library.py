@@ -1,0 +1,117 @@
+"""The shared library: where it is, what its functions take, and which instruction set it uses.
+
+A package built without a C++ compiler has no library. Then `available()` is False, and the torch backend does everything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+FILE = Path("lib", "libmaclaurin_native.so")
+ISA_VARIABLE = "MACLAURIN_ISA"  # avx512, avx2 or portable, instead of the fastest that the CPU has
+
+
+class Strided(ctypes.Structure):
+    """MaclaurinTensor: (batch, time, heads, channels) in float32, with the channels next to each other."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("time", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+    ]
+
+    @classmethod
+    def of(cls, tensor: Tensor | None) -> Strided:
+        return cls() if tensor is None else cls(tensor.data_ptr(), *tensor.stride()[:3])
+
+
+class Attention(ctypes.Structure):
+    """MaclaurinAttention, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "T", "S", "H", "G", "K", "V")),
+        *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
+        *((name, ctypes.c_void_p) for name in ("memory", "dnew_memory", "new_memory", "dmemory")),
+        *((name, ctypes.c_int64) for name in ("chunk", "folded")),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("exponential", "normalize", "threads")),
+    ]
+
+
+ATTENTION_KERNELS = ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward")
+
+
+def _load() -> ctypes.CDLL | None:
+    # an editable installation has two folders, the sources and the built files
+    found = [path for folder in sys.modules["maclaurin"].__path__ if (path := Path(folder) / FILE).exists()]
+    if not found:
+        return None
+    library = ctypes.CDLL(str(found[0]))  # CDLL, not PyDLL: other Python threads run while a kernel does
+    library.maclaurin_isa.restype = ctypes.c_char_p
+    library.maclaurin_choose_isa.argtypes = [ctypes.c_char_p]
+    for name in ATTENTION_KERNELS:
+        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Attention)]
+    if wanted := os.environ.get(ISA_VARIABLE):
+        _choose(library, wanted)
+    return library
+
+
+def available() -> bool:
+    """Whether this installation has the library."""
+    return _LIBRARY is not None
+
+
+def refusal(q: Tensor, dtype: torch.dtype) -> str | None:
+    """What the kernels would need to run on this tensor, computing in `dtype`; None where they can."""
+    if q.device.type != "cpu":
+        return f"tensors on the CPU, not on {q.device}"
+    if dtype != torch.float32:
+        return f"float32 or less, not {dtype}"
+    return None if available() else "a maclaurin that was built where a C++ compiler is found"
+
+
+def _loaded() -> ctypes.CDLL:
+    if _LIBRARY is None:
+        raise RuntimeError("the native backend was not built: reinstall maclaurin where a C++ compiler is found")
+    return _LIBRARY
+
+
+def isa() -> str:
+    """The instruction set in use."""
+    name: bytes = _loaded().maclaurin_isa()
+    return name.decode()
+
+
+@contextmanager
+def using_isa(name: str) -> Iterator[None]:
+    """Another instruction set for a while, in all threads: for tests and measurements."""
+    before = isa()
+    _choose(_loaded(), name)
+    try:
+        yield
+    finally:
+        _choose(_loaded(), before)
+
+
+def _choose(library: ctypes.CDLL, name: str) -> None:
+    if library.maclaurin_choose_isa(name.encode()):
+        raise ValueError(f"{ISA_VARIABLE} must be one of avx512, avx2 and portable that this CPU has, got {name!r}")
+
+
+def run(kernel: str, call: ctypes.Structure) -> None:
+    """Call a kernel by name; it uses as many threads as torch does."""
+    call.threads = torch.get_num_threads()
+    if getattr(_loaded(), f"maclaurin_{kernel}")(ctypes.byref(call)):
+        raise MemoryError(f"the native kernel {kernel} found no memory for its blocks")
+
+
+_LIBRARY = _load()  # when imported, so that torch.compile sees a constant
