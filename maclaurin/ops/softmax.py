@@ -161,8 +161,13 @@ def _dense(
         return torch.cat(outputs, dim=1), state if return_state else None
 
     dtype = torch.promote_types(q.dtype, torch.float32)
-    tokens = Tokens.gather(state, k, v, None if log_decay is None else log_decay.to(dtype), lengths)
-    kept = tokens.last(tokens.slots if weights.window is None else weights.window - 1) if return_state else None
+    a = None if log_decay is None else log_decay.to(dtype)
+    kept = None
+    if return_state:
+        seen = Tokens.gather(state, k, v, a, lengths)
+        kept = seen.last(seen.slots if weights.window is None else weights.window - 1)
+    # without earlier tokens the padding stands behind all that a real query sees: it need not be known
+    tokens = Tokens.gather(state, k, v, a, None if state is None else lengths)
     if _is_native(weights, q, tokens, dtype, form, backend):
         inputs = (q.float(), tokens.keys.float(), tokens.values.float(), tokens.log_decay)
         y, _ = torch.ops.maclaurin.quadratic(*inputs, weights.scale, True, True)
