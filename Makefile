@@ -38,7 +38,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python -m benchmarks
+	$(BIN)/maclaurin bench
 
 clean:
 	rm -rf .venv .venv-floor build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -155,6 +155,27 @@ def report(
 
 
 @app.command()
+def bench(
+    parts: Annotated[
+        list[str] | None, typer.Argument(help="limits, attention, decode, peers, memory, training; all by default.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads of PyTorch and of the kernels.")] = 2,
+    long: Annotated[bool, typer.Option("--long", help="The longest sequences too, which take softmax minutes.")] = False,
+    output: Annotated[Path, typer.Option(help="Folder of bench.json and of the page with the figures.")] = Path("results"),
+) -> None:
+    """Measure speed and memory against PyTorch's attention and other peers, side by side in one process."""
+    from maclaurin.bench import run
+    from maclaurin.bench.page import page
+
+    results = run(parts or [], threads=threads, long=long, console=_console())
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "bench.json").write_text(json.dumps(results, indent=2))
+    page(results).write(output / "bench.html")
+    print(output / "bench.json")
+    print(output / "bench.html")
+
+
+@app.command()
 def generate(
     model: Annotated[str, typer.Argument(help="Folder of a trained model.")],
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,

@@ -11,7 +11,7 @@ class Line:
     per_feature: float
 
 
-# `python -m benchmarks` prints the times of both forms that these come from. The native start is two chunks, because a
+# `maclaurin bench attention` prints the times of both forms that these come from. The native start is two chunks, because a
 # chunk meets its own keys directly in any case; its slope is that of the multiplications, 2 features (V+1) against T·V.
 DIRECT_QUERIES = {"torch": Line(0, 0.25), "native": Line(256, 1.8)}
 

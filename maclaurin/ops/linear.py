@@ -26,7 +26,7 @@ from maclaurin.ops.states import LinearState, PowerState, State
 
 CHUNK = 64
 SMALLEST_HALF = 16  # pairs of this many tokens are written out
-PARALLEL_UP_TO = 256  # tokens: below it the T x T matrix is faster than the state (benchmarks/forms.py)
+PARALLEL_UP_TO = 256  # tokens: below it the T x T matrix is faster than the state (`maclaurin bench attention`)
 
 
 def linear_attention(

@@ -20,19 +20,24 @@ class Timing:
         return f"{self.median:.3g} ({self.low:.3g}-{self.high:.3g})"
 
 
-def interleaved(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
-    """Each candidate once per round, so that a slow moment of the machine hits all of them."""
+def interleaved(
+    candidates: dict[str, Callable[[], object]], *, seconds: float, fewest: int = 3, most: int = 40
+) -> dict[str, Timing]:
+    """Each candidate once a round, so that a slow moment of the machine hits all of them, until `seconds` are over."""
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     for run in candidates.values():
         run()
-    for _ in range(repeats):
+    end = time.perf_counter() + seconds
+    for done in range(most):
+        if done >= fewest and time.perf_counter() > end:
+            break
         for name, run in candidates.items():
             start = time.perf_counter()
             run()
             samples[name].append(1000 * (time.perf_counter() - start))
-    return {name: _summary(times) for name, times in samples.items()}
+    return {name: summary(times) for name, times in samples.items()}
 
 
-def _summary(times: list[float]) -> Timing:
+def summary(times: list[float]) -> Timing:
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
     return Timing(median, low, high)

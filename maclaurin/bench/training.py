@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -24,7 +25,7 @@ MIXERS = ("softmax", "2mamba", "mamba2")
 STEPS, WARM_UP = 48, 8
 
 
-def run(console: Console) -> list[dict[str, Any]]:
+def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
     rows = [_measure(mixer) for mixer in MIXERS]
     table = Table(title=f"one training step, size tiny, 8 rows of 512 tokens: ms, median of {STEPS - WARM_UP}")
     for column in ("mixer", "bare model", "trainer", "overhead", "tokens/s"):
@@ -48,11 +49,8 @@ def _measure(mixer: str) -> dict[str, Any]:
                 super().__init__(*args, **kwargs)
                 observed.append(self)
 
-        original, run_module.LanguageTrainer = run_module.LanguageTrainer, Observed
-        try:
+        with patch.object(run_module, "LanguageTrainer", Observed):
             run_module.train(recipe)
-        finally:
-            run_module.LanguageTrainer = original
     # evaluation and checkpoints come at intervals of the user's choice: the last step, which has them, is left out
     steps = observed[0].steps[WARM_UP : STEPS - 1]
     bare, whole = (statistics.median(times) for times in zip(*steps, strict=True))

@@ -1,0 +1,60 @@
+"""Speed and memory as ratios against peers, measured side by side in one process: `maclaurin bench`."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from maclaurin.bench import attention, decode, limits, memory, peers, training
+from maclaurin.doctor import devices
+from maclaurin.ops import linear_attention, native, power_attention, reference
+from maclaurin.ops.checks import one_of
+
+PARTS = {
+    "limits": limits.run,
+    "attention": attention.run,
+    "decode": decode.run,
+    "peers": peers.run,
+    "memory": memory.run,
+    "training": training.run,
+}
+
+
+def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> dict[str, Any]:
+    """The figures of each part; all of them if none is named. Correctness first: no speed of a wrong result is printed."""
+    for part in parts:
+        one_of("part", part, tuple(PARTS))
+    torch.set_num_threads(threads)
+    _correct_first()
+    setting = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": threads,
+        "cpu": devices()["cpu"],
+        "native": native.isa() if native.available() else None,
+        "load": os.getloadavg()[0],
+    }
+    console.print(", ".join(f"{name} {value}" for name, value in setting.items()))
+    results: dict[str, Any] = {"setting": setting}
+    for part in parts or PARTS:
+        results[part] = PARTS[part](console, long=long)
+    return results
+
+
+def _correct_first() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 300, 2, 16) for _ in range(3))
+    log_decay = -torch.rand(1, 300, 2)
+    for op, oracle in ((power_attention, reference.power_attention), (linear_attention, reference.linear_attention)):
+        q_positive, k_positive = q.abs(), k.abs()
+        expected = oracle(*(x.double() for x in (q_positive, k_positive, v, log_decay)))
+        for form in ("chunked", "parallel"):
+            y, _ = op(q_positive, k_positive, v, log_decay, form=form, chunk_size=64)
+            error = float((y - expected).norm() / expected.norm())
+            if error > 2e-4:
+                raise ValueError(f"{op.__name__} is wrong here (relative error {error:.1e}): no speed is measured")

@@ -1,0 +1,101 @@
+"""Second and first order against PyTorch's causal attention by length: forward, and forward with backward.
+
+Float32, one sequence, heads of 64 channels. The decay is weak, so that no key is too faint to count: a stronger one lets the
+direct form skip keys, and would flatter it. The times of both forms justify the lines in maclaurin/ops/crossover.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+
+from maclaurin.bench.limits import matrix_rate
+from maclaurin.bench.timing import Timing, interleaved
+from maclaurin.ops import linear_attention, power_attention
+from maclaurin.ops.power_chunked import CHUNK
+
+DIM = 64
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+VERY_LONG = 65536
+LONGEST_MATRIX = 8192  # for which the direct form is measured beside the other one
+OPS = {"second order": power_attention, "first order": linear_attention}
+
+
+def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for heads in (4, 16):
+        lengths = LENGTHS if heads == 16 and not long else (*LENGTHS, VERY_LONG)
+        for backward in (False, True):
+            table = Table(title=f"{heads} heads, {'forward + backward' if backward else 'forward'}: ms (quartiles)")
+            for column in ("T", "softmax", *(f"{name}, {what}" for name in OPS for what in ("ms", "ratio"))):
+                table.add_column(column, justify="right")
+            table.add_column("second order, share of matrix rate", justify="right")
+            for T in lengths:
+                row = _row(heads, T, backward)
+                rows.append(row)
+                cells = [text for name in OPS for text in (f"{row[name]['ms']:.3g}", f"{row[name]['ratio']:.2f}x")]
+                share = f"{100 * row['share']:.0f} %"
+                table.add_row(str(T), f"{row['softmax_ms']:.3g}", *cells, share)
+            console.print(table)
+    return rows
+
+
+def _row(heads: int, T: int, backward: bool) -> dict[str, Any]:
+    times = _measure(heads, T, backward)
+    row: dict[str, Any] = {"heads": heads, "T": T, "backward": backward, "softmax_ms": times["softmax"].median}
+    for name in OPS:
+        forms = {
+            form: times[f"{name} {form}"].median for form in ("auto", "parallel", "chunked") if f"{name} {form}" in times
+        }
+        spread = times[f"{name} auto"]
+        row[name] = {
+            "ms": forms["auto"],
+            "quartiles": (spread.low, spread.high),
+            "ratio": times["softmax"].median / forms["auto"],
+            "forms": forms,
+        }
+    chunked = row["second order"]["forms"]["chunked"]
+    row["share"] = useful_operations(heads, T, backward) / (chunked / 1000) / matrix_rate()
+    return row
+
+
+def useful_operations(heads: int, T: int, backward: bool) -> float:
+    """Of the chunked form: into and out of a memory of d(d+1)/2 rows and d+1 columns, and the pairs inside a chunk.
+
+    Forward there is one product of each kind a token; backward adds 5 for every 2.
+    """
+    memory = 2 * DIM * (DIM + 1) / 2 * (DIM + 1)
+    pairs = (CHUNK + 1) / 2 * (2 * DIM + 1)
+    return 2 * heads * T * (memory + pairs) * (3.5 if backward else 1)
+
+
+def causal_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """PyTorch's own attention, for tensors (batch, time, heads, channels)."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def _measure(heads: int, T: int, backward: bool) -> dict[str, Timing]:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, T, heads, DIM, requires_grad=backward) for _ in range(3))
+    log_decay = (-1e-4 * torch.rand(1, T, heads)).requires_grad_(backward)
+    dy = torch.randn(1, T, heads, DIM)
+
+    def finish(y: torch.Tensor) -> None:
+        if backward:
+            torch.autograd.grad(y, (q, k, v), dy)
+
+    def softmax() -> None:
+        finish(causal_softmax(q, k, v))
+
+    def ours(op: Any, form: str) -> Any:
+        return lambda: finish(op(q, k, v, log_decay, form=form, return_state=False)[0])
+
+    forms = ("auto", "chunked", "parallel") if T <= LONGEST_MATRIX else ("auto", "chunked")
+    candidates = {f"{name} {form}": ours(op, form) for name, op in OPS.items() for form in forms}
+    with torch.set_grad_enabled(backward):
+        return interleaved({"softmax": softmax, **candidates}, seconds=6, fewest=1 if T == VERY_LONG else 3)

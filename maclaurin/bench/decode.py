@@ -1,0 +1,104 @@
+"""One token more by context length: the op against PyTorch's attention over keys and values, and a whole layer.
+
+16 heads of 64 channels, float32. The peer's keys and values lie in a buffer that is large enough, so it copies nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+
+import maclaurin
+from maclaurin.bench.timing import interleaved
+from maclaurin.ops import power_attention
+
+CONTEXTS = (1024, 4096, 16384, 65536)
+VERY_LONG = 262144
+WIDTH, HEADS, DIM = 1024, 16, 64
+PREFILL = 8192  # tokens at a time
+
+
+@torch.no_grad()
+def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    layers = {name: maclaurin.build_mixer(name, WIDTH, HEADS) for name in ("softmax", "2mamba", "mamba2")}
+    table = Table(title=f"one token more, {HEADS} heads of {DIM}: ms (quartiles); state of the layer")
+    for column in (
+        "context",
+        "SDPA",
+        "power_attention",
+        "ratio",
+        "softmax layer",
+        "2mamba layer",
+        "mamba2 layer",
+        "2mamba state",
+    ):
+        table.add_column(column, justify="right")
+    rows = []
+    for context in (*CONTEXTS, VERY_LONG) if long else CONTEXTS:
+        op = _Op(context)
+        times = interleaved({"SDPA": _Cached(context), "op": op}, seconds=4, most=400)
+        # the whole layer copies its keys and values for softmax: too slow to be interesting beyond this
+        steps = {name: _Layer(layer, context) for name, layer in layers.items() if name != "softmax" or context <= 16384}
+        layer_times = interleaved(dict(steps), seconds=4, most=200)
+        ratio = times["SDPA"].median / times["op"].median
+        size = steps["2mamba"].state.nbytes
+        cells = [str(layer_times.get(name, "")) for name in layers]
+        table.add_row(
+            f"{context:,}", str(times["SDPA"]), str(times["op"]), f"{ratio:.1f}x", *cells, f"{size / 2**20:.1f} MiB"
+        )
+        rows.append(
+            {
+                "context": context,
+                "sdpa_ms": times["SDPA"].median,
+                "op_ms": times["op"].median,
+                "ratio": ratio,
+                "layer_ms": {name: timing.median for name, timing in layer_times.items()},
+                "state_bytes": size,
+            }
+        )
+    console.print(table)
+    return rows
+
+
+class _Cached:
+    """PyTorch's attention of one query over `context` keys and values."""
+
+    def __init__(self, context: int) -> None:
+        self.q, self.k, self.v = torch.randn(1, HEADS, 1, DIM), *torch.randn(2, 1, HEADS, context, DIM)
+
+    def __call__(self) -> None:
+        F.scaled_dot_product_attention(self.q, self.k, self.v)
+
+
+class _Op:
+    """`power_attention` of one token after `context` others; the sequence grows."""
+
+    def __init__(self, context: int) -> None:
+        self.state = None
+        for start in range(0, context, PREFILL):
+            _, self.state = power_attention(*_tokens(min(PREFILL, context - start)), state=self.state)
+
+    def __call__(self) -> None:
+        _, self.state = power_attention(*_tokens(1), state=self.state)
+
+
+def _tokens(count: int) -> tuple[torch.Tensor, ...]:
+    return *torch.randn(3, 1, count, HEADS, DIM), -1e-3 * torch.rand(1, count, HEADS)
+
+
+class _Layer:
+    """A mixer after `context` tokens; the sequence grows by one at each call."""
+
+    def __init__(self, mixer: maclaurin.Mixer, context: int) -> None:
+        self.mixer = mixer
+        self.state: Any = None
+        for start in range(0, context, PREFILL):
+            _, self.state = mixer(torch.randn(1, min(PREFILL, context - start), WIDTH), self.state)
+
+    def __call__(self) -> None:
+        _, self.state = self.mixer(torch.randn(1, 1, WIDTH), self.state)

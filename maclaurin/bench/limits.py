@@ -1,0 +1,37 @@
+"""What this process gets out of this machine: the rate of float32 matrix products, and of copies."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from maclaurin.bench.timing import interleaved
+
+SIZE = 2048  # of the matrices
+COPIED = 2**28  # bytes: more than any cache
+
+
+def run(console: Console, *, long: bool) -> dict[str, float]:
+    found = {"gflops": matrix_rate() / 1e9, "copy_gb_per_s": copy_rate() / 1e9}
+    console.print(f"float32 matrix product {found['gflops']:.0f} GFLOP/s, copy {found['copy_gb_per_s']:.1f} GB/s")
+    return found
+
+
+@cache
+def matrix_rate() -> float:
+    """Floating-point operations a second of PyTorch's product of two square matrices, two a multiply-add."""
+    a, b, out = (torch.randn(SIZE, SIZE) for _ in range(3))
+    times: Any = interleaved({"product": lambda: torch.mm(a, b, out=out)}, seconds=2)
+    return float(2 * SIZE**3 / (times["product"].low / 1000))
+
+
+@cache
+def copy_rate() -> float:
+    """Bytes read and written a second."""
+    source = torch.ones(COPIED // 4)
+    target = torch.empty_like(source).zero_()
+    times = interleaved({"copy": lambda: target.copy_(source)}, seconds=2)
+    return 2 * COPIED / (times["copy"].low / 1000)

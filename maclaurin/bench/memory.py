@@ -1,0 +1,87 @@
+"""Peak memory of training: forward and backward beyond the inputs, at T and 2T and beside PyTorch's attention.
+
+Each in a process of its own. Linear means a ratio of 2 to half the length; the limit that the project sets itself is 2.2.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+LENGTHS = (8192, 16384, 32768)
+BESIDE_SOFTMAX = 16384
+LIMIT = 2.2
+HEADS, DIM = 4, 64
+
+
+def run(console: Console, *, long: bool) -> dict[str, Any]:
+    rows = [_child("power_attention", T) for T in LENGTHS]
+    table = Table(title=f"forward + backward, {HEADS} heads of {DIM}: peak memory beyond the inputs")
+    for column in ("op", "T", "peak extra", "bytes a token", "ratio to T/2"):
+        table.add_column(column, justify="right")
+    before = None
+    for row in rows:
+        row["ratio"] = None if before is None else row["extra"] / before
+        before = row["extra"]
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        table.add_row("power_attention", *_cells(row), ratio)
+    softmax = _child("softmax", BESIDE_SOFTMAX)
+    table.add_row("softmax (torch)", *_cells(softmax), "")
+    console.print(table)
+    worst = max(row["ratio"] for row in rows if row["ratio"])
+    console.print(f"largest ratio {worst:.2f}, limit {LIMIT}: {'holds' if worst <= LIMIT else 'DOES NOT HOLD'}")
+    ours = next(row for row in rows if row["T"] == BESIDE_SOFTMAX)
+    states = 2 * HEADS * DIM * (DIM + 1) // 2 * (DIM + 1) * 4
+    share = (ours["extra"] - states) / softmax["extra"]
+    console.print(
+        f"T = {BESIDE_SOFTMAX}: {share:.2f} times PyTorch's attention, "
+        f"without the memory and its gradient ({states / 2**20:.1f} MiB)"
+    )
+    return {"rows": rows, "softmax": softmax, "states": states, "vs_softmax": share}
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    return str(row["T"]), f"{row['extra'] / 2**20:.0f} MiB", f"{row['extra'] / row['T']:.0f}"
+
+
+def _child(op: str, T: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "maclaurin.bench.memory", op, str(T)]
+    figures: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return figures
+
+
+def _measure(op: str, T: int) -> dict[str, int]:
+    """Peak resident memory after the inputs exist and a short call has loaded every library."""
+    import torch
+
+    from maclaurin.bench.attention import causal_softmax
+    from maclaurin.ops import power_attention
+
+    def inputs(length: int) -> list[torch.Tensor]:
+        tensors = [torch.randn(1, length, HEADS, DIM) for _ in range(3)] + [-1e-3 * torch.rand(1, length, HEADS)]
+        return [tensor.requires_grad_() for tensor in tensors]
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor) -> None:
+        if op == "softmax":
+            y = causal_softmax(q, k, v)
+        else:
+            y = power_attention(q, k, v, log_decay, form="chunked", return_state=False)[0]
+        y.sum().backward()
+
+    call(*inputs(600))
+    arguments = inputs(T)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    call(*arguments)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"T": T, "extra": (after - before) * unit}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(sys.argv[1], int(sys.argv[2]))))
