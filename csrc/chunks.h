@@ -66,22 +66,21 @@ struct KeyChunk {
             add_monomial_rows(group, shape.K);
         }
         fill(left_at_end, padded, 0);
-        fill(from_start, padded, 1);
-        float whole = 1;
-        if (call.log_decay.data == nullptr) {
-            fill(left_at_end, keys, 1);
-        } else {
+        fill(from_start, padded, 0);
+        if (call.log_decay.data != nullptr) {
             cumulative(sums, row(call.log_decay, b, span.begin, g), call.log_decay.time, keys, SMALLEST_LOG_DECAY);
             for (int64_t j = 0; j < keys; ++j) {
-                left_at_end[j] = factor(sums[keys - 1] - sums[j]);
-                from_start[j] = factor(sums[j]);
+                left_at_end[j] = static_cast<float>(sums[keys - 1] - sums[j]);
+                from_start[j] = static_cast<float>(sums[j]);
             }
-            whole = from_start[keys - 1];
         }
+        exponentiate(left_at_end, padded);
+        exponentiate(from_start, padded);
+        fill(left_at_end + keys, padded - keys, 0);
         for (int64_t j = 0; j < padded; ++j)
             for (int64_t c = 0; c < shape.v_row; c += LANES)
                 store(v_at_end + j * shape.v_row + c, load(v + j * shape.v_row + c) * left_at_end[j]);
-        return whole;
+        return from_start[keys - 1];
     }
 
     // Block number `begin` / KEYS of the chunk, as far as the first `met` keys.
