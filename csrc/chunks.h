@@ -1,7 +1,8 @@
 // A sequence as a walk over chunks: what the forward and the backward of the chunked form share.
 //
 // With L the sum of log decay inside a chunk and S the memory at its start:
-//     y_i = exp(L_i) φ(q_i)ᵀ S + Σ_{j<=i} (q_i·k_j)² exp(L_i - L_j) v_j          S' = exp(L_C) S + Σ_j exp(L_C - L_j) φ(k_j) v_jᵀ
+//     y_i = exp(L_i) φ(q_i)ᵀ S + Σ_{j<=i} (q_i·k_j)² exp(L_i - L_j) v_j
+//     S'  = exp(L_C) S + Σ_j exp(L_C - L_j) φ(k_j) v_jᵀ
 #pragma once
 #include "attend.h"
 #include "memory.h"
@@ -19,7 +20,10 @@ struct Spans {
     int64_t size, first_query, folded, S;
 
     explicit Spans(const MaclaurinAttention& call)
-        : size(smaller(call.chunk, CHUNK)), first_query(call.S - call.T), folded(call.folded), S(call.S) {}
+        : size(smaller(call.chunk, CHUNK)),
+          first_query(call.S - call.T),
+          folded(call.folded),
+          S(call.S) {}
 
     // Of the chunks' ends behind `begin`, the first; of their beginnings before `end`, the last.
     Span from(int64_t begin) const {
@@ -89,7 +93,9 @@ struct KeyChunk {
         return {k + begin * shape.k_row, v + begin * shape.v_row, shape.k_row, shape.v_row, keys, round_up(keys, ROWS)};
     }
 
-    const double* decay_sums(const MaclaurinAttention& call) const { return call.log_decay.data == nullptr ? nullptr : sums; }
+    const double* decay_sums(const MaclaurinAttention& call) const {
+        return call.log_decay.data == nullptr ? nullptr : sums;
+    }
 };
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

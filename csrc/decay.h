@@ -4,8 +4,8 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-constexpr double SMALLEST_LOG_DECAY = -750;             // of squared scores: exp of it is zero even in float64
-constexpr double SMALLEST_LOG_DECAY_OF_SCORES = -1e5;   // of exponential ones, where a decay competes with large scores
+constexpr double SMALLEST_LOG_DECAY = -750;            // of squared scores: exp of it is zero even in float64
+constexpr double SMALLEST_LOG_DECAY_OF_SCORES = -1e5;  // of exponential ones, where a decay competes with large scores
 
 // Inclusive sums of the log decays of `count` tokens. NaN goes through.
 inline void cumulative(double* sums, const float* log_decay, int64_t time, int64_t count, double smallest) {

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.ops.native.library import Attention, Strided, run
-from maclaurin.ops.native.operators import operator
+from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay"
 Shape = tuple[int, ...]
@@ -108,6 +108,8 @@ def _quadratic(
     "-> (Tensor, Tensor, Tensor, Tensor)",
     fake=_quadratic_backward_fake,
     flops=_quadratic_backward_flops,
+    save=save_nothing,
+    backward=no_second_derivative,
 )
 def _quadratic_backward(
     dy: Tensor,
@@ -209,6 +211,8 @@ def _chunked(
     "float scale, bool normalize, int chunk, int folded) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_chunked_backward_fake,
     flops=_chunked_backward_flops,
+    save=save_nothing,
+    backward=no_second_derivative,
 )
 def _chunked_backward(
     dy: Tensor,

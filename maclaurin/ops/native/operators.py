@@ -41,3 +41,12 @@ def operator(
         return kernel
 
     return define
+
+
+def no_second_derivative(ctx: Any, *_: Any) -> None:
+    """The backward of a backward: refused, instead of a gradient that is silently zero."""
+    raise RuntimeError("the native backend has no second derivatives: use backend='torch' with form='parallel' for them")
+
+
+def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    pass
