@@ -8,9 +8,9 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-// A group of queries and the gradients of its sums; `q_rows` is how many channels q_channels has room for.
+// A group of queries and the gradients of its sums.
 struct QueryGroup {
-    float *q, *q_channels;    // [GROUP][k_row], [q_rows][GROUP]
+    float *q, *q_channels;    // [GROUP][k_row], [K][GROUP]
     float *dy, *dy_channels;  // [GROUP][v_row], [V][GROUP]: of the sums, before the division
     float *dtotal, *lse;      // [GROUP]
     float* dq;                // [GROUP][k_row]
@@ -37,8 +37,8 @@ struct QueryGroup {
 
     // The gradients by a group's sums: rows of values [GROUP][v_row], and the total [GROUP].
     template <bool EXPONENTIAL>
-    static void gradients(const MaclaurinAttention& call, const Shape& shape, float* dy, float* dtotal, int64_t b, int64_t h, int64_t t,
-                          int64_t count) {
+    static void gradients(const MaclaurinAttention& call, const Shape& shape, float* dy, float* dtotal, int64_t b, int64_t h,
+                          int64_t t, int64_t count) {
         fill(dtotal, GROUP, 0);
         for (int64_t i = 0; i < count; ++i) {
             const float *of_y = row(call.dy, b, t + i, h), *y = row(call.y, b, t + i, h);
@@ -61,9 +61,12 @@ struct KeyGradients {
     double* d_sums;
 };
 
-template <bool EXPONENTIAL>
-inline void attend_backward(const QueryGroup& group, int64_t count, const Shape& shape, const KeyBlock& block, const KeyGradients& to,
-                            const Between& between, SeenBuffers& buffers, float* weights, float* dscores) {
+enum class Wanted { QUERIES, KEYS_AND_VALUES, ALL };
+
+template <bool EXPONENTIAL, Wanted WANTED>
+inline void attend_backward(const QueryGroup& group, int64_t count, const Shape& shape, const KeyBlock& block,
+                            const KeyGradients& to, const Between& between, SeenBuffers& buffers, float* weights,
+                            float* dscores) {
     Seen seen;
     if (!see<EXPONENTIAL>(seen, buffers, between, block.keys, block.padded)) return;
     over_scores(block.k, block.k_row, group.q_channels, shape.K, block.padded, [&](int64_t j, int n, vec score) {
@@ -88,9 +91,12 @@ inline void attend_backward(const QueryGroup& group, int64_t count, const Shape&
                 store(dscores + at, dw.at[i][n] * load(slope + at));
             }
     }
-    add_product(to.dv, shape.v_row, 1, block.padded, shape.v_row, {weights, GROUP, 1}, group.dy, shape.v_row, count);
-    add_product(to.dk, shape.k_row, 1, block.padded, shape.k_row, {dscores, GROUP, 1}, group.q, shape.k_row, count);
-    add_product(group.dq, shape.k_row, 1, GROUP, shape.k_row, {dscores, 1, GROUP}, block.k, block.k_row, block.keys);
+    if (WANTED != Wanted::QUERIES) {
+        add_product(to.dv, shape.v_row, 1, block.padded, shape.v_row, {weights, GROUP, 1}, group.dy, shape.v_row, count);
+        add_product(to.dk, shape.k_row, 1, block.padded, shape.k_row, {dscores, GROUP, 1}, group.q, shape.k_row, count);
+    }
+    if (WANTED != Wanted::KEYS_AND_VALUES)
+        add_product(group.dq, shape.k_row, 1, GROUP, shape.k_row, {dscores, 1, GROUP}, block.k, block.k_row, block.keys);
     for (int64_t j = 0; to.d_sums != nullptr && j < block.keys; ++j) {
         vec total{};
         for (int n = 0; n < GROUP; n += LANES) total += load(dscores + j * GROUP + n);

@@ -8,14 +8,11 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-const Kernels kernels = {
 #define MACLAURIN_STRING(name) #name
 #define MACLAURIN_NAME(name) MACLAURIN_STRING(name)
-    MACLAURIN_NAME(MACLAURIN_VARIANT),
-    quadratic_forward,
-    quadratic_backward,
-    chunked_forward,
-    chunked_backward,
+
+const Kernels kernels = {
+    MACLAURIN_NAME(MACLAURIN_VARIANT), quadratic_forward, quadratic_backward, chunked_forward, chunked_backward,
 };
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

@@ -41,6 +41,6 @@ MACLAURIN_EXPORT int32_t maclaurin_quadratic_backward(const MaclaurinAttention* 
 MACLAURIN_EXPORT int32_t maclaurin_chunked_forward(const MaclaurinAttention* call);
 MACLAURIN_EXPORT int32_t maclaurin_chunked_backward(const MaclaurinAttention* call);
 
-// The instruction set in use ("avx512", "avx2", "portable"); `choose` returns 1 if this machine or build has none of that name.
+// The instruction set in use, "avx512", "avx2" or "portable". `choose` returns 1 if this machine or build has no such one.
 MACLAURIN_EXPORT const char* maclaurin_isa();
 MACLAURIN_EXPORT int32_t maclaurin_choose_isa(const char* name);
