@@ -66,10 +66,21 @@ def mixers(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Measure which form is fastest at which length, and store it.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Print versions, devices, backends and what is missing, and check the arithmetic of this machine."""
     from maclaurin.doctor import examine
 
+    if tune:
+        from maclaurin.bench.tune import measure
+        from maclaurin.ops.crossover import store, tuned_file
+
+        store(measure(partial(print, file=sys.stderr)))
+        print(f"stored in {tuned_file()}", file=sys.stderr)
     report = examine()
     if as_json:
         print(json.dumps(report, indent=2))

@@ -166,10 +166,24 @@ def test_a_token_never_sees_the_future(op):
 
 def test_the_automatic_form_changes_at_a_length_and_not_in_its_result(monkeypatch):
     """Up to a share of the number of features: here 10 of K = 4, so 5 tokens are direct and 6 go through the memory."""
-    monkeypatch.setitem(crossover.DIRECT_QUERIES, "torch", crossover.Line(0, 0.5))
+    monkeypatch.setattr(crossover, "_tuned", lambda: {"torch": crossover.Line(0, 0.5)})
     op = BY_NAME["power-2-decay"]
     for T in (5, 6, 7, 12):
         batch = op.draw(Sizes(T=T, K=4))
         y, state = op(batch)
         assert_close(y, op.reference(batch), 1e-10)
         assert_same_state(state, op(batch, form="recurrent")[1])
+
+
+def test_a_tuned_crossover_is_kept_and_a_broken_file_ignored(tmp_path, monkeypatch):
+    monkeypatch.setenv("MACLAURIN_CACHE", str(tmp_path))
+    crossover._tuned.cache_clear()
+    assert crossover.longest_direct("native", 2080) == 256 + int(1.8 * 2080)
+    crossover.store({"native": crossover.Line(10, 0.5)})
+    assert crossover.longest_direct("native", 100) == 60
+    assert crossover.longest_direct("torch", 100) == 25
+    for text in ("", "[]", '{"native": 3}'):
+        crossover.tuned_file().write_text(text)
+        crossover._tuned.cache_clear()
+        assert crossover.longest_direct("native", 100) == 256 + 180
+    crossover._tuned.cache_clear()
