@@ -3,6 +3,8 @@
 
 #include "chunked_backward.h"
 #include "chunked_forward.h"
+#include "linear_backward.h"
+#include "linear_forward.h"
 #include "quadratic_backward.h"
 #include "quadratic_forward.h"
 
@@ -16,6 +18,8 @@ const Kernels kernels = {
     quadratic_backward,
     chunked_forward,
     chunked_backward,
+    linear_forward,
+    linear_backward,
 };
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

@@ -11,6 +11,8 @@ struct Kernels {
     bool (*quadratic_backward)(const MaclaurinAttention&);
     bool (*chunked_forward)(const MaclaurinAttention&);
     bool (*chunked_backward)(const MaclaurinAttention&);
+    bool (*linear_forward)(const MaclaurinLinear&);
+    bool (*linear_backward)(const MaclaurinLinear&);
 };
 
 namespace avx512 {

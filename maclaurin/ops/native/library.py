@@ -48,7 +48,21 @@ class Attention(ctypes.Structure):
     ]
 
 
+class Linear(ctypes.Structure):
+    """MaclaurinLinear, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "T", "H", "G", "K", "V")),
+        *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
+        *((name, ctypes.c_void_p) for name in ("memory", "dnew_memory", "new_memory", "dmemory")),
+        ("chunk", ctypes.c_int64),
+        *((name, ctypes.c_float) for name in ("q_scale", "k_scale")),
+        *((name, ctypes.c_int32) for name in ("per_channel", "normalize", "threads")),
+    ]
+
+
 ATTENTION_KERNELS = ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward")
+LINEAR_KERNELS = ("linear_forward", "linear_backward")
 
 
 @lru_cache(maxsize=1)
@@ -62,6 +76,8 @@ def _library() -> ctypes.CDLL | None:
     library.maclaurin_choose_isa.argtypes = [ctypes.c_char_p]
     for name in ATTENTION_KERNELS:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Attention)]
+    for name in LINEAR_KERNELS:
+        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Linear)]
     if wanted := os.environ.get(ISA_VARIABLE):
         _choose(library, wanted)
     return library
