@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import maclaurin
-from maclaurin.ops import power_attention, reference
+from maclaurin.ops import native, power_attention, reference
 
 PACKAGES = ("torch", "numpy", "safetensors", "typer", "rich", "transformers", "triton")
 BF16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert (a @ a)[0, 0] == 64"
@@ -30,12 +30,18 @@ def examine() -> dict[str, Any]:
             **{name: _version(name) for name in PACKAGES},
         },
         "devices": _devices(),
-        "backends": {"torch": "ready: every op"},
+        "backends": {"torch": "ready: every op", "native": _native()},
         "compiler": shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++"),
         "checks": {"forms agree": _forms_agree(), "bfloat16 matrix product": _bf16()},
     }
     report["missing"] = _missing(report)
     return report
+
+
+def _native() -> str:
+    if not native.available():
+        return "not built: reinstall maclaurin where a C++ compiler is found, or use the slower torch backend"
+    return f"ready ({native.isa()}): power_attention of order 2 and softmax_attention with decay, in float32 on the CPU"
 
 
 def _version(name: str) -> str | None:

@@ -15,6 +15,7 @@ S = TypeVar("S", bound=State)
 
 FORMS = ("auto", "parallel", "chunked", "recurrent")
 BACKENDS = ("auto", "torch")
+BACKENDS_WITH_NATIVE = (*BACKENDS, "native")
 
 
 def one_of(name: str, value: object, allowed: Sequence[object]) -> None:
@@ -112,6 +113,6 @@ def tensor(name: str, value: object, dimensions: str) -> None:
         raise TypeError(f"{name} must be a floating point tensor, got {value.dtype}")
 
 
-def form_and_backend(form: str, backend: str) -> None:
+def form_and_backend(form: str, backend: str, backends: Sequence[str] = BACKENDS) -> None:
     one_of("form", form, FORMS)
-    one_of("backend", backend, BACKENDS)
+    one_of("backend", backend, backends)

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maclaurin.ops import checks, decay
+from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks
+from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.power_chunked import CHUNK, Plan, above_rounding, chunked
 from maclaurin.ops.ragged import Inputs, over_documents
@@ -29,8 +30,8 @@ from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
 
 FOLD_EVERY = 32
-FEATURES_PER_TOKEN = 4  # up to T = features/4 the matrix of weights is faster than the memory (benchmarks/forms.py)
 DIRECT_BLOCK = 512  # queries whose weights exist at a time where `auto` needs no memory
+NATIVE_FROM = 16  # tokens at a time from which the C++ kernels are faster where there is a memory to convert
 LONG_SERIES = 8  # orders above it are summed in float64: their powers leave the range of float32 at ordinary scores
 MOST_FEATURES = 2**16  # beyond it a memory is larger than any cache it could replace: tokens are kept instead
 
@@ -66,10 +67,11 @@ def power_attention(
     scale: 1/√K unless given. normalize: False leaves out the division.
     attention_mask (B,T), lengths (B,) or cu_seqlens (N+1,): ragged batches, see `ragged.py`.
     fold_at, fold_every: when kept tokens are folded into the memory; by default where the memory becomes the smaller one.
+    backend: "native" (C++, order 2 in float32 on a CPU), "torch" (everything), or "auto", the faster one that can.
     """
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
-    checks.form_and_backend(form, backend)
+    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     checks.number("scale", scale)
     checks.initial_state(state, PowerState)
     kernel = Kernel.of(order)
@@ -79,7 +81,7 @@ def power_attention(
     if fold_at is None:
         fold_at = _fold_length(kernel, k.shape[3], v.shape[3], normalize, k.dtype)
     checks.at_least_one("fold_at", fold_at)
-    engine = _Engine(kernel, weights, default_scale(scale, q), normalize, chunk_size, fold_at, fold_every, form)
+    engine = _Engine(kernel, weights, default_scale(scale, q), normalize, chunk_size, fold_at, fold_every, form, backend)
     if (log_decay is not None and log_decay.shape[2] != k.shape[2]) or weights is not None:
         # a state is shared by the query heads of a group only if they share its decay and the weights of its orders
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
@@ -137,6 +139,7 @@ class _Engine:
     fold_at: int
     fold_every: int
     form: str
+    backend: str
 
     def run(
         self, inputs: Inputs, state: PowerState | None, lengths: Tensor | None, return_state: bool
@@ -182,12 +185,57 @@ class _Engine:
         dtype: torch.dtype,
         return_state: bool = True,
     ) -> tuple[Tensor, PowerState | None]:
-        B, T, H, K = q.shape
-        G = k.shape[2]
         tokens = Tokens.gather(state, k, v, log_decay, lengths)
         memory = None if state is None else state.memory
         folded = self._folded(tokens, memory is not None) if return_state else 0
 
+        if self._is_native(q, dtype, memory is not None):
+            y, memory = self._natively(q, tokens, memory, folded)
+        else:
+            y, memory = self._in_torch(q, tokens, memory, folded, dtype)
+        if not return_state:
+            return y, None
+        kept = tokens.after(folded)
+        return y, PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, memory)
+
+    def _is_native(self, q: Tensor, dtype: torch.dtype, has_memory: bool) -> bool:
+        """Whether the C++ kernels run. They are for whole sequences: a few tokens are read from a memory in torch."""
+        if self.backend == "torch":
+            return False
+        orders = (
+            None if self.kernel.squared and self.weights is None else f"order=2 without order_weights, not {self.kernel}"
+        )
+        refusal = orders or native.refusal(q, dtype)
+        if self.backend == "native":
+            if refusal is not None:
+                raise ValueError(f"backend='native' needs {refusal}")
+            return True
+        return refusal is None and self.form != "recurrent" and (not has_memory or q.shape[1] >= NATIVE_FROM)
+
+    def _natively(self, q: Tensor, tokens: Tokens, memory: Tensor | None, folded: int) -> tuple[Tensor, Tensor | None]:
+        """Padding needs no mask: the score of a key of zeros is zero."""
+        q, k, v = (x.float() for x in (q, tokens.keys, tokens.values))
+        memory = None if memory is None else memory.float()
+        options = (self.scale, self.normalize, self.chunk_size, folded)
+        if memory is not None or self._through_memory(q, "native"):
+            y, _, new_memory = torch.ops.maclaurin.chunked(q, k, v, tokens.log_decay, memory, *options)
+            return y, new_memory if folded else memory
+        y, _ = torch.ops.maclaurin.quadratic(q, k, v, tokens.log_decay, self.scale, False, self.normalize)
+        if folded:
+            a = None if tokens.log_decay is None else tokens.log_decay[:, :folded]
+            _, _, memory = torch.ops.maclaurin.chunked(q[:, :0], k[:, :folded], v[:, :folded], a, None, *options)
+        return y, memory
+
+    def _through_memory(self, q: Tensor, backend: str) -> bool:
+        T, K = q.shape[1], q.shape[3]
+        wanted = self.form == "chunked" or (self.form == "auto" and longest_direct(backend, self._features(K)) < T)
+        return wanted and self._has_memory(K)
+
+    def _in_torch(
+        self, q: Tensor, tokens: Tokens, memory: Tensor | None, folded: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor | None]:
+        B, T, H, _ = q.shape
+        G = tokens.keys.shape[2]
         # B,S,G,K -> N,S,K: one row a head, time next to channels
         q_NRTK = q.to(dtype).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
         k_NSK = (tokens.keys.to(dtype) * self.scale).transpose(1, 2).flatten(0, 1)
@@ -196,8 +244,7 @@ class _Engine:
         memory_NFW = None if memory is None else memory.to(dtype).flatten(0, 1)
         weights_NO = None if self.weights is None else self.weights.to(dtype).repeat(B, 1)
 
-        through_memory = self.form == "chunked" or (self.form == "auto" and T > self._features(K) // FEATURES_PER_TOKEN)
-        if through_memory and self._has_memory(K):
+        if self._through_memory(q, "torch"):
             y_NRTW, new_NFW = self._chunked(q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO, folded)
         else:
             block = {"auto": DIRECT_BLOCK, "chunked": self.chunk_size}.get(self.form, T)
@@ -215,10 +262,7 @@ class _Engine:
         y = y_NRTW.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
         if self.normalize:
             y = safe_divide(y[..., :-1], y[..., -1:])
-        if not return_state:
-            return y, None
-        kept = tokens.after(folded)
-        return y, PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, memory)
+        return y, memory
 
     def _chunked(
         self,

@@ -2,7 +2,8 @@
 
 All orders of the series at once have no finite state, so the state is the keys and values (the last window-1 of them where
 there is a window). The three forms do the same sums: `parallel` at once, `chunked` for blocks of queries that are computed
-again backwards, `recurrent` query by query. `auto` calls PyTorch's own fused attention where that computes the same thing.
+again backwards, `recurrent` query by query. `auto` calls PyTorch's own fused attention where that computes the same thing,
+and the native kernel where there is a decay.
 """
 
 # B batch, T new tokens, S slots (kept and new), H heads, G key-value heads, R = H/G, N = B·G, K, V
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from maclaurin.ops import checks, decay
+from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks
 from maclaurin.ops.ragged import Inputs, over_documents
@@ -57,11 +58,12 @@ def softmax_attention(
     window: how many tokens a query sees, itself included.
     numerator: "exp", or "relu" of the score. divisor: "sum" of the weights, "floored-sum" (at least 1), "count" of the
     visible keys, "none". detach_divisor: no gradient flows through the divisor.
+    backend: "native" (C++, plain weights with or without decay in float32 on a CPU), "torch", or "auto".
     Other arguments as in `power_attention`.
     """
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
-    checks.form_and_backend(form, backend)
+    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     checks.number("scale", scale)
     checks.initial_state(state, TokenState)
     checks.one_of("numerator", numerator, NUMERATORS)
@@ -76,7 +78,7 @@ def softmax_attention(
 
     @without_autocast
     def dense(inputs: Inputs, state: TokenState | None, lengths: Tensor | None) -> tuple[Tensor, TokenState | None]:
-        return _dense(weights, inputs, state, lengths, form, chunk_size, return_state)
+        return _dense(weights, inputs, state, lengths, form, backend, chunk_size, return_state)
 
     return over_documents(
         dense, (q, k, v, log_decay), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths
@@ -142,6 +144,7 @@ def _dense(
     state: TokenState | None,
     lengths: Tensor | None,
     form: str,
+    backend: str,
     chunk_size: int,
     return_state: bool,
 ) -> tuple[Tensor, TokenState | None]:
@@ -153,13 +156,17 @@ def _dense(
         for t in range(T):
             now = tuple(None if x is None else x[:, t : t + 1] for x in inputs)
             present = None if lengths is None else (lengths > t).long()
-            y, state = _dense(weights, now, state, present, form, chunk_size, return_state=True)
+            y, state = _dense(weights, now, state, present, form, backend, chunk_size, return_state=True)
             outputs.append(y)
         return torch.cat(outputs, dim=1), state if return_state else None
 
     dtype = torch.promote_types(q.dtype, torch.float32)
     tokens = Tokens.gather(state, k, v, None if log_decay is None else log_decay.to(dtype), lengths)
     kept = tokens.last(tokens.slots if weights.window is None else weights.window - 1) if return_state else None
+    if _is_native(weights, q, tokens, dtype, form, backend):
+        inputs = (q.float(), tokens.keys.float(), tokens.values.float(), tokens.log_decay)
+        y, _ = torch.ops.maclaurin.quadratic(*inputs, weights.scale, True, True)
+        return y.to(q.dtype), kept
     if form == "auto" and weights.plain and tokens.log_decay is None and tokens.first is None:
         return _fused(weights, q, tokens, chunk_size), kept
 
@@ -178,6 +185,18 @@ def _dense(
 
     y = over_query_blocks(attend, q_NRTK, tokens.slots, T if form == "parallel" else chunk_size)
     return y.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype), kept
+
+
+def _is_native(weights: _Weights, q: Tensor, tokens: Tokens, dtype: torch.dtype, form: str, backend: str) -> bool:
+    """Whether the C++ kernel runs: wherever it can, but for what PyTorch's own attention computes."""
+    if backend == "torch":
+        return False
+    options = None if weights.plain and weights.window is None else "softmax without window, cap or another divisor"
+    padding = None if tokens.first is None else "sequences without padding"
+    refusal = options or padding or native.refusal(q, dtype)
+    if backend == "native" and refusal is not None:
+        raise ValueError(f"backend='native' needs {refusal}")
+    return backend == "native" or (refusal is None and form != "recurrent" and tokens.log_decay is not None)
 
 
 def _fused(weights: _Weights, q: Tensor, tokens: Tokens, chunk_size: int) -> Tensor:

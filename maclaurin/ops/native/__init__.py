@@ -4,6 +4,6 @@ To add one: its struct and functions in `library.py`, its operator in a file bes
 """
 
 from maclaurin.ops.native import attention
-from maclaurin.ops.native.library import available, isa, using_isa
+from maclaurin.ops.native.library import available, isa, refusal, using_isa
 
-__all__ = ["attention", "available", "isa", "using_isa"]
+__all__ = ["attention", "available", "isa", "refusal", "using_isa"]

@@ -126,8 +126,8 @@ def chunked(
 @torch.library.custom_op(
     "maclaurin::chunked_backward",
     mutates_args=(),
-    schema=f"(Tensor dy, Tensor? dnew_memory, {INPUTS}, Tensor? memory, Tensor y, Tensor total, Tensor new_memory, float scale, "
-    "bool normalize, int chunk, int folded) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor dy, Tensor? dnew_memory, {INPUTS}, Tensor? memory, Tensor y, Tensor total, Tensor new_memory, "
+    "float scale, bool normalize, int chunk, int folded) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def chunked_backward(
     dy: Tensor,
@@ -176,17 +176,18 @@ def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, *_:
 
 @chunked.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, memory: Tensor | None, scale: float, normalize: bool, chunk: int, folded: int
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, memory: Tensor | None, scale: float, normalize: bool, *last: int
 ) -> tuple[Tensor, ...]:
-    new_memory = q.new_empty(_memory_shape(k, v, normalize, folded))
-    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3]), new_memory
+    y, total = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
+    _, folded = last
+    return y, total, q.new_empty(_memory_shape(k, v, normalize, folded))
 
 
 @chunked_backward.register_fake
 def _(
-    dy: Tensor, dnew: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, memory: Tensor | None, *_: Any
+    dy: Tensor, dnew: Tensor | None, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, memory: Tensor | None, *_: Any
 ) -> tuple[Tensor, ...]:
-    return _empty_like(q, k, v, log_decay, memory)
+    return _empty_like(q, k, v, a, memory)
 
 
 def _keep_quadratic(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -88,6 +88,15 @@ def available() -> bool:
     return _library() is not None
 
 
+def refusal(q: Tensor, dtype: torch.dtype) -> str | None:
+    """What the kernels would need to run on this tensor, computing in `dtype`; None where they can."""
+    if q.device.type != "cpu":
+        return f"tensors on the CPU, not on {q.device}"
+    if dtype != torch.float32:
+        return f"float32 or less, not {dtype}"
+    return None if available() else "a maclaurin that was built where a C++ compiler is found"
+
+
 def _loaded() -> ctypes.CDLL:
     library = _library()
     if library is None:
