@@ -189,7 +189,7 @@ class _Engine:
         memory = None if state is None else state.memory
         folded = self._folded(tokens, memory is not None) if return_state else 0
 
-        if self._is_native(q, dtype, memory is not None):
+        if self._is_native(q, tokens, dtype, memory is not None):
             y, memory = self._natively(q, tokens, memory, folded)
         else:
             y, memory = self._in_torch(q, tokens, memory, folded, dtype)
@@ -198,24 +198,38 @@ class _Engine:
         kept = tokens.after(folded)
         return y, PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, memory)
 
-    def _is_native(self, q: Tensor, dtype: torch.dtype, has_memory: bool) -> bool:
+    def _is_native(self, q: Tensor, tokens: Tokens, dtype: torch.dtype, has_memory: bool) -> bool:
         """Whether the C++ kernels run. They are for whole sequences: a few tokens are read from a memory in torch."""
         if self.backend == "torch":
             return False
-        orders = (
-            None if self.kernel.squared and self.weights is None else f"order=2 without order_weights, not {self.kernel}"
-        )
-        refusal = orders or native.refusal(q, dtype)
+        refusal = self._order_refusal(tokens) or native.refusal(q, dtype)
         if self.backend == "native":
             if refusal is not None:
                 raise ValueError(f"backend='native' needs {refusal}")
             return True
-        return refusal is None and self.form != "recurrent" and (not has_memory or q.shape[1] >= NATIVE_FROM)
+        if refusal is not None or self._first_order:
+            return refusal is None
+        return self.form != "recurrent" and (not has_memory or q.shape[1] >= NATIVE_FROM)
+
+    @property
+    def _first_order(self) -> bool:
+        return self.kernel.orders == (1,) and self.kernel.coefficients == (1.0,)
+
+    def _order_refusal(self, tokens: Tokens) -> str | None:
+        if self.weights is not None or not (self.kernel.squared or self._first_order):
+            return f"order=2 or order=1 without order_weights, not {self.kernel}"
+        if self._first_order and not (tokens.slots == tokens.new and self.fold_every == self.fold_at == 1):
+            return "order=1 to fold every token at once (fold_at=1, fold_every=1)"
+        return None
 
     def _natively(self, q: Tensor, tokens: Tokens, memory: Tensor | None, folded: int) -> tuple[Tensor, Tensor | None]:
         """Padding needs no mask: the score of a key of zeros is zero."""
         q, k, v = (x.float() for x in (q, tokens.keys, tokens.values))
         memory = None if memory is None else memory.float()
+        if self._first_order:
+            flags = (1.0, self.scale, self.normalize, self.chunk_size, folded > 0)
+            y, _, new_memory = torch.ops.maclaurin.linear(q, k, v, tokens.log_decay, memory, *flags)
+            return y, new_memory if folded else memory
         options = (self.scale, self.normalize, self.chunk_size, folded)
         if memory is not None or self._through_memory(q, "native"):
             y, _, new_memory = torch.ops.maclaurin.chunked(q, k, v, tokens.log_decay, memory, *options)

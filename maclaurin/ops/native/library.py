@@ -128,6 +128,16 @@ def _choose(library: ctypes.CDLL, name: str) -> None:
         )
 
 
+def rows(x: Tensor) -> Tensor:
+    """Channels next to each other; any other strides are fine."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Where a dense tensor starts; None for one that is absent or empty."""
+    return None if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
+
+
 def run(kernel: str, call: ctypes.Structure) -> None:
     """Call a kernel by name; it uses as many threads as torch does."""
     call.threads = torch.get_num_threads()
