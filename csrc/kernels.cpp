@@ -3,6 +3,7 @@
 
 #include "chunked_backward.h"
 #include "chunked_forward.h"
+#include "conv.h"
 #include "linear_backward.h"
 #include "linear_forward.h"
 #include "quadratic_backward.h"
@@ -20,6 +21,8 @@ const Kernels kernels = {
     chunked_backward,
     linear_forward,
     linear_backward,
+    conv_forward,
+    conv_backward,
 };
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

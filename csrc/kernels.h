@@ -13,6 +13,8 @@ struct Kernels {
     bool (*chunked_backward)(const MaclaurinAttention&);
     bool (*linear_forward)(const MaclaurinLinear&);
     bool (*linear_backward)(const MaclaurinLinear&);
+    bool (*conv_forward)(const MaclaurinConv&);
+    bool (*conv_backward)(const MaclaurinConv&);
 };
 
 namespace avx512 {

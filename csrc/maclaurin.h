@@ -49,6 +49,18 @@ struct MaclaurinLinear {
     int32_t normalize;  // divide by the sum of the weights
     int32_t threads;
 };
+
+// One call of the causal short convolution over C channels. Tensors are (B,T,C): one head of C channels.
+struct MaclaurinConv {
+    int64_t B, T, C, width;
+    MaclaurinTensor x, before;   // before: the width-1 inputs before x; absent for zeros
+    MaclaurinTensor y;
+    MaclaurinTensor dy, dx, dbefore;
+    const float *weight, *bias;  // dense (C,width) and (C); no bias: null
+    float *dweight, *dbias;
+    int32_t silu;  // y·sigmoid(y) instead of y
+    int32_t threads;
+};
 }
 
 // All return 0, or 1 where memory ran out.
@@ -58,6 +70,8 @@ MACLAURIN_EXPORT int32_t maclaurin_chunked_forward(const MaclaurinAttention* cal
 MACLAURIN_EXPORT int32_t maclaurin_chunked_backward(const MaclaurinAttention* call);
 MACLAURIN_EXPORT int32_t maclaurin_linear_forward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_linear_backward(const MaclaurinLinear* call);
+MACLAURIN_EXPORT int32_t maclaurin_conv_forward(const MaclaurinConv* call);
+MACLAURIN_EXPORT int32_t maclaurin_conv_backward(const MaclaurinConv* call);
 
 // The instruction set in use ("avx512", "avx2", "portable"); `choose` returns 1 if this machine or build has none of that name.
 MACLAURIN_EXPORT const char* maclaurin_isa();

@@ -3,7 +3,7 @@
 To add one: its struct and functions in `library.py`, its operator in a file beside `attention.py`.
 """
 
-from maclaurin.ops.native import attention, linear
+from maclaurin.ops.native import attention, conv, linear
 from maclaurin.ops.native.library import available, isa, refusal, using_isa
 
-__all__ = ["attention", "available", "isa", "linear", "refusal", "using_isa"]
+__all__ = ["attention", "available", "conv", "isa", "linear", "refusal", "using_isa"]

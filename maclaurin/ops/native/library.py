@@ -61,8 +61,20 @@ class Linear(ctypes.Structure):
     ]
 
 
+class Conv(ctypes.Structure):
+    """MaclaurinConv, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "T", "C", "width")),
+        *((name, Strided) for name in ("x", "before", "y", "dy", "dx", "dbefore")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "dweight", "dbias")),
+        *((name, ctypes.c_int32) for name in ("silu", "threads")),
+    ]
+
+
 ATTENTION_KERNELS = ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward")
 LINEAR_KERNELS = ("linear_forward", "linear_backward")
+CONV_KERNELS = ("conv_forward", "conv_backward")
 
 
 @lru_cache(maxsize=1)
@@ -78,6 +90,8 @@ def _library() -> ctypes.CDLL | None:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Attention)]
     for name in LINEAR_KERNELS:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Linear)]
+    for name in CONV_KERNELS:
+        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Conv)]
     if wanted := os.environ.get(ISA_VARIABLE):
         _choose(library, wanted)
     return library
