@@ -8,18 +8,29 @@ namespace maclaurin::MACLAURIN_VARIANT {
 constexpr int64_t STEP_KEYS = 4 * LANES;  // at a time
 constexpr int64_t STEP_HEADS = 4;         // key-value heads a task: a token's heads lie side by side
 
-// The decay from every key to the last one, and that of the memory. Sums in float64, from the last key back.
-inline float pack_left(float* left, const MaclaurinAttention& call, int64_t b, int64_t g) {
+// What is left of every key when the query comes, and of the memory. Keys before `first`, in whole blocks, have decayed to
+// nothing: they are not read, and `left` is not written there.
+struct Left {
+    int64_t first;
+    float memory;
+};
+
+// Sums in float64, from the last key back.
+inline Left pack_left(float* left, const MaclaurinAttention& call, int64_t b, int64_t g) {
     double sum = 0;
+    int64_t j = call.S - 1;
     fill(left + call.S, round_up(call.S, LANES) - call.S, -__builtin_inff());
-    for (int64_t j = call.S - 1; j >= 0; --j) {
+    // not(<=), so that NaN goes through
+    for (; j >= 0 && !(sum <= SMALLEST_LOG_FACTOR); --j) {
         left[j] = static_cast<float>(sum);
         if (call.log_decay.data == nullptr) continue;
         const double a = *row(call.log_decay, b, j, g);
         sum += a < SMALLEST_LOG_DECAY ? SMALLEST_LOG_DECAY : a;
     }
-    for (int64_t j = 0; j < call.S; j += LANES) store(left + j, factor(load(left + j)));
-    return factor(sum);
+    const int64_t first = (j + 1) / STEP_KEYS * STEP_KEYS;
+    fill(left + first, j + 1 - first, -__builtin_inff());
+    for (int64_t i = first; i < call.S; i += LANES) store(left + i, factor(load(left + i)));
+    return {first, factor(sum)};
 }
 
 // LANES scores q·k at a time. Rows are K numbers, of which the last may not fill a vector.
@@ -102,10 +113,14 @@ inline bool step_over_keys(const MaclaurinAttention& call) {
         const bool done = with_buffers<StepOverKeysBuffers>(call, [&](const StepOverKeysBuffers& at) {
             copy_rows(at.q, at.k_row, heads * R, row(call.q, b, 0, first * R), call.q.head, heads * R, call.K, 1);
             fill(at.sums, heads * R * at.s_row, 0);
-            for (int64_t g = 0; g < heads; ++g) pack_left(at.left + g * at.keys, call, b, first + g);
-            for (int64_t begin = 0; begin < call.S; begin += STEP_KEYS)
+            int64_t met[STEP_HEADS], begin = call.S;
+            for (int64_t g = 0; g < heads; ++g) {
+                met[g] = pack_left(at.left + g * at.keys, call, b, first + g).first;
+                begin = smaller(begin, met[g]);
+            }
+            for (; begin < call.S; begin += STEP_KEYS)
                 for (int64_t g = 0; g < heads; ++g)
-                    for (int64_t h = g * R; h < (g + 1) * R; ++h)
+                    for (int64_t h = g * R; h < (g + 1) * R && met[g] <= begin; ++h)
                         step_keys(at.sums + h * at.s_row, at.v_row, at.q + h * at.k_row, call, b, first + g, begin,
                                   smaller(STEP_KEYS, call.S - begin), at.left + g * at.keys + begin);
             for (int64_t h = 0; h < heads * R; ++h) step_finish(call, at.sums + h * at.s_row, at.v_row, false, b, first * R + h);

@@ -90,24 +90,25 @@ inline void step_fold(float* to, const float* from, int64_t W, float keep, const
 }
 
 // Keys times the scale and values times what is left of them at the end, for a fold.
-inline void pack_fold(const StepBuffers& at, const MaclaurinAttention& call, int64_t b, int64_t g) {
+inline void pack_fold(const StepBuffers& at, const MaclaurinAttention& call, int64_t b, int64_t g, int64_t first) {
     transpose_rows(at.k_channels, at.keys, at.keys, row(call.k, b, 0, g), call.k.time, call.S, call.K, call.scale);
     fill(at.v, at.keys * at.w_row, 0);
     for (int64_t j = 0; j < call.S; ++j) {
         const float* v = row(call.v, b, j, g);
-        for (int64_t c = 0; c < call.V; ++c) at.v[j * at.w_row + c] = v[c] * at.left[j];
-        if (call.normalize) at.v[j * at.w_row + call.V] = at.left[j];
+        const float left = j < first ? 0 : at.left[j];
+        for (int64_t c = 0; c < call.V; ++c) at.v[j * at.w_row + c] = v[c] * left;
+        if (call.normalize) at.v[j * at.w_row + call.V] = left;
     }
 }
 
 // The one pass over the memory of a head.
-inline void step_memory(const MaclaurinAttention& call, const StepBuffers& at, const Pairs& pairs, int64_t b, int64_t g, float keep) {
+inline void step_memory(const MaclaurinAttention& call, const StepBuffers& at, const Pairs& pairs, int64_t b, int64_t g, Left left) {
     const int64_t R = call.H / call.G, W = call.V + (call.normalize ? 1 : 0), F = monomial_count(call.K), vectors = round_up(W, LANES) / LANES;
     const float* memory = call.memory + (b * call.G + g) * F * W;
     float* new_memory = call.folded ? call.new_memory + (b * call.G + g) * F * W : nullptr;
     for (int64_t r = 0; r < R; ++r) step_features(at.features + r * F, at.q + r * at.k_row, call.K);
     fill(at.read, R * at.w_row, 0);
-    if (new_memory != nullptr) pack_fold(at, call, b, g);
+    if (new_memory != nullptr) pack_fold(at, call, b, g, left.first);
     for (int64_t begin = 0; begin < F; begin += STEP_ROWS) {
         const int64_t rows = smaller(STEP_ROWS, F - begin), last = begin + rows == F ? 1 : 0;
         for (int64_t r = 0; r < R; ++r) {
@@ -117,7 +118,7 @@ inline void step_memory(const MaclaurinAttention& call, const StepBuffers& at, c
             for (int64_t c = 0; last && c < W; ++c) read[c] += features[F - 1] * memory[(F - 1) * W + c];
         }
         for (int64_t f = begin; new_memory != nullptr && f < begin + rows; f += ROWS)
-            step_fold(new_memory + f * W, memory + f * W, W, keep, at, pairs.data + f, smaller(ROWS, begin + rows - f));
+            step_fold(new_memory + f * W, memory + f * W, W, left.memory, at, pairs.data + f, smaller(ROWS, begin + rows - f));
     }
 }
 
@@ -144,16 +145,16 @@ inline bool step_through_memory(const MaclaurinAttention& call) {
     return over_heads(call, [&](int64_t b, int64_t g) {
         return with_buffers<StepBuffers>(call, [&](const StepBuffers& at) {
             const int64_t R = call.H / call.G;
-            const float keep = pack_left(at.left, call, b, g);
+            const Left left = pack_left(at.left, call, b, g);
             copy_rows(at.q, at.k_row, R, row(call.q, b, 0, g * R), call.q.head, R, call.K, 1);
-            step_memory(call, at, pairs, b, g, keep);
+            if (left.memory != 0 || call.folded) step_memory(call, at, pairs, b, g, left);
             fill(at.sums, R * at.s_row, 0);
             for (int64_t r = 0; r < R; ++r) {
                 float* sums = at.sums + r * at.s_row;
-                for (int64_t begin = 0; begin < call.S; begin += STEP_KEYS)
+                for (int64_t begin = left.first; begin < call.S; begin += STEP_KEYS)
                     step_keys(sums, at.v_row, at.q + r * at.k_row, call, b, g, begin, smaller(STEP_KEYS, call.S - begin), at.left + begin);
-                const bool used = step_use(call, at, b, g, r, keep);
-                step_finish(call, sums, at.v_row, !used, b, g * R + r);
+                const bool silent = left.memory != 0 && !step_use(call, at, b, g, r, left.memory);
+                step_finish(call, sums, at.v_row, silent, b, g * R + r);
             }
         });
     });
