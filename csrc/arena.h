@@ -1,21 +1,34 @@
 // Blocks of a thread's scratch memory, handed out one behind the other.
 #pragma once
 #include "pool.h"
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace maclaurin {
 
 class Arena {
   public:
     explicit Arena(float* begin) : begin_(begin) {}
+
     // `count` floats on a cache line's boundary; null while sizes are only being summed.
     float* take(size_t count) {
         float* block = begin_ == nullptr ? nullptr : begin_ + used_;
-        used_ += (count + 15) / 16 * 16;
+        used_ += (count + LINE - 1) / LINE * LINE;
+#if defined(__SANITIZE_ADDRESS__)
+        // a fence behind every block, and old contents replaced by NaN, so that no block can borrow from another
+        if (block != nullptr) {
+            for (size_t i = 0; i < count; ++i) block[i] = __builtin_nanf("");
+            ASAN_POISON_MEMORY_REGION(block + count, (begin_ + used_ + LINE - (block + count)) * sizeof(float));
+        }
+        used_ += LINE;
+#endif
         return block;
     }
     size_t used() const { return used_; }
 
   private:
+    static constexpr size_t LINE = 16;  // floats
     float* begin_;
     size_t used_ = 0;
 };
@@ -28,6 +41,9 @@ bool with_buffers(const Sizes& sizes, const Use& use) {
     Buffers(measure, sizes);
     float* begin = scratch(measure.used());
     if (begin == nullptr) return false;
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_UNPOISON_MEMORY_REGION(begin, measure.used() * sizeof(float));
+#endif
     Arena arena(begin);
     const Buffers buffers(arena, sizes);
     use(buffers);

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maclaurin import ops
-from maclaurin.ops import conv, power, power_chunked
+from maclaurin.ops import conv, crossover, power_chunked
 from tests.ops.helpers import ALL, BY_NAME, FEW, FORMS, Sizes, assert_close, assert_same_state, distance, every, sizes
 
 HEAD_SIZES = [(48, 48), (96, 64), (192, 33), (17, 80)]
@@ -166,7 +166,7 @@ def test_a_token_never_sees_the_future(op):
 
 def test_the_automatic_form_changes_at_a_length_and_not_in_its_result(monkeypatch):
     """Up to a share of the number of features: here 10 of K = 4, so 5 tokens are direct and 6 go through the memory."""
-    monkeypatch.setattr(power, "FEATURES_PER_TOKEN", 2)
+    monkeypatch.setitem(crossover.DIRECT_QUERIES, "torch", crossover.Line(0, 0.5))
     op = BY_NAME["power-2-decay"]
     for T in (5, 6, 7, 12):
         batch = op.draw(Sizes(T=T, K=4))

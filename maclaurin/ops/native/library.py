@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -77,8 +76,7 @@ LINEAR_KERNELS = ("linear_forward", "linear_backward")
 CONV_KERNELS = ("conv_forward", "conv_backward")
 
 
-@lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL | None:
+def _load() -> ctypes.CDLL | None:
     # an editable installation has two folders, the sources and the built files
     found = [path for folder in sys.modules["maclaurin"].__path__ if (path := Path(folder) / FILE).exists()]
     if not found:
@@ -99,7 +97,7 @@ def _library() -> ctypes.CDLL | None:
 
 def available() -> bool:
     """Whether this installation has the library."""
-    return _library() is not None
+    return _LIBRARY is not None
 
 
 def refusal(q: Tensor, dtype: torch.dtype) -> str | None:
@@ -112,10 +110,9 @@ def refusal(q: Tensor, dtype: torch.dtype) -> str | None:
 
 
 def _loaded() -> ctypes.CDLL:
-    library = _library()
-    if library is None:
+    if _LIBRARY is None:
         raise RuntimeError("the native backend was not built: reinstall maclaurin where a C++ compiler is found")
-    return library
+    return _LIBRARY
 
 
 def isa() -> str:
@@ -137,9 +134,7 @@ def using_isa(name: str) -> Iterator[None]:
 
 def _choose(library: ctypes.CDLL, name: str) -> None:
     if library.maclaurin_choose_isa(name.encode()):
-        raise ValueError(
-            f"{ISA_VARIABLE} must name an instruction set that this CPU has, avx512, avx2 or portable, got {name!r}"
-        )
+        raise ValueError(f"{ISA_VARIABLE} must be one of avx512, avx2 and portable that this CPU has, got {name!r}")
 
 
 def rows(x: Tensor) -> Tensor:
@@ -157,3 +152,6 @@ def run(kernel: str, call: ctypes.Structure) -> None:
     call.threads = torch.get_num_threads()
     if getattr(_loaded(), f"maclaurin_{kernel}")(ctypes.byref(call)):
         raise MemoryError(f"the native kernel {kernel} found no memory for its blocks")
+
+
+_LIBRARY = _load()  # when imported, so that torch.compile sees a constant

@@ -1,0 +1,177 @@
+// Calls every kernel with hostile shapes and compares the results with plain loops in double precision. Built with a
+// sanitizer by scripts/sanitize.sh: inputs and outputs are allocated to the byte, so an access outside of them is found.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "../maclaurin.h"
+
+namespace {
+
+struct Case {
+    int64_t B, T, S, H, G, K, V, chunk, folded;
+    bool decay, normalize, exponential, memory;
+};
+
+int64_t features(const Case& c) { return c.K * (c.K + 1) / 2; }
+int64_t width(const Case& c) { return c.V + (c.normalize ? 1 : 0); }
+
+// A dense (batch, time, heads, channels) tensor, allocated to the byte.
+class Tensor {
+  public:
+    Tensor(int64_t B, int64_t T, int64_t H, int64_t C) : time_(H * C), batch_(T * H * C), head_(C), data_(new float[B * T * H * C]) {
+        for (int64_t i = 0; i < B * T * H * C; ++i) data_[i] = NAN;
+        count_ = B * T * H * C;
+    }
+    void randomize(float low, float high) {
+        for (int64_t i = 0; i < count_; ++i) data_[i] = low + (high - low) * static_cast<float>(std::rand()) / RAND_MAX;
+    }
+    float& at(int64_t b, int64_t t, int64_t h, int64_t c = 0) const { return data_[b * batch_ + t * time_ + h * head_ + c]; }
+    MaclaurinTensor view() const { return {data_.get(), batch_, time_, head_}; }
+    float* data() const { return count_ == 0 ? nullptr : data_.get(); }
+    bool finite() const {
+        for (int64_t i = 0; i < count_; ++i)
+            if (!std::isfinite(data_[i])) return false;
+        return true;
+    }
+    double distance(const Tensor& other) const {
+        double error = 0, size = 1e-12;
+        for (int64_t i = 0; i < count_; ++i) {
+            error += std::pow(data_[i] - other.data_[i], 2);
+            size += std::pow(other.data_[i], 2);
+        }
+        return std::sqrt(error / size);
+    }
+
+  private:
+    int64_t time_, batch_, head_, count_;
+    std::unique_ptr<float[]> data_;
+};
+
+struct Inputs {
+    Tensor q, k, v, log_decay, dy, memory, dnew_memory;
+
+    explicit Inputs(const Case& c)
+        : q(c.B, c.T, c.H, c.K),
+          k(c.B, c.S, c.G, c.K),
+          v(c.B, c.S, c.G, c.V),
+          log_decay(c.B, c.S, c.G, 1),
+          dy(c.B, c.T, c.H, c.V),
+          memory(c.B, c.G, features(c), c.memory ? width(c) : 0),
+          dnew_memory(c.B, c.G, features(c), c.folded ? width(c) : 0) {
+        for (Tensor* x : {&q, &k, &v, &dy, &dnew_memory}) x->randomize(-1, 1);
+        memory.randomize(0, 1);
+        log_decay.randomize(-0.3f, 0);
+    }
+};
+
+struct Outputs {
+    Tensor y, total, dq, dk, dv, dlog_decay, new_memory, dmemory;
+
+    explicit Outputs(const Case& c)
+        : y(c.B, c.T, c.H, c.V),
+          total(c.B, c.T, c.H, 1),
+          dq(c.B, c.T, c.H, c.K),
+          dk(c.B, c.S, c.G, c.K),
+          dv(c.B, c.S, c.G, c.V),
+          dlog_decay(c.B, c.S, c.G, 1),
+          new_memory(c.B, c.G, features(c), c.folded ? width(c) : 0),
+          dmemory(c.B, c.G, features(c), c.memory ? width(c) : 0) {}
+};
+
+MaclaurinAttention call_of(const Case& c, const Inputs& in, const Outputs& out, int threads) {
+    MaclaurinAttention call{};
+    call.B = c.B, call.T = c.T, call.S = c.S, call.H = c.H, call.G = c.G, call.K = c.K, call.V = c.V;
+    call.q = in.q.view(), call.k = in.k.view(), call.v = in.v.view(), call.dy = in.dy.view();
+    if (c.decay) call.log_decay = in.log_decay.view(), call.dlog_decay = out.dlog_decay.view();
+    call.y = out.y.view(), call.total = out.total.view();
+    call.dq = out.dq.view(), call.dk = out.dk.view(), call.dv = out.dv.view();
+    call.memory = in.memory.data(), call.dnew_memory = in.dnew_memory.data();
+    call.new_memory = out.new_memory.data(), call.dmemory = out.dmemory.data();
+    call.chunk = c.chunk, call.folded = c.folded;
+    call.scale = 0.4f, call.exponential = c.exponential, call.normalize = c.normalize, call.threads = threads;
+    return call;
+}
+
+// y as the sum over all pairs that it stands for, without a memory.
+Tensor expected(const Case& c, const Inputs& in) {
+    Tensor y(c.B, c.T, c.H, c.V);
+    for (int64_t b = 0; b < c.B; ++b)
+        for (int64_t h = 0; h < c.H; ++h)
+            for (int64_t t = 0; t < c.T; ++t) {
+                const int64_t g = h / (c.H / c.G), last = c.S - c.T + t;
+                std::vector<double> sum(c.V, 0);
+                double total = 0, decay = 0;
+                for (int64_t s = last; s >= 0; --s) {
+                    double score = 0;
+                    for (int64_t i = 0; i < c.K; ++i) score += 0.4 * in.q.at(b, t, h, i) * in.k.at(b, s, g, i);
+                    const double weight = (c.exponential ? std::exp(score) : score * score) * std::exp(decay);
+                    for (int64_t i = 0; i < c.V; ++i) sum[i] += weight * in.v.at(b, s, g, i);
+                    total += weight;
+                    if (c.decay) decay += in.log_decay.at(b, s, g);
+                }
+                for (int64_t i = 0; i < c.V; ++i) y.at(b, t, h, i) = static_cast<float>(c.normalize ? sum[i] / total : sum[i]);
+            }
+    return y;
+}
+
+int failures = 0;
+
+void check(bool good, const char* what, const Case& c, const char* isa, int threads) {
+    if (good) return;
+    ++failures;
+    std::printf("WRONG %s: %s, %d threads, B %ld T %ld S %ld H %ld G %ld K %ld V %ld chunk %ld folded %ld\n", what, isa, threads, long(c.B),
+                long(c.T), long(c.S), long(c.H), long(c.G), long(c.K), long(c.V), long(c.chunk), long(c.folded));
+}
+
+void run(const Case& c, const char* isa, int threads) {
+    const Inputs in(c);
+    Outputs direct(c), chunked(c);
+    const MaclaurinAttention chunks = call_of(c, in, chunked, threads);
+    MaclaurinAttention pairs = call_of(c, in, direct, threads);
+    if (!c.exponential) {
+        bool good = maclaurin_chunked_forward(&chunks) == 0 && maclaurin_chunked_backward(&chunks) == 0;
+        for (const Tensor* x : {&chunked.y, &chunked.dq, &chunked.dk, &chunked.dv, &chunked.new_memory, &chunked.dmemory})
+            good = good && x->finite();
+        check(good && (!c.decay || chunked.dlog_decay.finite()), "chunked", c, isa, threads);
+    }
+    if (c.memory || c.folded || c.T == 0) return;
+    check(maclaurin_quadratic_forward(&pairs) == 0 && maclaurin_quadratic_backward(&pairs) == 0, "quadratic", c, isa, threads);
+    const Tensor exact = expected(c, in);
+    check(direct.y.distance(exact) < 1e-4, "quadratic outputs", c, isa, threads);
+    if (c.exponential) return;
+    check(chunked.y.distance(exact) < 1e-4, "chunked outputs", c, isa, threads);
+    check(chunked.dq.distance(direct.dq) < 1e-3 || c.K == 1, "gradients of q", c, isa, threads);
+    check(chunked.dk.distance(direct.dk) < 1e-3 || c.K == 1, "gradients of k", c, isa, threads);
+    check(chunked.dv.distance(direct.dv) < 1e-3, "gradients of v", c, isa, threads);
+}
+
+}  // namespace
+
+int main() {
+    const Case cases[] = {
+        // B, T, S, H, G, K, V, chunk, folded, decay, normalize, exponential, memory
+        {1, 1, 1, 1, 1, 1, 1, 1, 0, false, false, false, false},
+        {1, 1, 1, 1, 1, 1, 1, 256, 1, true, true, false, true},
+        {2, 37, 37, 4, 2, 3, 5, 7, 0, true, true, false, false},
+        {1, 130, 200, 3, 1, 17, 33, 64, 0, true, false, false, false},
+        {3, 70, 70, 2, 2, 16, 16, 128, 0, false, true, false, false},
+        {1, 5, 300, 2, 1, 8, 80, 100, 130, true, true, false, true},
+        {1, 300, 300, 1, 1, 33, 1, 256, 299, true, false, false, false},
+        {2, 129, 129, 2, 1, 20, 64, 256, 64, false, true, false, true},
+        {1, 0, 90, 2, 2, 6, 7, 32, 70, true, true, false, false},
+        {2, 65, 90, 4, 2, 7, 9, 1, 0, true, true, true, false},
+        {1, 257, 257, 2, 2, 64, 64, 1, 0, false, true, true, false},
+        {1, 257, 257, 3, 3, 40, 24, 128, 0, true, true, false, false},
+    };
+    for (const char* isa : {"avx512", "avx2", "portable"}) {
+        if (maclaurin_choose_isa(isa) != 0) continue;
+        for (const int threads : {1, 2, 3, 8})
+            for (const Case& c : cases) run(c, isa, threads);
+        std::printf("%s: done\n", isa);
+    }
+    return failures != 0;
+}

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Builds the kernels with AddressSanitizer and UndefinedBehaviorSanitizer, then with ThreadSanitizer, and runs them over
+# hostile shapes with every instruction set of this CPU. Nothing is installed.
+set -eu
+cd "$(dirname "$0")/.."
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+for sanitizer in address,undefined thread; do
+    echo "== -fsanitize=$sanitizer"
+    folder="$build/${sanitizer%%,*}"
+    cmake -S csrc -B "$folder" -DCMAKE_BUILD_TYPE=Debug -DMACLAURIN_SANITIZE="$sanitizer" >/dev/null
+    cmake --build "$folder" --target maclaurin_driver --parallel 2 >/dev/null
+    "$folder/maclaurin_driver"
+done
