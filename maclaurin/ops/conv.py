@@ -64,7 +64,7 @@ def short_conv(
         before = None if state is None else state.inputs.to(x.dtype)
         if natively:
             tensors = (None if tensor is None else tensor.float() for tensor in (x, weight, bias, before))
-            y = torch.ops.maclaurin.short_conv(*tensors, activation == "silu").to(x.dtype)
+            y = native.call("short_conv", *tensors, activation == "silu").to(x.dtype)
         else:
             padded = _padded(x, before, width)
             pieces = [_taps(padded[:, start : start + step + width - 1], weight, bias) for start in range(0, x.shape[1], step)]

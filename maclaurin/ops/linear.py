@@ -145,7 +145,7 @@ def _per_channel_natively(
 ) -> tuple[Tensor, LinearState]:
     tensors = (None if x is None else x.float() for x in inputs)
     memory = None if state is None else state.memory.float()
-    y, _, new_memory = torch.ops.maclaurin.linear(*tensors, memory, scale, 1.0, normalize, chunk_size, True)
+    y, _, new_memory = native.call("linear", *tensors, memory, scale, 1.0, normalize, chunk_size, True)
     assert inputs[0] is not None
     return y.to(inputs[0].dtype), LinearState(new_memory)
 

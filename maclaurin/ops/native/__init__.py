@@ -4,6 +4,7 @@ To add one: its struct and functions in `library.py`, its operator in a file bes
 """
 
 from maclaurin.ops.native import attention, conv, linear
+from maclaurin.ops.native.direct import call
 from maclaurin.ops.native.library import available, isa, refusal, using_isa
 
-__all__ = ["attention", "available", "conv", "isa", "linear", "refusal", "using_isa"]
+__all__ = ["attention", "available", "call", "conv", "isa", "linear", "refusal", "using_isa"]

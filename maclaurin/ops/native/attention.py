@@ -242,8 +242,10 @@ def _(dy: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
 
 
 @register_flop_formula(torch.ops.maclaurin.chunked)
-def _(q: Any, k: Any, v: Any, a: Any, m: Any, scale: Any, normalize: Any, chunk: int, *_: Any, **__: Any) -> int:
+def _(q: Any, k: Any, v: Any, a: Any, m: Any, scale: Any, normalize: Any, chunk: int, folded: int, **_: Any) -> int:
     reads, writes = _memory_products(q, k, v)
+    if q[1] == 1 and m is not None:
+        return 2 * (reads + (writes if folded else 0) + _pair_products(q, k, v, k[1]))
     return 2 * (reads + writes + _pair_products(q, k, v, chunk / 2))
 
 
