@@ -12,9 +12,10 @@ constexpr int64_t CONV_TIMES = 64;      // a task's tokens, forward
 constexpr int64_t CONV_CHANNELS = 128;  // a task's channels, backward: one task sums the gradient of a weight over all tokens
 constexpr int64_t CONV_BLOCK = 32;      // tokens at a time, backward: with CONV_CHANNELS they stay in a first-level cache
 
+// Exactly 0 below -87, so that it stays 0 when x multiplies it.
 MACLAURIN_INLINE vec sigmoid(vec x) {
     const vec bounded = x < all(-87.0f) ? all(-87.0f) : x;
-    return all(1) / (exp(-bounded) + 1);
+    return x < all(-87.0f) ? vec{} : all(1) / (exp(-bounded) + 1);
 }
 MACLAURIN_INLINE vec activate(vec x, bool silu) { return silu ? x * sigmoid(x) : x; }
 MACLAURIN_INLINE vec activation_slope(vec x, bool silu) {
