@@ -100,7 +100,7 @@ class Mamba2(Mixer):
             form=form,
             lengths=lengths,
         )
-        y = y + v * self.D.view(self.ssm_heads, -1)
+        y = torch.addcmul(y, v, self.D.view(self.ssm_heads, -1).to(y.dtype))
         y = self.norm(y.flatten(2) * F.silu(gate))
         if self.mlp_dim:
             y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)
