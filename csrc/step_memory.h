@@ -142,6 +142,7 @@ inline bool step_use(const MaclaurinAttention& call, const StepBuffers& at, int6
 inline bool step_through_memory(const MaclaurinAttention& call) {
     const Pairs pairs(call.folded ? call.K : 1);
     if (pairs.data == nullptr) return false;
+    if (call.folded) prefer_large_pages(call.new_memory, call.B * call.G * memory_size(call) * sizeof(float));
     return over_heads(call, [&](int64_t b, int64_t g) {
         return with_buffers<StepBuffers>(call, [&](const StepBuffers& at) {
             const int64_t R = call.H / call.G;

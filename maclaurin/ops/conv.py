@@ -67,7 +67,9 @@ def short_conv(
             y = native.call("short_conv", *tensors, activation == "silu").to(x.dtype)
         else:
             padded = _padded(x, before, width)
-            pieces = [_taps(padded[:, start : start + step + width - 1], weight, bias) for start in range(0, x.shape[1], step)]
+            pieces = [
+                _taps(padded[:, start : start + step + width - 1], weight, bias) for start in range(0, x.shape[1], step)
+            ]
             y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
             y = silu(y) if activation == "silu" else y
         return y, ConvState(_last(x, before, width - 1, lengths)) if return_state else None

@@ -46,7 +46,7 @@ def append(kept: Tensor, new: Tensor) -> Tensor:
     if kept.numel() < COPIED_BELOW or tracked or torch.compiler.is_compiling():
         return torch.cat([kept, new], dim=1)
     start, end = kept.shape[1], kept.shape[1] + new.shape[1]
-    room = _rooms.get(kept)
+    room: _Room | None = _rooms.get(kept)
     if room is None or not room.take(start, end):
         room = _Room(kept.new_empty(kept.shape[0], end + SPARE, *kept.shape[2:]))
         room.buffer.data[:, :start] = kept.detach()

@@ -76,8 +76,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    found = torch.ops.maclaurin.short_conv_backward(dy, *ctx.saved_tensors, ctx.silu)
-    return *(None if x is None else gradient for x, gradient in zip(ctx.saved_tensors, found, strict=True)), None
+    saved = ctx.saved_tensors  # once: checkpointing forgets them as they are read
+    found = torch.ops.maclaurin.short_conv_backward(dy, *saved, ctx.silu)
+    return *(None if x is None else gradient for x, gradient in zip(saved, found, strict=True)), None
 
 
 short_conv.register_autograd(_gradients, setup_context=_keep)

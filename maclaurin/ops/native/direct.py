@@ -31,4 +31,6 @@ def call(name: str, *arguments: Any) -> Any:
 def _is_watched(arguments: tuple[Any, ...]) -> bool:
     tensors = [x for x in arguments if isinstance(x, Tensor)]
     with_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return with_gradient or _get_current_dispatch_mode() is not None or any(type(x) not in (Tensor, Parameter) for x in tensors)
+    return (
+        with_gradient or _get_current_dispatch_mode() is not None or any(type(x) not in (Tensor, Parameter) for x in tensors)
+    )

@@ -112,10 +112,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
-    inputs = ctx.saved_tensors[:5]
+    saved = ctx.saved_tensors  # once: checkpointing forgets them as they are read
     dnew = dnew_memory if ctx.options[4] else None
-    found = torch.ops.maclaurin.linear_backward(dy, dnew, *ctx.saved_tensors, *ctx.options)
-    return *(None if x is None else gradient for x, gradient in zip(inputs, found, strict=True)), *(None,) * 5
+    found = torch.ops.maclaurin.linear_backward(dy, dnew, *saved, *ctx.options)
+    return *(None if x is None else gradient for x, gradient in zip(saved[:5], found, strict=True)), *(None,) * 5
 
 
 linear.register_autograd(_gradients, setup_context=_keep)
