@@ -80,7 +80,7 @@ constexpr float SMALLEST_DIVISOR = 4.1693e-31f;  // (smallest normal float32) ^ 
 
 MACLAURIN_INLINE float inverse(float total) { return std::fabs(total) < SMALLEST_DIVISOR ? 0 : 1 / total; }
 
-// y / total, in place of the first `count` rows, and what the backward needs to know of the total.
+// y / total for the first `count` rows, and what the backward needs to know of the total (null: another task writes it).
 template <bool EXPONENTIAL>
 inline void finish(const Sums& sums, int64_t count, int64_t V, int64_t v_row, bool normalize, float* y, int64_t y_time, float* total,
                    int64_t total_time) {
@@ -88,7 +88,7 @@ inline void finish(const Sums& sums, int64_t count, int64_t V, int64_t v_row, bo
         const float times = normalize ? inverse(sums.total[i]) : 1;
         const float* from = sums.y + i * v_row;
         for (int64_t c = 0; c < V; ++c) y[i * y_time + c] = from[c] * times;
-        total[i * total_time] = EXPONENTIAL ? sums.largest[i] + std::log(sums.total[i]) : sums.total[i];
+        if (total != nullptr) total[i * total_time] = EXPONENTIAL ? sums.largest[i] + std::log(sums.total[i]) : sums.total[i];
     }
 }
 

@@ -8,9 +8,9 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-// A group of queries and the gradients of its sums; `q_rows` is how many channels q_channels has room for.
+// A group of queries and the gradients of its sums.
 struct QueryGroup {
-    float *q, *q_channels;    // [GROUP][k_row], [q_rows][GROUP]
+    float *q, *q_channels;    // [GROUP][k_row], [K][GROUP]
     float *dy, *dy_channels;  // [GROUP][v_row], [V][GROUP]: of the sums, before the division
     float *dtotal, *lse;      // [GROUP]
     float* dq;                // [GROUP][k_row]
@@ -61,7 +61,9 @@ struct KeyGradients {
     double* d_sums;
 };
 
-template <bool EXPONENTIAL>
+enum class Wanted { QUERIES, KEYS_AND_VALUES, ALL };
+
+template <bool EXPONENTIAL, Wanted WANTED>
 inline void attend_backward(const QueryGroup& group, int64_t count, const Shape& shape, const KeyBlock& block, const KeyGradients& to,
                             const Between& between, SeenBuffers& buffers, float* weights, float* dscores) {
     Seen seen;
@@ -88,9 +90,12 @@ inline void attend_backward(const QueryGroup& group, int64_t count, const Shape&
                 store(dscores + at, dw.at[i][n] * load(slope + at));
             }
     }
-    add_product(to.dv, shape.v_row, 1, block.padded, shape.v_row, {weights, GROUP, 1}, group.dy, shape.v_row, count);
-    add_product(to.dk, shape.k_row, 1, block.padded, shape.k_row, {dscores, GROUP, 1}, group.q, shape.k_row, count);
-    add_product(group.dq, shape.k_row, 1, GROUP, shape.k_row, {dscores, 1, GROUP}, block.k, block.k_row, block.keys);
+    if (WANTED != Wanted::QUERIES) {
+        add_product(to.dv, shape.v_row, 1, block.padded, shape.v_row, {weights, GROUP, 1}, group.dy, shape.v_row, count);
+        add_product(to.dk, shape.k_row, 1, block.padded, shape.k_row, {dscores, GROUP, 1}, group.q, shape.k_row, count);
+    }
+    if (WANTED != Wanted::KEYS_AND_VALUES)
+        add_product(group.dq, shape.k_row, 1, GROUP, shape.k_row, {dscores, 1, GROUP}, block.k, block.k_row, block.keys);
     for (int64_t j = 0; to.d_sums != nullptr && j < block.keys; ++j) {
         vec total{};
         for (int n = 0; n < GROUP; n += LANES) total += load(dscores + j * GROUP + n);

@@ -1,39 +1,29 @@
 // The backward of the chunked form. It stores nothing that the inputs do not say: one walk forwards rebuilds the memory S
-// and gives what depends on it, one walk backwards carries its gradient dS and gives the rest.
+// and gives dq, one walk backwards carries its gradient dS and gives dk and dv. Neither needs the other, so they are two
+// tasks; only the pairs within a chunk are computed in both.
 //
 //     dφ(q_i) = exp(L_i) S dy_i                          dS = exp(L_C) dS' + Σ_i exp(L_i) φ(q_i) dy_iᵀ
 //     dφ(k_j) = exp(L_C - L_j) dS' v_j                   dv_j = exp(L_C - L_j) dS'ᵀ φ(k_j)
-//
-// The decay needs no pass: Σ_j w_ij dw_ij = q_i·dq_i / 2 (zero where rows are normalised), Σ_i w_ij dw_ij = k_j·dk_j / 2.
 #pragma once
 #include "attend_backward.h"
 #include "chunks.h"
+#include "decay_backward.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-struct BackwardSizes {
-    Shape shape;
-    int64_t S;
-};
-
-struct BackwardBuffers {
+struct WalkBuffers {
     float *s, *z;
     KeyChunk keys;
     QueryGroup group;
-    float* q_channels;                     // groups of [monomial_rows][GROUP]
-    float *dread, *dread_total;            // [CHUNK][v_row], [CHUNK]: gradients of what the queries read from the memory
-    float *channels, *dchannels;           // [V][GROUP], [K+1][GROUP]
-    float *dk, *dv, *read, *read_total;    // [CHUNK][k_row], [CHUNK][v_row], [GROUP][v_row], [GROUP]
+    float* q_channels;                   // groups of [monomial_rows][GROUP]
+    float *dread, *dread_total;          // [CHUNK][v_row], [CHUNK]: gradients of what the queries read from the memory
+    float *channels, *dchannels;         // [V][GROUP], [K+1][GROUP]
+    float *dk, *dv, *read, *read_total;  // [CHUNK][k_row], [CHUNK][v_row], [GROUP][v_row], [GROUP]
     float *weights, *dscores;
-    double* d_sums;  // [S]
 
-    BackwardBuffers(Arena& arena, const BackwardSizes& sizes)
-        : BackwardBuffers(arena, sizes.shape, sizes.S, round_up(monomial_count(sizes.shape.K), ROWS)) {}
-
-  private:
-    BackwardBuffers(Arena& arena, const Shape& shape, int64_t S, int64_t features)
-        : s(arena.take(features * shape.v_row)),
-          z(arena.take(features)),
+    WalkBuffers(Arena& arena, const Shape& shape)
+        : s(arena.take(round_up(monomial_count(shape.K), ROWS) * shape.v_row)),
+          z(arena.take(round_up(monomial_count(shape.K), ROWS))),
           keys(arena, shape),
           group(arena, shape),
           q_channels(arena.take(CHUNK * monomial_rows(shape.K))),
@@ -46,180 +36,187 @@ struct BackwardBuffers {
           read(arena.take(GROUP * shape.v_row)),
           read_total(arena.take(GROUP)),
           weights(arena.take(KEYS * GROUP)),
-          dscores(arena.take(KEYS * GROUP)),
-          d_sums(reinterpret_cast<double*>(arena.take(2 * S))) {}
+          dscores(arena.take(KEYS * GROUP)) {}
 };
 
-// The backward of one key-value head.
-class HeadBackward {
+// One key-value head, and what both walks do with it.
+class Walk {
   public:
-    HeadBackward(const MaclaurinAttention& call, const Shape& shape, const BackwardBuffers& buffers, const Pairs& pairs, int64_t b, int64_t g)
-        : call_(call),
-          shape_(shape),
-          buffers_(buffers),
-          memory_{buffers.s, buffers.z, pairs.count, shape.v_row, shape.V, pairs.data},
-          b_(b),
-          g_(g),
-          n_(b * call.G + g),
-          heads_(call.H / call.G),
-          offset_(call.S - call.T) {}
-
-    void run() const {
-        const Spans spans(call_);
-        for (int64_t s = 0; s < call_.S; ++s) buffers_.d_sums[s] = 0;
-        start(call_.memory, 1 / ROOT);
-        for (Span span = spans.from(0);; span = spans.from(span.end)) {
-            const float keep = buffers_.keys.pack(call_, shape_, b_, g_, span);
-            for (int64_t r = 0; r < heads_ && reads_memory(span); ++r) queries_of_memory(g_ * heads_ + r, span);
-            if (span.end == call_.S) break;
-            write_memory<false>(memory_, keep, buffers_.keys.k_channels, group_stride(), span.end - span.begin, buffers_.keys.v_at_end,
-                                buffers_.keys.left_at_end, buffers_.keys.panel);
-        }
-        start(nullptr, 1);
-        bool carried = false;
-        for (int64_t end = call_.S; end > 0;) {
-            const Span span = spans.until(end);
-            carried = backward_chunk(span, carried);
-            end = span.begin;
-        }
-        if (call_.dmemory != nullptr) copy_to_state(call_.dmemory + n_ * memory_size(call_), memory_, shape_.K, call_.normalize, 1 / ROOT);
-        if (call_.log_decay.data != nullptr) finish_decay(call_, b_, g_, buffers_.d_sums, SMALLEST_LOG_DECAY);
+    Walk(const MaclaurinAttention& call, const Shape& shape, const WalkBuffers& buffers, const Pairs& pairs, int64_t b, int64_t g)
+        : call(call),
+          shape(shape),
+          buffers(buffers),
+          memory{buffers.s, buffers.z, pairs.count, shape.v_row, shape.V, pairs.data},
+          spans(call),
+          b(b),
+          g(g),
+          n(b * call.G + g),
+          first_head(g * (call.H / call.G)),
+          end_head((g + 1) * (call.H / call.G)) {
+        clear_memory(memory);
     }
 
-  private:
-    int64_t group_stride() const { return GROUP * monomial_rows(shape_.K); }
-    bool has_queries(Span span) const { return span.begin >= offset_; }
-    bool reads_memory(Span span) const { return has_queries(span) && (span.begin > 0 || call_.memory != nullptr); }
-
-    void start(const float* state, float root) const {
-        clear_memory(memory_);
-        if (state != nullptr) add_state(memory_, state + n_ * memory_size(call_), shape_.K, call_.normalize, root);
-    }
+  protected:
+    int64_t group_stride() const { return GROUP * monomial_rows(shape.K); }
+    bool has_queries(Span span) const { return span.begin >= call.S - call.T; }
+    bool reads_memory(Span span) const { return has_queries(span) && (span.begin > 0 || call.memory != nullptr); }
+    int64_t first_query(Span span) const { return span.begin - (call.S - call.T); }
 
     // The queries of a chunk, and the gradients of what they read from the memory.
     void pack_reads(int64_t h, Span span) const {
         const int64_t queries = span.end - span.begin;
         for (int64_t first = 0; first < queries; first += GROUP) {
-            const int64_t t = span.begin - offset_ + first, count = smaller(GROUP, queries - first);
-            float* q = buffers_.q_channels + first / GROUP * group_stride();
-            transpose_rows(q, GROUP, GROUP, row(call_.q, b_, t, h), call_.q.time, count, shape_.K, 1);
-            add_monomial_rows(q, shape_.K);
-            float *dread = buffers_.dread + first * shape_.v_row, *dtotal = buffers_.dread_total + first;
-            QueryGroup::gradients<false>(call_, shape_, dread, dtotal, b_, h, t, count);
+            const int64_t t = first_query(span) + first, count = smaller(GROUP, queries - first);
+            float* q = buffers.q_channels + first / GROUP * group_stride();
+            transpose_rows(q, GROUP, GROUP, row(call.q, b, t, h), call.q.time, count, shape.K, 1);
+            add_monomial_rows(q, shape.K);
+            float *dread = buffers.dread + first * shape.v_row, *dtotal = buffers.dread_total + first;
+            QueryGroup::gradients<false>(call, shape, dread, dtotal, b, h, t, count);
             for (int64_t i = 0; i < count; ++i) {
-                const bool silent = call_.normalize && std::signbit(*row(call_.total, b_, t + i, h));
-                const float times = silent ? 0 : buffers_.keys.from_start[first + i];
+                const bool silent = call.normalize && std::signbit(*row(call.total, b, t + i, h));
+                const float times = silent ? 0 : buffers.keys.from_start[first + i];
                 dtotal[i] *= times;
-                for (int64_t c = 0; c < shape_.v_row; ++c) dread[i * shape_.v_row + c] *= times;
+                for (int64_t c = 0; c < shape.v_row; c += LANES)
+                    store(dread + i * shape.v_row + c, load(dread + i * shape.v_row + c) * times);
             }
         }
     }
 
-    // dq from the memory; the chunk itself adds its part on the way back.
-    void queries_of_memory(int64_t h, Span span) const {
-        pack_reads(h, span);
-        for (int64_t first = 0; first < span.end - span.begin; first += GROUP) {
-            const int64_t t = span.begin - offset_ + first, count = smaller(GROUP, span.end - span.begin - first);
-            transpose_rows(buffers_.channels, GROUP, GROUP, buffers_.dread + first * shape_.v_row, shape_.v_row, GROUP, shape_.V, 1);
-            fill(buffers_.dchannels, (shape_.K + 1) * GROUP, 0);
-            read_memory_backward<true>(buffers_.dchannels, memory_, buffers_.q_channels + first / GROUP * group_stride(), buffers_.channels,
-                                       buffers_.dread_total + first);
-            for (int64_t i = 0; i < count; ++i)
-                for (int64_t c = 0; c < shape_.K; ++c) row(call_.dq, b_, t + i, h)[c] = buffers_.dchannels[c * GROUP + i];
+    // The pairs of a group of queries and the keys of its chunk: adds to group.dq, or to dk and dv.
+    template <Wanted WANTED>
+    void within_chunk(int64_t h, Span span, int64_t first, int64_t count) const {
+        buffers.group.pack<false>(call, shape, b, h, first_query(span) + first, count);
+        SeenBuffers seen;
+        for (int64_t begin = 0; begin < first + count; begin += KEYS) {
+            const KeyGradients to{buffers.dk + begin * shape.k_row, buffers.dv + begin * shape.v_row, nullptr};
+            attend_backward<false, WANTED>(buffers.group, count, shape, buffers.keys.block(shape, begin, first + count), to,
+                                           {buffers.keys.decay_sums(call), first, count, begin}, seen, buffers.weights, buffers.dscores);
         }
     }
 
-    // Returns whether the memory before the chunk has a gradient.
-    bool backward_chunk(Span span, bool carried) const {
+    const MaclaurinAttention& call;
+    const Shape& shape;
+    const WalkBuffers& buffers;
+    const Memory memory;
+    const Spans spans;
+    const int64_t b, g, n, first_head, end_head;
+};
+
+class ForwardWalk : Walk {
+  public:
+    using Walk::Walk;
+
+    void run() const {
+        if (call.memory != nullptr) add_state(memory, {call, call.memory, n}, shape.K, 1 / ROOT);
+        for (Span span = spans.from(0);; span = spans.from(span.end)) {
+            const float keep = buffers.keys.pack(call, shape, b, g, span);
+            for (int64_t h = first_head; h < end_head && has_queries(span); ++h) queries(h, span);
+            if (span.end == call.S) return;
+            write_memory<false>(memory, keep, buffers.keys.k_channels, group_stride(), span.end - span.begin, buffers.keys.v_at_end,
+                                buffers.keys.left_at_end, buffers.keys.panel);
+        }
+    }
+
+  private:
+    void queries(int64_t h, Span span) const {
+        if (reads_memory(span)) pack_reads(h, span);
+        for (int64_t first = 0; first < span.end - span.begin; first += GROUP) {
+            const int64_t t = first_query(span) + first, count = smaller(GROUP, span.end - span.begin - first);
+            within_chunk<Wanted::QUERIES>(h, span, first, count);
+            fill(buffers.dchannels, (shape.K + 1) * GROUP, 0);
+            if (reads_memory(span)) {
+                transpose_rows(buffers.channels, GROUP, GROUP, buffers.dread + first * shape.v_row, shape.v_row, GROUP, shape.V, 1);
+                read_memory_backward<true>(buffers.dchannels, memory, buffers.q_channels + first / GROUP * group_stride(), buffers.channels,
+                                           buffers.dread_total + first);
+            }
+            for (int64_t i = 0; i < count; ++i)
+                for (int64_t c = 0; c < shape.K; ++c)
+                    row(call.dq, b, t + i, h)[c] = buffers.group.dq[i * shape.k_row + c] + buffers.dchannels[c * GROUP + i];
+        }
+    }
+};
+
+class BackwardWalk : Walk {
+  public:
+    using Walk::Walk;
+
+    void run() const {
+        bool carried = false;  // whether the memory after the chunk has a gradient
+        for (int64_t end = call.S; end > 0;) {
+            const Span span = spans.until(end);
+            carried = chunk(span, carried);
+            end = span.begin;
+        }
+        if (call.dmemory != nullptr) copy_to_state({call, call.dmemory, n}, memory, shape.K, 1 / ROOT);
+    }
+
+  private:
+    bool chunk(Span span, bool carried) const {
         const int64_t keys = span.end - span.begin, padded = round_up(keys, GROUP);
-        float keep = buffers_.keys.pack(call_, shape_, b_, g_, span);
-        fill(buffers_.dk, padded * shape_.k_row, 0);
-        fill(buffers_.dv, padded * shape_.v_row, 0);
-        if (span.end == call_.folded && call_.dnew_memory != nullptr) {
-            const int64_t size = memory_size(call_);
-            add_state(memory_, call_.dnew_memory + n_ * size, shape_.K, call_.normalize, ROOT);
-            buffers_.d_sums[span.end - 1] += dot(call_.new_memory + n_ * size, call_.dnew_memory + n_ * size, size);
+        float keep = buffers.keys.pack(call, shape, b, g, span);
+        fill(buffers.dk, padded * shape.k_row, 0);
+        fill(buffers.dv, padded * shape.v_row, 0);
+        if (span.end == call.folded && call.dnew_memory != nullptr) {
+            add_state(memory, {call, call.dnew_memory, n}, shape.K, ROOT);
             carried = true;
         }
-        if (carried) keys_of_memory(span);
-        for (int64_t h = g_ * heads_; h < (g_ + 1) * heads_ && has_queries(span); ++h) within_chunk(h, span);
-        for (int64_t h = g_ * heads_; h < (g_ + 1) * heads_ && reads_memory(span); ++h) {
+        if (carried) keys_of_memory(keys);
+        for (int64_t h = first_head; h < end_head && has_queries(span); ++h)
+            for (int64_t first = 0; first < keys; first += GROUP)
+                within_chunk<Wanted::KEYS_AND_VALUES>(h, span, first, smaller(GROUP, keys - first));
+        for (int64_t h = first_head; h < end_head && reads_memory(span); ++h) {
             pack_reads(h, span);
-            write_memory<true>(memory_, keep, buffers_.q_channels, group_stride(), keys, buffers_.dread, buffers_.dread_total,
-                               buffers_.keys.panel);
+            write_memory<true>(memory, keep, buffers.q_channels, group_stride(), keys, buffers.dread, buffers.dread_total, buffers.keys.panel);
             keep = 1;
             carried = true;
         }
         if (carried && keep != 1) {
-            for (int64_t i = 0; i < memory_.features * memory_.v_row; ++i) memory_.s[i] *= keep;
-            for (int64_t f = 0; f < memory_.features; ++f) memory_.z[f] *= keep;
+            for (int64_t i = 0; i < memory.features * memory.v_row; i += LANES) store(memory.s + i, load(memory.s + i) * keep);
+            for (int64_t f = 0; f < memory.features; ++f) memory.z[f] *= keep;
         }
-        finish_keys(span);
+        for (int64_t j = 0; j < keys; ++j) {
+            copy_rows(row(call.dk, b, span.begin + j, g), shape.K, 1, buffers.dk + j * shape.k_row, 0, 1, shape.K, call.scale);
+            copy_rows(row(call.dv, b, span.begin + j, g), shape.V, 1, buffers.dv + j * shape.v_row, 0, 1, shape.V, 1);
+        }
         return carried;
     }
 
     // dk and dv from the memory after the chunk.
-    void keys_of_memory(Span span) const {
-        const KeyChunk& chunk = buffers_.keys;
-        for (int64_t first = 0; first < span.end - span.begin; first += GROUP) {
+    void keys_of_memory(int64_t keys) const {
+        const KeyChunk& chunk = buffers.keys;
+        for (int64_t first = 0; first < keys; first += GROUP) {
             const float* k = chunk.k_channels + first / GROUP * group_stride();
-            transpose_rows(buffers_.channels, GROUP, GROUP, chunk.v_at_end + first * shape_.v_row, shape_.v_row, GROUP, shape_.V, 1);
-            fill(buffers_.dchannels, (shape_.K + 1) * GROUP, 0);
-            read_memory_backward<false>(buffers_.dchannels, memory_, k, buffers_.channels, chunk.left_at_end + first);
-            read_memory<false>(buffers_.read, buffers_.read_total, memory_, k, chunk.panel);
-            transpose_rows(buffers_.dk + first * shape_.k_row, shape_.k_row, shape_.K, buffers_.dchannels, GROUP, shape_.K, GROUP, 1);
+            transpose_rows(buffers.channels, GROUP, GROUP, chunk.v_at_end + first * shape.v_row, shape.v_row, GROUP, shape.V, 1);
+            fill(buffers.dchannels, (shape.K + 1) * GROUP, 0);
+            read_memory_backward<false>(buffers.dchannels, memory, k, buffers.channels, chunk.left_at_end + first);
+            transpose_rows(buffers.dk + first * shape.k_row, shape.k_row, shape.K, buffers.dchannels, GROUP, shape.K, GROUP, 1);
+            read_memory<false>(buffers.read, buffers.read_total, memory, k, chunk.panel);
             for (int64_t i = 0; i < GROUP; ++i)
-                for (int64_t c = 0; c < shape_.v_row; ++c)
-                    buffers_.dv[(first + i) * shape_.v_row + c] = buffers_.read[i * shape_.v_row + c] * chunk.left_at_end[first + i];
+                for (int64_t c = i * shape.v_row; c < (i + 1) * shape.v_row; c += LANES)
+                    store(buffers.dv + first * shape.v_row + c, load(buffers.read + c) * chunk.left_at_end[first + i]);
         }
     }
-
-    // The pairs of a query and a key of the same chunk.
-    void within_chunk(int64_t h, Span span) const {
-        const int64_t queries = span.end - span.begin;
-        SeenBuffers seen;
-        for (int64_t first = 0; first < queries; first += GROUP) {
-            const int64_t t = span.begin - offset_ + first, count = smaller(GROUP, queries - first);
-            buffers_.group.pack<false>(call_, shape_, b_, h, t, count);
-            for (int64_t begin = 0; begin < first + count; begin += KEYS) {
-                const KeyGradients to{buffers_.dk + begin * shape_.k_row, buffers_.dv + begin * shape_.v_row, nullptr};
-                attend_backward<false>(buffers_.group, count, shape_, buffers_.keys.block(shape_, begin, first + count), to,
-                                       {buffers_.keys.decay_sums(call_), first, count, begin}, seen, buffers_.weights, buffers_.dscores);
-            }
-            for (int64_t i = 0; i < count; ++i) {
-                float* dq = row(call_.dq, b_, t + i, h);
-                const float* from = buffers_.group.dq + i * shape_.k_row;
-                for (int64_t c = 0; c < shape_.K; ++c) dq[c] = reads_memory(span) ? dq[c] + from[c] : from[c];
-                if (!call_.normalize) buffers_.d_sums[span.begin + first + i] += 0.5 * dot(buffers_.group.q + i * shape_.k_row, dq, shape_.K);
-            }
-        }
-    }
-
-    void finish_keys(Span span) const {
-        for (int64_t j = 0; j < span.end - span.begin; ++j) {
-            const float* dk = buffers_.dk + j * shape_.k_row;
-            copy_rows(row(call_.dk, b_, span.begin + j, g_), shape_.K, 1, dk, 0, 1, shape_.K, call_.scale);
-            copy_rows(row(call_.dv, b_, span.begin + j, g_), shape_.V, 1, buffers_.dv + j * shape_.v_row, 0, 1, shape_.V, 1);
-            buffers_.d_sums[span.begin + j] -= 0.5 * dot(buffers_.keys.k + j * shape_.k_row, dk, shape_.K);
-        }
-    }
-
-    const MaclaurinAttention& call_;
-    const Shape& shape_;
-    const BackwardBuffers& buffers_;
-    const Memory memory_;
-    const int64_t b_, g_, n_, heads_, offset_;
 };
 
 inline bool chunked_backward(const MaclaurinAttention& call) {
-    const BackwardSizes sizes{Shape(call), call.S};
+    const Shape shape(call.K, call.V);
     const Pairs pairs(call.K);
     if (pairs.data == nullptr) return false;
-    return over_heads(call, [&](int64_t b, int64_t g) {
-        return with_buffers<BackwardBuffers>(sizes, [&](const BackwardBuffers& buffers) {
-            HeadBackward(call, sizes.shape, buffers, pairs, b, g).run();
+    const int64_t heads = call.B * call.G;
+    bool failed = false;
+    // the walks backwards first, because they take longer
+    parallel_for(2 * heads, call.threads, [&](int64_t task) {
+        const FlushSubnormals flush;
+        const int64_t b = task % heads / call.G, g = task % heads % call.G;
+        const bool done = with_buffers<WalkBuffers>(shape, [&](const WalkBuffers& buffers) {
+            if (task < heads) BackwardWalk(call, shape, buffers, pairs, b, g).run();
+            else ForwardWalk(call, shape, buffers, pairs, b, g).run();
         });
+        if (!done) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
     });
+    if (call.log_decay.data != nullptr && !failed)
+        parallel_for(heads, call.threads, [&](int64_t n) { finish_decay_of_squares(call, n / call.G, n % call.G); });
+    return !failed;
 }
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

@@ -67,41 +67,94 @@ inline void chunk_outputs(const MaclaurinAttention& call, const Shape& shape, co
             read_memory<true>(buffers.read, buffers.read_total, memory, buffers.q, buffers.keys.panel);
             add_read(sums, silent, buffers, buffers.keys.from_start + first, shape, call.normalize, size_of_memory);
         }
-        float* total = row(call.total, b, t, h);
+        float* total = call.total.data == nullptr ? nullptr : row(call.total, b, t, h);
         finish<false>(sums, count, shape.V, shape.v_row, call.normalize, row(call.y, b, t, h), call.y.time, total, call.total.time);
-        for (int64_t i = 0; i < count; ++i)
+        for (int64_t i = 0; total != nullptr && i < count; ++i)
             if (silent[i]) total[i * call.total.time] *= -1;
     }
 }
 
-inline bool chunked_forward(const MaclaurinAttention& call) {
-    const Shape shape(call);
+// What one task computes of a key-value head: some of its query heads, and some value columns of them. Where there are
+// fewer heads than threads, several tasks build the same memory, or columns of it, for different outputs.
+struct Part {
+    int64_t b, g, first_head, end_head;
+    int64_t first_column, columns;
+};
+
+class Parts {
+  public:
+    explicit Parts(const MaclaurinAttention& call) : call_(call), R_(call.H / call.G) {
+        const int64_t heads = larger(1, call.B * call.G), wanted = (call.threads + heads - 1) / heads;
+        by_heads_ = larger(1, smaller(R_, wanted));
+        // in whole groups of columns, for the sake of the tiles
+        const int64_t pieces = larger(1, wanted / by_heads_);
+        width_ = larger(GROUP, round_up((call.V + pieces - 1) / pieces, GROUP));
+        by_columns_ = larger(1, (call.V + width_ - 1) / width_);
+    }
+    int64_t count() const { return call_.B * call_.G * by_heads_ * by_columns_; }
+    Part operator[](int64_t index) const {
+        const int64_t column = index % by_columns_, head = index / by_columns_ % by_heads_, n = index / by_columns_ / by_heads_;
+        const int64_t g = n % call_.G, first = column * width_;
+        return {n / call_.G, g, g * R_ + R_ * head / by_heads_, g * R_ + R_ * (head + 1) / by_heads_, first, smaller(width_, call_.V - first)};
+    }
+
+  private:
+    const MaclaurinAttention& call_;
+    int64_t R_, by_heads_, by_columns_, width_;
+};
+
+inline void forward_part(const MaclaurinAttention& whole, const Part& part, const Shape& shape, const ForwardBuffers& buffers,
+                         const Pairs& pairs) {
+    MaclaurinAttention call = whole;
+    call.V = part.columns;
+    call.v.data += part.first_column;
+    call.y.data += part.first_column;
+    if (part.first_column > 0) call.total.data = nullptr;
+    const int64_t n = part.b * call.G + part.g;
+    const bool first_of_head = part.first_head == part.g * (call.H / call.G);
+    const Memory memory{buffers.s, buffers.z, pairs.count, shape.v_row, shape.V, pairs.data};
+    clear_memory(memory);
+    bool empty = call.memory == nullptr;
+    if (!empty) {
+        StateColumns<const float> state(whole, whole.memory, n);
+        state.values += part.first_column;
+        add_state(memory, state, shape.K, 1 / ROOT);
+    }
     const Spans spans(call);
-    const Pairs pairs(shape.K);
+    Span span{0, 0};
+    while (span.end < call.S) {
+        span = spans.from(span.end);
+        const float keep = buffers.keys.pack(call, shape, part.b, part.g, span);
+        for (int64_t h = part.first_head; h < part.end_head && span.begin >= call.S - call.T; ++h)
+            chunk_outputs(call, shape, buffers, memory, empty, part.b, h, span);
+        if (span.end < call.S || span.end <= call.folded) {
+            write_memory<false>(memory, keep, buffers.keys.k_channels, GROUP * monomial_rows(shape.K), span.end - span.begin,
+                                buffers.keys.v_at_end, buffers.keys.left_at_end, buffers.keys.panel);
+            empty = false;
+        }
+        if (span.end == call.folded && first_of_head) {
+            StateColumns<float> state(whole, whole.new_memory, n);
+            state.values += part.first_column;
+            if (part.first_column > 0) state.totals = nullptr;
+            copy_to_state(state, memory, shape.K, ROOT);
+        }
+    }
+}
+
+inline bool chunked_forward(const MaclaurinAttention& call) {
+    const Pairs pairs(call.K);
     if (pairs.data == nullptr) return false;
-    return over_heads(call, [&](int64_t b, int64_t g) {
-        return with_buffers<ForwardBuffers>(shape, [&](const ForwardBuffers& buffers) {
-            const int64_t R = call.H / call.G, n = b * call.G + g;
-            const Memory memory{buffers.s, buffers.z, pairs.count, shape.v_row, shape.V, pairs.data};
-            clear_memory(memory);
-            bool empty = call.memory == nullptr;
-            if (!empty) add_state(memory, call.memory + n * memory_size(call), shape.K, call.normalize, 1 / ROOT);
-            Span span{0, 0};
-            while (span.end < call.S) {
-                span = spans.from(span.end);
-                const float keep = buffers.keys.pack(call, shape, b, g, span);
-                for (int64_t r = 0; r < R && span.begin >= call.S - call.T; ++r)
-                    chunk_outputs(call, shape, buffers, memory, empty, b, g * R + r, span);
-                if (span.end < call.S || span.end <= call.folded) {
-                    write_memory<false>(memory, keep, buffers.keys.k_channels, GROUP * monomial_rows(shape.K), span.end - span.begin,
-                                        buffers.keys.v_at_end, buffers.keys.left_at_end, buffers.keys.panel);
-                    empty = false;
-                }
-                if (span.end == call.folded)
-                    copy_to_state(call.new_memory + n * memory_size(call), memory, shape.K, call.normalize, ROOT);
-            }
-        });
+    const Parts parts(call);
+    bool failed = false;
+    parallel_for(parts.count(), call.threads, [&](int64_t index) {
+        const FlushSubnormals flush;
+        const Part part = parts[index];
+        const Shape shape(call.K, part.columns);
+        const bool done = with_buffers<ForwardBuffers>(
+            shape, [&](const ForwardBuffers& buffers) { forward_part(call, part, shape, buffers, pairs); });
+        if (!done) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
     });
+    return !failed;
 }
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

@@ -8,9 +8,20 @@ namespace maclaurin::MACLAURIN_VARIANT {
 
 constexpr float ROOT = 1.41421356237309505f;  // √c off the diagonal
 
-MACLAURIN_INLINE int64_t memory_size(const MaclaurinAttention& call) {
-    return monomial_count(call.K) * (call.V + (call.normalize ? 1 : 0));
-}
+MACLAURIN_INLINE int64_t memory_width(const MaclaurinAttention& call) { return call.V + (call.normalize ? 1 : 0); }
+MACLAURIN_INLINE int64_t memory_size(const MaclaurinAttention& call) { return monomial_count(call.K) * memory_width(call); }
+
+// Some value columns of one head's memory in a state, [F][row], and the column of totals; totals is null where there is
+// none, or where another task has it.
+template <class Float>
+struct StateColumns {
+    Float *values, *totals;
+    int64_t row;
+
+    // All columns of head n, counted over the batch.
+    StateColumns(const MaclaurinAttention& call, Float* state, int64_t n)
+        : values(state + n * memory_size(call)), totals(call.normalize ? values + call.V : nullptr), row(memory_width(call)) {}
+};
 
 inline void clear_memory(const Memory& memory) {
     fill(memory.s, memory.features * memory.v_row, 0);
@@ -18,19 +29,19 @@ inline void clear_memory(const Memory& memory) {
 }
 
 // memory += a state's memory, every row of it times c^(±1/2).
-inline void add_state(const Memory& memory, const float* state, int64_t K, bool normalize, float root) {
+inline void add_state(const Memory& memory, const StateColumns<const float>& state, int64_t K, float root) {
     for (int64_t f = 0; f < monomial_count(K); ++f) {
         const float times = memory.pairs[f].first == memory.pairs[f].second ? 1 : root;
-        for (int64_t c = 0; c < memory.V; ++c) memory.s[f * memory.v_row + c] += *state++ * times;
-        if (normalize) memory.z[f] += *state++ * times;
+        for (int64_t c = 0; c < memory.V; ++c) memory.s[f * memory.v_row + c] += state.values[f * state.row + c] * times;
+        if (state.totals != nullptr) memory.z[f] += state.totals[f * state.row] * times;
     }
 }
 
-inline void copy_to_state(float* state, const Memory& memory, int64_t K, bool normalize, float root) {
+inline void copy_to_state(const StateColumns<float>& state, const Memory& memory, int64_t K, float root) {
     for (int64_t f = 0; f < monomial_count(K); ++f) {
         const float times = memory.pairs[f].first == memory.pairs[f].second ? 1 : root;
-        for (int64_t c = 0; c < memory.V; ++c) *state++ = memory.s[f * memory.v_row + c] * times;
-        if (normalize) *state++ = memory.z[f] * times;
+        for (int64_t c = 0; c < memory.V; ++c) state.values[f * state.row + c] = memory.s[f * memory.v_row + c] * times;
+        if (state.totals != nullptr) state.totals[f * state.row] = memory.z[f] * times;
     }
 }
 

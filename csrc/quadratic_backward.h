@@ -1,6 +1,7 @@
 // The backward of the quadratic form: one task a key-value head, because all of its queries add to the same keys.
 #pragma once
 #include "attend_backward.h"
+#include "decay_backward.h"
 #include "quadratic_forward.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
@@ -47,21 +48,18 @@ void quadratic_gradients(const MaclaurinAttention& call, const Shape& shape, con
             const int64_t count = smaller(GROUP, queries - i), met = smaller(keys, position + i + count - begin);
             if (met <= 0) continue;
             const KeyBlock block{buffers.k, buffers.v, shape.k_row, shape.v_row, met, round_up(met, ROWS)};
-            attend_backward<EXPONENTIAL>(buffers.groups[i / GROUP], count, shape, block, to, {decay_sums, position + i, count, begin}, seen,
+            attend_backward<EXPONENTIAL, Wanted::ALL>(buffers.groups[i / GROUP], count, shape, block, to, {decay_sums, position + i, count, begin}, seen,
                                          buffers.weights, buffers.dscores);
         }
     }
     for (int64_t i = 0; i < queries; ++i) {
         const float* dq = buffers.groups[i / GROUP].dq + i % GROUP * shape.k_row;
         copy_rows(row(call.dq, b, start + i, h), shape.K, 1, dq, 0, 1, shape.K, 1);
-        if (EXPONENTIAL || call.normalize || decay_sums == nullptr) continue;
-        // Σ_j w_ij dw_ij = q·dq / 2, because scores are squared. It is zero where rows are normalised.
-        buffers.d_sums[position + i] += 0.5 * dot(row(call.q, b, start + i, h), dq, shape.K);
     }
 }
 
 inline bool quadratic_backward(const MaclaurinAttention& call) {
-    const QuadraticBackwardSizes sizes{Shape(call), call.S};
+    const QuadraticBackwardSizes sizes{Shape(call.K, call.V), call.S};
     const Shape& shape = sizes.shape;
     const AllSums sums(call);
     if (sums.failed()) return false;
@@ -78,15 +76,13 @@ inline bool quadratic_backward(const MaclaurinAttention& call) {
                     else quadratic_gradients<false>(call, shape, buffers, decay_sums, b, h, start);
                 }
             for (int64_t s = 0; s < call.S; ++s) {
-                const float* dk = buffers.dk + s * shape.k_row;
-                copy_rows(row(call.dk, b, s, g), shape.K, 1, dk, 0, 1, shape.K, call.scale);
+                copy_rows(row(call.dk, b, s, g), shape.K, 1, buffers.dk + s * shape.k_row, 0, 1, shape.K, call.scale);
                 copy_rows(row(call.dv, b, s, g), shape.V, 1, buffers.dv + s * shape.v_row, 0, 1, shape.V, 1);
-                // Σ_i w_is dw_is = k·dk / 2
-                if (!call.exponential && decay_sums != nullptr)
-                    buffers.d_sums[s] -= 0.5 * call.scale * dot(row(call.k, b, s, g), dk, shape.K);
             }
-            if (decay_sums != nullptr)
-                finish_decay(call, b, g, buffers.d_sums, call.exponential ? SMALLEST_LOG_DECAY_OF_SCORES : SMALLEST_LOG_DECAY);
+            if (decay_sums == nullptr) return;
+            // the sum of w dw over the pairs of a query is zero for exponential scores, because rows are normalised
+            if (call.exponential) finish_decay(call, b, g, SMALLEST_LOG_DECAY_OF_SCORES, [&](int64_t s) { return buffers.d_sums[s]; });
+            else finish_decay_of_squares(call, b, g);
         });
     });
 }

@@ -77,7 +77,7 @@ void quadratic_outputs(const MaclaurinAttention& call, const Shape& shape, const
 }
 
 inline bool quadratic_forward(const MaclaurinAttention& call) {
-    const Shape shape(call);
+    const Shape shape(call.K, call.V);
     const AllSums sums(call);
     bool failed = sums.failed();
     if (failed) return false;

@@ -92,7 +92,7 @@ def _bf16_survives(environment: Any) -> bool:
 def _missing(report: dict[str, Any]) -> list[str]:
     missing = []
     if report["compiler"] is None:
-        missing.append("no C++ compiler: torch.compile will not work, everything else does")
+        missing.append("no C++ compiler: torch.compile and building the native backend will not work, everything else does")
     if not torch.cuda.is_available() and not torch.backends.mps.is_available():
         missing.append("no GPU: the CPU is used")
     if importlib.util.find_spec("transformers") is None:

@@ -163,6 +163,8 @@ int main() {
         {1, 300, 300, 1, 1, 33, 1, 256, 299, true, false, false, false},
         {2, 129, 129, 2, 1, 20, 64, 256, 64, false, true, false, true},
         {1, 0, 90, 2, 2, 6, 7, 32, 70, true, true, false, false},
+        {1, 140, 140, 1, 1, 9, 100, 128, 70, true, true, false, true},
+        {1, 140, 140, 5, 1, 9, 100, 128, 0, true, true, false, false},
         {2, 65, 90, 4, 2, 7, 9, 1, 0, true, true, true, false},
         {1, 257, 257, 2, 2, 64, 64, 1, 0, false, true, true, false},
         {1, 257, 257, 3, 3, 40, 24, 128, 0, true, true, false, false},

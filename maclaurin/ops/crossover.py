@@ -1,4 +1,4 @@
-"""Up to how many queries the direct sum over all keys is the faster form, by backend: measured, and held in this one place."""
+"""Up to how many queries the direct sum over all keys is the faster form, by backend: measured, in this one place."""
 
 from __future__ import annotations
 

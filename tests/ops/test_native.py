@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from maclaurin import ops
@@ -146,9 +147,10 @@ def test_softmax_is_that_of_torch(isa, sizes, strength):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("form", ["parallel", "chunked"])
-def test_threads_change_nothing(threads, form):
-    """Each head, or block of queries, is one thread's: not a bit depends on how many there are."""
-    batch = attention_inputs("kv")(Sizes(B=2, T=300, G=3, R=2, K=16, V=24)).to(torch.float32)
+@pytest.mark.parametrize(("B", "G", "R"), [(2, 3, 2), (1, 1, 1), (1, 1, 3)])
+def test_threads_change_nothing(threads, form, B, G, R):
+    """Each head, block of queries or part of the channels is one thread's: not a bit depends on how many there are."""
+    batch = attention_inputs("kv")(Sizes(B=B, T=300, G=G, R=R, K=16, V=100)).to(torch.float32)
     found = []
     for count in (1, threads):
         torch.set_num_threads(count)
@@ -156,6 +158,15 @@ def test_threads_change_nothing(threads, form):
         y, state = ops.power_attention(**leaves.tokens, form=form, fold_at=100, backend="native")
         found.append([y, state.memory, *torch.autograd.grad(projections([y, state.memory]), list(leaves.tokens.values()))])
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked"])
+@pytest.mark.parametrize(("B", "V"), [(0, 4), (1, 0)])
+def test_nothing_in_nothing_out(form, B, V):
+    q, v = torch.randn(B, 20, 2, 4, requires_grad=True), torch.randn(B, 20, 2, V, requires_grad=True)
+    y, _ = ops.power_attention(q, q, v, form=form, backend="native", fold_at=10)
+    y.sum().backward()
+    assert y.shape == (B, 20, 2, V) and (q.grad == 0).all()
 
 
 def test_python_threads_call_at_the_same_time():
@@ -236,6 +247,18 @@ def test_whole_graphs_compile(op):
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     for got, wanted in zip(torch.autograd.grad(compiled(**batch), list(batch.values())), expected, strict=True):
         assert_close(got, wanted, BACKWARD)
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked"])
+def test_checkpointed_calls_have_the_same_gradients(form):
+    leaves = attention_inputs("kv")(Sizes(T=40)).to(torch.float32).leaves().tokens
+
+    def outputs(q, k, v, log_decay):
+        return ops.power_attention(q, k, v, log_decay, form=form, return_state=False, backend="native")[0]
+
+    expected = gradients(projections([outputs(**leaves)]), leaves)
+    got = gradients(projections([checkpoint(outputs, *leaves.values(), use_reentrant=False)]), leaves)
+    assert all(torch.equal(got[name], gradient) for name, gradient in expected.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -197,9 +197,9 @@ def _keep_quadratic(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 
 
 def _quadratic_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
-    log_decay = ctx.saved_tensors[3]
-    dq, dk, dv, dlog_decay = torch.ops.maclaurin.quadratic_backward(dy, *ctx.saved_tensors, *ctx.options)
-    return dq, dk, dv, None if log_decay is None else dlog_decay, None, None, None
+    saved = ctx.saved_tensors  # once: checkpointing unpacks them only once
+    dq, dk, dv, dlog_decay = torch.ops.maclaurin.quadratic_backward(dy, *saved, *ctx.options)
+    return dq, dk, dv, None if saved[3] is None else dlog_decay, None, None, None
 
 
 def _keep_chunked(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -209,9 +209,10 @@ def _keep_chunked(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 
 def _chunked_gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
-    log_decay, memory = ctx.saved_tensors[3:5]
+    saved = ctx.saved_tensors
+    log_decay, memory = saved[3:5]
     dnew = dnew_memory if ctx.options[-1] else None
-    dq, dk, dv, dlog_decay, dmemory = torch.ops.maclaurin.chunked_backward(dy, dnew, *ctx.saved_tensors, *ctx.options)
+    dq, dk, dv, dlog_decay, dmemory = torch.ops.maclaurin.chunked_backward(dy, dnew, *saved, *ctx.options)
     return dq, dk, dv, None if log_decay is None else dlog_decay, None if memory is None else dmemory, None, None, None, None
 
 
