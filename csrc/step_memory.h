@@ -40,7 +40,7 @@ inline void step_features(float* features, const float* q, int64_t K) {
 }
 
 // read += Σ_f φ_f S_f over `rows` rows, N vectors of columns. Loads may run into the next row, whose numbers fill lanes
-// that nobody reads; hence not in the last row of all.
+// that nobody reads; hence not in the last rows of all.
 template <int N>
 MACLAURIN_INLINE void step_read(float* read, const float* features, const float* memory, int64_t W, int64_t rows) {
     vec even[N], odd[N] = {};
@@ -104,18 +104,20 @@ inline void pack_fold(const StepBuffers& at, const MaclaurinAttention& call, int
 // The one pass over the memory of a head.
 inline void step_memory(const MaclaurinAttention& call, const StepBuffers& at, const Pairs& pairs, int64_t b, int64_t g, Left left) {
     const int64_t R = call.H / call.G, W = call.V + (call.normalize ? 1 : 0), F = monomial_count(call.K), vectors = round_up(W, LANES) / LANES;
+    const int64_t careful = round_up(vectors * LANES, W) / W - 1;  // rows at the end from which whole vectors would reach out
     const float* memory = call.memory + (b * call.G + g) * F * W;
     float* new_memory = call.folded ? call.new_memory + (b * call.G + g) * F * W : nullptr;
     for (int64_t r = 0; r < R; ++r) step_features(at.features + r * F, at.q + r * at.k_row, call.K);
     fill(at.read, R * at.w_row, 0);
     if (new_memory != nullptr) pack_fold(at, call, b, g, left.first);
     for (int64_t begin = 0; begin < F; begin += STEP_ROWS) {
-        const int64_t rows = smaller(STEP_ROWS, F - begin), last = begin + rows == F ? 1 : 0;
+        const int64_t rows = smaller(STEP_ROWS, F - begin), fast = larger(0, smaller(rows, F - careful - begin));
         for (int64_t r = 0; r < R; ++r) {
             float* read = at.read + r * at.w_row;
             const float* features = at.features + r * F;
-            step_read(read, features + begin, memory + begin * W, W, rows - last, vectors);
-            for (int64_t c = 0; last && c < W; ++c) read[c] += features[F - 1] * memory[(F - 1) * W + c];
+            step_read(read, features + begin, memory + begin * W, W, fast, vectors);
+            for (int64_t f = begin + fast; f < begin + rows; ++f)
+                for (int64_t c = 0; c < W; ++c) read[c] += features[f] * memory[f * W + c];
         }
         for (int64_t f = begin; new_memory != nullptr && f < begin + rows; f += ROWS)
             step_fold(new_memory + f * W, memory + f * W, W, left.memory, at, pairs.data + f, smaller(ROWS, begin + rows - f));
