@@ -218,7 +218,7 @@ class _Engine:
 
     def _order_refusal(self, tokens: Tokens) -> str | None:
         if self.weights is not None or not (self.kernel.squared or self._first_order):
-            return f"order=2 or order=1 without order_weights, not {self.kernel}"
+            return f"order=2 without order_weights, or order=1, not {self.kernel}"
         if self._first_order and not (tokens.slots == tokens.new and self.fold_every == self.fold_at == 1):
             return "order=1 to fold every token at once (fold_at=1, fold_every=1)"
         return None
