@@ -60,3 +60,7 @@ int32_t maclaurin_quadratic_forward(const MaclaurinAttention* call) { return !ch
 int32_t maclaurin_quadratic_backward(const MaclaurinAttention* call) { return !chosen().load()->quadratic_backward(*call); }
 int32_t maclaurin_chunked_forward(const MaclaurinAttention* call) { return !chosen().load()->chunked_forward(*call); }
 int32_t maclaurin_chunked_backward(const MaclaurinAttention* call) { return !chosen().load()->chunked_backward(*call); }
+int32_t maclaurin_linear_forward(const MaclaurinLinear* call) { return !chosen().load()->linear_forward(*call); }
+int32_t maclaurin_linear_backward(const MaclaurinLinear* call) { return !chosen().load()->linear_backward(*call); }
+int32_t maclaurin_conv_forward(const MaclaurinConv* call) { return !chosen().load()->conv_forward(*call); }
+int32_t maclaurin_conv_backward(const MaclaurinConv* call) { return !chosen().load()->conv_backward(*call); }

@@ -3,16 +3,38 @@
 
 #include "chunked_backward.h"
 #include "chunked_forward.h"
+#include "conv.h"
+#include "linear_backward.h"
+#include "linear_forward.h"
 #include "quadratic_backward.h"
 #include "quadratic_forward.h"
+#include "step_memory.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
 #define MACLAURIN_STRING(name) #name
 #define MACLAURIN_NAME(name) MACLAURIN_STRING(name)
 
+// One new token has kernels of its own, behind the same interface.
+inline bool quadratic(const MaclaurinAttention& call) {
+    return call.T == 1 && !call.exponential ? step_over_keys(call) : quadratic_forward(call);
+}
+
+inline bool chunked(const MaclaurinAttention& call) {
+    const bool step = call.T == 1 && call.memory != nullptr && (call.folded == 0 || call.folded == call.S);
+    return step ? step_through_memory(call) : chunked_forward(call);
+}
+
 const Kernels kernels = {
-    MACLAURIN_NAME(MACLAURIN_VARIANT), quadratic_forward, quadratic_backward, chunked_forward, chunked_backward,
+    MACLAURIN_NAME(MACLAURIN_VARIANT),
+    quadratic,
+    quadratic_backward,
+    chunked,
+    chunked_backward,
+    linear_forward,
+    linear_backward,
+    conv_forward,
+    conv_backward,
 };
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

@@ -11,6 +11,10 @@ struct Kernels {
     bool (*quadratic_backward)(const MaclaurinAttention&);
     bool (*chunked_forward)(const MaclaurinAttention&);
     bool (*chunked_backward)(const MaclaurinAttention&);
+    bool (*linear_forward)(const MaclaurinLinear&);
+    bool (*linear_backward)(const MaclaurinLinear&);
+    bool (*conv_forward)(const MaclaurinConv&);
+    bool (*conv_backward)(const MaclaurinConv&);
 };
 
 namespace avx512 {

@@ -33,6 +33,34 @@ struct MaclaurinAttention {
     int32_t normalize;    // divide by the sum of the weights; always so if exponential
     int32_t threads;
 };
+
+// One call of first-order attention. Decays are absent, one a head (B,T,G), or one a channel (B,T,G,K).
+struct MaclaurinLinear {
+    int64_t B, T, H, G, K, V;
+    MaclaurinTensor q, k, v, log_decay;
+    MaclaurinTensor y;
+    MaclaurinTensor total;  // (B,T,H): the divisor of every row
+    MaclaurinTensor dy, dq, dk, dv, dlog_decay;
+    const float *memory, *dnew_memory;  // dense (B,G,K,W), absent or present
+    float *new_memory, *dmemory;
+    int64_t chunk;           // tokens at a time, at most; kernels take fewer
+    float q_scale, k_scale;  // the memory holds scaled keys
+    int32_t per_channel;
+    int32_t normalize;  // divide by the sum of the weights
+    int32_t threads;
+};
+
+// One call of the causal short convolution over C channels. Tensors are (B,T,C): one head of C channels.
+struct MaclaurinConv {
+    int64_t B, T, C, width;
+    MaclaurinTensor x, before;   // before: the width-1 inputs before x; absent for zeros
+    MaclaurinTensor y;
+    MaclaurinTensor dy, dx, dbefore;
+    const float *weight, *bias;  // dense (C,width) and (C); no bias: null
+    float *dweight, *dbias;
+    int32_t silu;  // y·sigmoid(y) instead of y
+    int32_t threads;
+};
 }
 
 // All return 0, or 1 where memory ran out.
@@ -40,6 +68,10 @@ MACLAURIN_EXPORT int32_t maclaurin_quadratic_forward(const MaclaurinAttention* c
 MACLAURIN_EXPORT int32_t maclaurin_quadratic_backward(const MaclaurinAttention* call);
 MACLAURIN_EXPORT int32_t maclaurin_chunked_forward(const MaclaurinAttention* call);
 MACLAURIN_EXPORT int32_t maclaurin_chunked_backward(const MaclaurinAttention* call);
+MACLAURIN_EXPORT int32_t maclaurin_linear_forward(const MaclaurinLinear* call);
+MACLAURIN_EXPORT int32_t maclaurin_linear_backward(const MaclaurinLinear* call);
+MACLAURIN_EXPORT int32_t maclaurin_conv_forward(const MaclaurinConv* call);
+MACLAURIN_EXPORT int32_t maclaurin_conv_backward(const MaclaurinConv* call);
 
 // The instruction set in use, "avx512", "avx2" or "portable". `choose` returns 1 if this machine or build has no such one.
 MACLAURIN_EXPORT const char* maclaurin_isa();

@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@ namespace maclaurin {
 namespace {
 
 constexpr size_t LINE = 64;
+constexpr size_t LARGE_PAGES_FROM = size_t{4} << 20;  // bytes: two large pages, of which one lies inside for sure
 constexpr size_t KEPT_BYTES = size_t{16} << 20;  // larger buffers go back when the next one is asked for
 
 class Pool {
@@ -120,6 +122,16 @@ float* scratch(size_t count) {
         buffer.bytes = buffer.data == nullptr ? 0 : bytes;
     }
     return buffer.data;
+}
+
+void prefer_large_pages(void* data, size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), first = reinterpret_cast<uintptr_t>(data);
+    const uintptr_t begin = (first + page - 1) / page * page, end = (first + bytes) / page * page;
+    if (end > begin + LARGE_PAGES_FROM) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+    (void)data, (void)bytes;
+#endif
 }
 
 }  // namespace maclaurin

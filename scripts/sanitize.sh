@@ -9,6 +9,8 @@ for sanitizer in address,undefined thread; do
     echo "== -fsanitize=$sanitizer"
     folder="$build/${sanitizer%%,*}"
     cmake -S csrc -B "$folder" -DCMAKE_BUILD_TYPE=Debug -DMACLAURIN_SANITIZE="$sanitizer" >/dev/null
-    cmake --build "$folder" --target maclaurin_driver --parallel 2 >/dev/null
-    "$folder/maclaurin_driver"
+    for driver in maclaurin_driver maclaurin_first_order; do
+        cmake --build "$folder" --target "$driver" --parallel 2 >/dev/null
+        "$folder/$driver"
+    done
 done

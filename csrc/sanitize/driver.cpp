@@ -163,6 +163,10 @@ int main() {
         // B, T, S, H, G, K, V, chunk, folded, decay, normalize, exponential, memory
         {1, 1, 1, 1, 1, 1, 1, 1, 0, false, false, false, false},
         {1, 1, 1, 1, 1, 1, 1, 256, 1, true, true, false, true},
+        {1, 1, 40, 6, 2, 3, 1, 256, 40, true, true, false, true},
+        {2, 1, 33, 5, 5, 20, 17, 256, 0, true, false, false, true},
+        {1, 1, 70, 9, 9, 33, 64, 256, 70, false, true, false, true},
+        {2, 1, 130, 10, 5, 17, 9, 256, 0, true, true, false, false},
         {2, 37, 37, 4, 2, 3, 5, 7, 0, true, true, false, false},
         {1, 130, 200, 3, 1, 17, 33, 64, 0, true, false, false, false},
         {3, 70, 70, 2, 2, 16, 16, 128, 0, false, true, false, false},

@@ -115,8 +115,11 @@ class ShortConv(nn.Conv1d):
     def __init__(self, channels: int, width: int, bias: bool) -> None:
         super().__init__(channels, channels, width, groups=channels, bias=bias)
 
-    def run(self, x: Tensor, state: ConvState | None, form: str, lengths: Tensor | None) -> tuple[Tensor, ConvState | None]:
-        return short_conv(x, self.weight.squeeze(1), self.bias, state=state, form=form, lengths=lengths)
+    def run(
+        self, x: Tensor, state: ConvState | None, form: str, lengths: Tensor | None, activation: str = "identity"
+    ) -> tuple[Tensor, ConvState | None]:
+        weight = self.weight.squeeze(1)
+        return short_conv(x, weight, self.bias, activation=activation, state=state, form=form, lengths=lengths)
 
     def init_state(self, batch_size: int, device: torch.device | str, dtype: torch.dtype) -> ConvState:
         shape = (batch_size, self.kernel_size[0] - 1, self.in_channels)

@@ -83,8 +83,8 @@ class Mamba2(Mixer):
         self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, MixerState | None]:
         mlp_gate, mlp, gate, xbc, dt = self.in_proj(x).split(self.in_sizes, dim=-1)
-        xbc, conv = self.conv1d.run(xbc, None if state is None else state.conv, form, lengths)
-        values, keys, queries = F.silu(xbc).split(self.xbc_sizes, dim=-1)
+        xbc, conv = self.conv1d.run(xbc, None if state is None else state.conv, form, lengths, activation="silu")
+        values, keys, queries = xbc.split(self.xbc_sizes, dim=-1)
         v = values.unflatten(-1, (self.ssm_heads, self.head_dim))
         k, q = (repeat_heads(part.unflatten(-1, (self.n_groups, self.d_state)), self.ssm_heads) for part in (keys, queries))
         dt = F.softplus(dt.to(torch.promote_types(dt.dtype, torch.float32)) + self.dt_bias)
@@ -100,7 +100,7 @@ class Mamba2(Mixer):
             form=form,
             lengths=lengths,
         )
-        y = y + v * self.D.view(self.ssm_heads, -1)
+        y = torch.addcmul(y, v, self.D.view(self.ssm_heads, -1).to(y.dtype))
         y = self.norm(y.flatten(2) * F.silu(gate))
         if self.mlp_dim:
             y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from maclaurin.mixers.base import Mixer, MixerState, ShortConv, advanced, initial_dt_bias
 from maclaurin.ops import checks
+from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.rotary import rotary as rotate
 from maclaurin.ops.states import ConvState, TokenState
 
-ACTIVATIONS = ("identity", "silu")
 ROTARIES = ("none", "rope")
 DECAYS = ("none", "softplus", "mamba")
 DISCRETISATIONS = ("none", "dt", "sigmoid")
@@ -113,8 +113,9 @@ class ProjectedMixer(Mixer):
         qkv = self.qkv_proj(x)
         conv_state = None
         if self.conv is not None:
-            qkv, conv_state = self.conv.run(qkv, None if state is None else state.conv, form, lengths)
-        if self.activation == "silu":
+            before = None if state is None else state.conv
+            qkv, conv_state = self.conv.run(qkv, before, form, lengths, activation=self.activation)
+        elif self.activation == "silu":
             qkv = F.silu(qkv)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in qkv.split(self.qkv_sizes, dim=-1))
         positions, position = advanced(state, x, lengths)

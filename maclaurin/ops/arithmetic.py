@@ -21,6 +21,8 @@ def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 def repeat_heads(x_BTGK: Tensor, heads: int) -> Tensor:
     """Each key-value head serves heads/G query heads that stand next to each other."""
+    if x_BTGK.shape[2] == 1:
+        return x_BTGK.expand(-1, -1, heads, *x_BTGK.shape[3:])  # one for all needs no copies
     return x_BTGK if x_BTGK.shape[2] == heads else x_BTGK.repeat_interleave(heads // x_BTGK.shape[2], dim=2)
 
 
@@ -36,6 +38,8 @@ def without_autocast(op: Callable[P, R]) -> Callable[P, R]:
     def protected(*args: P.args, **kwargs: P.kwargs) -> R:
         tensors = (x for group in args for x in (group if isinstance(group, tuple) else (group,)) if isinstance(x, Tensor))
         device = next((x.device.type for x in tensors), "cpu")
+        if not torch.is_autocast_enabled(device):
+            return op(*args, **kwargs)
         with torch.autocast(device, enabled=False):
             return op(*args, **kwargs)
 

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
-from maclaurin.ops import checks
+from maclaurin.ops import checks, native
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import ConvState
 
 CHUNK = 4096
+ACTIVATIONS = ("identity", "silu")
 
 
 def short_conv(
@@ -20,6 +22,7 @@ def short_conv(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
+    activation: str = "identity",
     state: ConvState | None = None,
     return_state: bool = True,
     form: str = "auto",
@@ -30,7 +33,7 @@ def short_conv(
 ) -> tuple[Tensor, ConvState | None]:
     """y_t = bias + Σ_r weight[:, r] ⊙ x_{t-(width-1)+r}: x (B,T,C), weight (C,width), bias (C,). The last tap is the token.
 
-    The forms differ only in how many tokens are taken at a time.
+    activation: "silu" returns y·σ(y). The forms differ only in how many tokens are taken at a time, and natively not at all.
     """
     checks.tensor("x", x, "batch, time, channels")
     checks.tensor("weight", weight, "channels, width")
@@ -40,7 +43,8 @@ def short_conv(
         raise ValueError(f"weight must have shape ({x.shape[2]}, width), got {checks.shape(weight)}")
     if bias is not None and tuple(bias.shape) != (x.shape[2],):
         raise ValueError(f"bias must have shape ({x.shape[2]},), got {checks.shape(bias)}")
-    checks.form_and_backend(form, backend)
+    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
+    checks.one_of("activation", activation, ACTIVATIONS)
     checks.initial_state(state, ConvState)
     width = weight.shape[1]
     if state is not None and state.inputs.shape[1:] != (width - 1, x.shape[2]):
@@ -48,16 +52,27 @@ def short_conv(
             f"state must hold the last {width - 1} inputs of {x.shape[2]} channels, got {checks.shape(state.inputs)}"
         )
     step = {"auto": x.shape[1], "parallel": x.shape[1], "chunked": CHUNK, "recurrent": 1}[form]
+    refusal = native.refusal(x, torch.promote_types(x.dtype, torch.float32))
+    if backend == "native" and refusal is not None:
+        raise ValueError(f"backend='native' needs {refusal}")
+    natively = backend != "torch" and refusal is None
 
     @without_autocast
     def dense(inputs: Inputs, state: ConvState | None, lengths: Tensor | None) -> tuple[Tensor, ConvState | None]:
         (x,) = inputs
         assert x is not None
-        before = x.new_zeros(x.shape[0], width - 1, x.shape[2]) if state is None else state.inputs.to(x.dtype)
-        padded = torch.cat([before, x], dim=1)
-        pieces = [_taps(padded[:, start : start + step + width - 1], weight, bias) for start in range(0, x.shape[1], step)]
-        y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-        return y, ConvState(_last(padded, width - 1, lengths)) if return_state else None
+        before = None if state is None else state.inputs.to(x.dtype)
+        if natively:
+            tensors = (None if tensor is None else tensor.float() for tensor in (x, weight, bias, before))
+            y = native.call("short_conv", *tensors, activation == "silu").to(x.dtype)
+        else:
+            padded = _padded(x, before, width)
+            pieces = [
+                _taps(padded[:, start : start + step + width - 1], weight, bias) for start in range(0, x.shape[1], step)
+            ]
+            y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+            y = silu(y) if activation == "silu" else y
+        return y, ConvState(_last(x, before, width - 1, lengths)) if return_state else None
 
     return over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths)
 
@@ -73,8 +88,16 @@ def _taps(x_BTC: Tensor, weight_CW: Tensor, bias_C: Tensor | None) -> Tensor:
     return (y_BTC if bias_C is None else y_BTC + bias_C.to(dtype)).to(given)
 
 
-def _last(padded: Tensor, count: int, lengths: Tensor | None) -> Tensor:
+def _padded(x: Tensor, before: Tensor | None, width: int) -> Tensor:
+    return torch.cat([x.new_zeros(x.shape[0], width - 1, x.shape[2]) if before is None else before, x], dim=1)
+
+
+def _last(x: Tensor, before: Tensor | None, count: int, lengths: Tensor | None) -> Tensor:
+    """The last inputs of every row, those before the first new token included."""
+    if lengths is None and x.shape[1] >= count:
+        return x[:, x.shape[1] - count :].clone()  # a view would keep all of the input alive
+    padded = _padded(x, before, count + 1)
     if lengths is None:
-        return padded[:, padded.shape[1] - count :].clone()  # a view would keep all of the input alive
+        return padded[:, padded.shape[1] - count :].clone()
     index = lengths[:, None] + torch.arange(count, device=padded.device)
     return padded.gather(1, index[..., None].expand(-1, -1, padded.shape[2]))

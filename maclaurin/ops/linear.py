@@ -6,6 +6,7 @@ at once. A decay a channel does not factor into one number a pair, so it has a c
 Inside such a chunk, w_ij = Σ_c q_ic k_jc exp(L_ic - L_jc). Splitting the exponential as exp(L_i)·exp(-L_j) would overflow,
 so the chunk is halved: queries of the second half meet keys of the first through the sum at the middle, where both
 factors are at most 1, and each half is halved again until the exponentials of all pairs are few enough to write out.
+The native kernels take a block of tokens at a time in every form; `form` and `chunk_size` only make it smaller.
 """
 
 # B batch, T time, H heads, G key-value heads, R = H/G, N = B·G, C chunk, K key channels, W value channels (+1 if normalised)
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from maclaurin.ops import checks, decay
+from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.power import power_attention
 from maclaurin.ops.ragged import Inputs, over_documents
@@ -53,7 +54,7 @@ def linear_attention(
     """
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k, per_channel=True)
-    checks.form_and_backend(form, backend)
+    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     checks.number("scale", scale)
     checks.at_least_one("chunk_size", chunk_size)
     if form == "auto":
@@ -88,11 +89,15 @@ def linear_attention(
             f"got {tuple(initial.memory.shape[1:])}"
         )
     size = {"parallel": q.shape[1], "chunked": chunk_size, "recurrent": 1}[form]
+    refusal = native.refusal(q, torch.promote_types(q.dtype, torch.float32))
+    if backend == "native" and refusal is not None:
+        raise ValueError(f"backend='native' needs {refusal}")
+    run = _per_channel if backend == "torch" or refusal is not None else _per_channel_natively
 
     @without_autocast
     def dense(inputs: Inputs, state: LinearState | None, lengths: Tensor | None) -> tuple[Tensor, LinearState | None]:
         # lengths make no difference: padding has the key 0 and the log decay 0, so it adds nothing and changes nothing
-        y, new_state = _per_channel(inputs, state, default_scale(scale, q), normalize, size)
+        y, new_state = run(inputs, state, default_scale(scale, q), normalize, size)
         return y, new_state if return_state else None
 
     return over_documents(
@@ -133,6 +138,16 @@ def _per_channel(
     if normalize:
         y = safe_divide(y[..., :-1], y[..., -1:])
     return y.to(q.dtype), LinearState(memory_NKW.unflatten(0, (B, G)))
+
+
+def _per_channel_natively(
+    inputs: Inputs, state: LinearState | None, scale: float, normalize: bool, chunk_size: int
+) -> tuple[Tensor, LinearState]:
+    tensors = (None if x is None else x.float() for x in inputs)
+    memory = None if state is None else state.memory.float()
+    y, _, new_memory = native.call("linear", *tensors, memory, scale, 1.0, normalize, chunk_size, True)
+    assert inputs[0] is not None
+    return y.to(inputs[0].dtype), LinearState(new_memory)
 
 
 def _chunk(q_NRCK: Tensor, k_NCK: Tensor, v_NCW: Tensor, a_NCK: Tensor, memory_NKW: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,8 @@ from maclaurin.ops.tokens import Tokens
 
 FOLD_EVERY = 32
 DIRECT_BLOCK = 512  # queries whose weights exist at a time where `auto` needs no memory
-NATIVE_FROM = 16  # tokens at a time from which the C++ kernels are faster where there is a memory to convert
+# Where there is a memory, the C++ kernels take one token at a time, or so many that converting the memory pays off.
+NATIVE_FROM = 16
 LONG_SERIES = 8  # orders above it are summed in float64: their powers leave the range of float32 at ordinary scores
 MOST_FEATURES = 2**16  # beyond it a memory is larger than any cache it could replace: tokens are kept instead
 
@@ -189,7 +190,7 @@ class _Engine:
         memory = None if state is None else state.memory
         folded = self._folded(tokens, memory is not None) if return_state else 0
 
-        if self._is_native(q, dtype, memory is not None):
+        if self._is_native(q, tokens, dtype, memory is not None):
             y, memory = self._natively(q, tokens, memory, folded)
         else:
             y, memory = self._in_torch(q, tokens, memory, folded, dtype)
@@ -198,32 +199,46 @@ class _Engine:
         kept = tokens.after(folded)
         return y, PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, memory)
 
-    def _is_native(self, q: Tensor, dtype: torch.dtype, has_memory: bool) -> bool:
-        """Whether the C++ kernels run. They are for whole sequences: a few tokens are read from a memory in torch."""
+    def _is_native(self, q: Tensor, tokens: Tokens, dtype: torch.dtype, has_memory: bool) -> bool:
+        """Whether the C++ kernels run. A few tokens at a time, but more than one, are read from a memory in torch."""
         if self.backend == "torch":
             return False
-        orders = (
-            None if self.kernel.squared and self.weights is None else f"order=2 without order_weights, not {self.kernel}"
-        )
-        refusal = orders or native.refusal(q, dtype)
+        refusal = self._order_refusal(tokens) or native.refusal(q, dtype)
         if self.backend == "native":
             if refusal is not None:
                 raise ValueError(f"backend='native' needs {refusal}")
             return True
-        return refusal is None and self.form != "recurrent" and (not has_memory or q.shape[1] >= NATIVE_FROM)
+        if refusal is not None or self._first_order or q.shape[1] == 1:
+            return refusal is None
+        return not has_memory or q.shape[1] >= NATIVE_FROM
+
+    @property
+    def _first_order(self) -> bool:
+        return self.kernel.orders == (1,) and self.kernel.coefficients == (1.0,)
+
+    def _order_refusal(self, tokens: Tokens) -> str | None:
+        if self.weights is not None or not (self.kernel.squared or self._first_order):
+            return f"order=2 without order_weights, or order=1, not {self.kernel}"
+        if self._first_order and not (tokens.slots == tokens.new and self.fold_every == self.fold_at == 1):
+            return "order=1 to fold every token at once (fold_at=1, fold_every=1)"
+        return None
 
     def _natively(self, q: Tensor, tokens: Tokens, memory: Tensor | None, folded: int) -> tuple[Tensor, Tensor | None]:
         """Padding needs no mask: the score of a key of zeros is zero."""
         q, k, v = (x.float() for x in (q, tokens.keys, tokens.values))
         memory = None if memory is None else memory.float()
+        if self._first_order:
+            flags = (1.0, self.scale, self.normalize, self.chunk_size, folded > 0)
+            y, _, new_memory = native.call("linear", q, k, v, tokens.log_decay, memory, *flags)
+            return y, new_memory if folded else memory
         options = (self.scale, self.normalize, self.chunk_size, folded)
         if memory is not None or self._through_memory(q, "native"):
-            y, _, new_memory = torch.ops.maclaurin.chunked(q, k, v, tokens.log_decay, memory, *options)
+            y, _, new_memory = native.call("chunked", q, k, v, tokens.log_decay, memory, *options)
             return y, new_memory if folded else memory
-        y, _ = torch.ops.maclaurin.quadratic(q, k, v, tokens.log_decay, self.scale, False, self.normalize)
+        y, _ = native.call("quadratic", q, k, v, tokens.log_decay, self.scale, False, self.normalize)
         if folded:
             a = None if tokens.log_decay is None else tokens.log_decay[:, :folded]
-            _, _, memory = torch.ops.maclaurin.chunked(q[:, :0], k[:, :folded], v[:, :folded], a, None, *options)
+            _, _, memory = native.call("chunked", q[:, :0], k[:, :folded], v[:, :folded], a, None, *options)
         return y, memory
 
     def _through_memory(self, q: Tensor, backend: str) -> bool:

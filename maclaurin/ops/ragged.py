@@ -114,7 +114,7 @@ def _buckets(lengths: list[int]) -> list[list[int]]:
 
 
 def _check_rows(state: State | None, expected: int) -> None:
-    if state is not None and state.tensors() and state.batch_size != expected:
+    if state is not None and state.batch_size != expected:
         raise ValueError(f"state must hold one row for each of the {expected} sequences, got {state.batch_size}")
 
 

@@ -57,7 +57,10 @@ class State:
 
     @property
     def batch_size(self) -> int:
-        return next(iter(self.tensors().values())).shape[0]
+        for value in vars(self).values():
+            if value is not None:
+                return value.batch_size if isinstance(value, State) else int(value.shape[0])
+        raise ValueError("a state without tensors has no batch size")
 
     def to(self, device: torch.device | str) -> Self:
         """The same state on another device. Precision is part of a state's meaning and is not changed."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from maclaurin.ops.growing import append
 from maclaurin.ops.states import TokenState
 
 
@@ -33,8 +34,7 @@ class Tokens:
         if state is None or state.slots == 0:
             first = None if lengths is None else torch.zeros_like(lengths)
             return Tokens(k, v, log_decay, T, first, lengths)
-        k = torch.cat([state.keys.to(k.dtype), k], dim=1)
-        v = torch.cat([state.values.to(v.dtype), v], dim=1)
+        k, v = append(state.keys.to(k.dtype), k), append(state.values.to(v.dtype), v)
         log_decay = _join_decay(state.log_decay, log_decay, state.slots)
         if lengths is None and state.lengths is None:
             return Tokens(k, v, log_decay, T)
@@ -100,4 +100,4 @@ def _join_decay(kept: Tensor | None, new: Tensor | None, slots: int) -> Tensor |
         return None
     if kept is None:
         kept = new.new_zeros(new.shape[0], slots, new.shape[2])
-    return torch.cat([kept.to(new.dtype), new], dim=1)
+    return append(kept.to(new.dtype), new)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.ops.native.library import Attention, Strided, run
+from maclaurin.ops.native.library import Attention, Strided, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay"
@@ -34,11 +34,6 @@ def _call(
     return call
 
 
-def _rows(x: Tensor) -> Tensor:
-    """Channels next to each other; any other strides are fine."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 def _dense_like(*tensors: Tensor | None) -> tuple[Tensor, ...]:
     """Dense tensors of the same shapes, and an empty one for each that is absent."""
     like = next(x for x in tensors if x is not None)
@@ -49,10 +44,6 @@ def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """y (B,T,H,V), and the divisor of every row (B,T,H)."""
     y = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=q.device)
     return y, torch.empty(q.shape[:3], dtype=q.dtype, device=q.device)
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
 
 
 # --- every query against every earlier key
@@ -96,7 +87,7 @@ def _quadratic_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, *_: Any, 
 def _quadratic(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, exponential: bool, normalize: bool
 ) -> tuple[Tensor, Tensor]:
-    q, k, v = _rows(q), _rows(k), _rows(v)
+    q, k, v = rows(q), rows(k), rows(v)
     y, total = _outputs(q, v)
     tensors = {"log_decay": log_decay, "y": y, "total": total}
     run("quadratic_forward", _call(q, k, v, scale, normalize, tensors, exponential=exponential))
@@ -123,7 +114,7 @@ def _quadratic_backward(
     exponential: bool,
     normalize: bool,
 ) -> tuple[Tensor, ...]:
-    dy, q, k, v = _rows(dy), _rows(q), _rows(k), _rows(v)
+    dy, q, k, v = rows(dy), rows(q), rows(k), rows(v)
     dq, dk, dv, da = _dense_like(q, k, v, log_decay)
     tensors = {"log_decay": log_decay, "y": y, "total": total, "dy": dy, "dq": dq, "dk": dk, "dv": dv}
     decay = {} if log_decay is None else {"dlog_decay": da}
@@ -161,9 +152,11 @@ def _chunked_gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_memory: Tensor
 
 
 def _chunked_flops(
-    q: Shape, k: Shape, v: Shape, a: Any, m: Any, scale: Any, norm: Any, chunk: int, *_: Any, **__: Any
+    q: Shape, k: Shape, v: Shape, a: Any, m: Any, scale: Any, norm: Any, chunk: int, folded: int, **_: Any
 ) -> int:
     reads, writes = _memory_products(q, k, v)
+    if q[1] == 1 and m is not None:
+        return 2 * (reads + (writes if folded else 0) + _pair_products(q, v, k[1]))
     return 2 * (reads + writes + _pair_products(q, v, chunk / 2))
 
 
@@ -196,12 +189,12 @@ def _chunked(
     chunk: int,
     folded: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = _rows(q), _rows(k), _rows(v)
+    q, k, v = rows(q), rows(k), rows(v)
     memory = None if memory is None else memory.contiguous()
     y, total = _outputs(q, v)
     new_memory = torch.empty(_memory_shape(k, v, normalize, folded), dtype=q.dtype)
     call = _call(q, k, v, scale, normalize, {"log_decay": log_decay, "y": y, "total": total}, chunk=chunk, folded=folded)
-    call.memory, call.new_memory = _pointer(memory), _pointer(new_memory)
+    call.memory, call.new_memory = pointer(memory), pointer(new_memory)
     run("chunked_forward", call)
     return y, total, new_memory
 
@@ -230,14 +223,14 @@ def _chunked_backward(
     chunk: int,
     folded: int,
 ) -> tuple[Tensor, ...]:
-    dy, q, k, v = _rows(dy), _rows(q), _rows(k), _rows(v)
+    dy, q, k, v = rows(dy), rows(q), rows(k), rows(v)
     memory, dnew_memory = (None if x is None else x.contiguous() for x in (memory, dnew_memory))
     dq, dk, dv, da, dmemory = _dense_like(q, k, v, log_decay, memory)
     tensors = {"log_decay": log_decay, "y": y, "total": total, "dy": dy, "dq": dq, "dk": dk, "dv": dv}
     decay = {} if log_decay is None else {"dlog_decay": da}
     call = _call(q, k, v, scale, normalize, {**tensors, **decay}, chunk=chunk, folded=folded)
-    call.memory, call.dmemory = _pointer(memory), _pointer(dmemory)
-    call.new_memory, call.dnew_memory = _pointer(new_memory), _pointer(dnew_memory)
+    call.memory, call.dmemory = pointer(memory), pointer(dmemory)
+    call.new_memory, call.dnew_memory = pointer(new_memory), pointer(dnew_memory)
     run("chunked_backward", call)
     return dq, dk, dv, da, dmemory
 

@@ -47,7 +47,33 @@ class Attention(ctypes.Structure):
     ]
 
 
+class Linear(ctypes.Structure):
+    """MaclaurinLinear, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "T", "H", "G", "K", "V")),
+        *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
+        *((name, ctypes.c_void_p) for name in ("memory", "dnew_memory", "new_memory", "dmemory")),
+        ("chunk", ctypes.c_int64),
+        *((name, ctypes.c_float) for name in ("q_scale", "k_scale")),
+        *((name, ctypes.c_int32) for name in ("per_channel", "normalize", "threads")),
+    ]
+
+
+class Conv(ctypes.Structure):
+    """MaclaurinConv, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "T", "C", "width")),
+        *((name, Strided) for name in ("x", "before", "y", "dy", "dx", "dbefore")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "dweight", "dbias")),
+        *((name, ctypes.c_int32) for name in ("silu", "threads")),
+    ]
+
+
 ATTENTION_KERNELS = ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward")
+LINEAR_KERNELS = ("linear_forward", "linear_backward")
+CONV_KERNELS = ("conv_forward", "conv_backward")
 
 
 def _load() -> ctypes.CDLL | None:
@@ -60,6 +86,10 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_choose_isa.argtypes = [ctypes.c_char_p]
     for name in ATTENTION_KERNELS:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Attention)]
+    for name in LINEAR_KERNELS:
+        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Linear)]
+    for name in CONV_KERNELS:
+        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Conv)]
     if wanted := os.environ.get(ISA_VARIABLE):
         _choose(library, wanted)
     return library
@@ -105,6 +135,16 @@ def using_isa(name: str) -> Iterator[None]:
 def _choose(library: ctypes.CDLL, name: str) -> None:
     if library.maclaurin_choose_isa(name.encode()):
         raise ValueError(f"{ISA_VARIABLE} must be one of avx512, avx2 and portable that this CPU has, got {name!r}")
+
+
+def rows(x: Tensor) -> Tensor:
+    """Channels next to each other; any other strides are fine."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Where a dense tensor starts; None for one that is absent or empty."""
+    return None if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
 
 
 def run(kernel: str, call: ctypes.Structure) -> None:

@@ -1,6 +1,8 @@
 """Operators of the namespace `maclaurin`, as torch sees them: a CPU kernel, shapes for the compiler, gradients, flops.
 
-`torch.library.custom_op` would do the same, but its first call imports the compiler, which takes more than a second.
+`torch.library.custom_op` would do the same, but its first call imports the compiler, which takes more than a second. The
+dispatcher takes 40 µs for an operator written in Python, as long as the small kernels of a decoding step run; where nobody
+looks on, it has nothing to do, and `call` goes past it.
 """
 
 from __future__ import annotations
@@ -9,11 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import register_flop_formula
 
-_LIBRARY = torch.library.Library("maclaurin", "FRAGMENT")
-
 Function = Callable[..., Any]
+
+_LIBRARY = torch.library.Library("maclaurin", "FRAGMENT")
+_KERNELS: dict[str, Function] = {}
 
 
 def operator(
@@ -38,9 +44,25 @@ def operator(
         if backward is not None:
             torch.library.register_autograd(f"maclaurin::{name}", backward, setup_context=save, lib=_LIBRARY)
         register_flop_formula(getattr(torch.ops.maclaurin, name))(flops)
+        _KERNELS[name] = kernel
         return kernel
 
     return define
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """torch.ops.maclaurin.<name>(*arguments), directly where no gradient, compiler, mode or kind of tensor asks for more."""
+    if torch.compiler.is_compiling() or _is_watched(arguments):
+        return getattr(torch.ops.maclaurin, name)(*arguments)
+    return _KERNELS[name](*arguments)
+
+
+def _is_watched(arguments: tuple[Any, ...]) -> bool:
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    with_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return (
+        with_gradient or _get_current_dispatch_mode() is not None or any(type(x) not in (Tensor, Parameter) for x in tensors)
+    )
 
 
 def no_second_derivative(ctx: Any, *_: Any) -> None:

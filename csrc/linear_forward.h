@@ -1,0 +1,99 @@
+// First-order attention, forward: with S the memory before a block and d the decay in between,
+//     y_i = (d q_i)ᵀ S + Σ_{j<=i} (q_i·d k_j) v_j,      S = d S + Σ_j (d k_j) v_jᵀ
+#pragma once
+#include "attend.h"
+#include "linear_memory.h"
+#include "linear_pairs.h"
+
+namespace maclaurin::MACLAURIN_VARIANT {
+
+template <bool PER_CHANNEL>
+struct LinearForwardBuffers {
+    static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
+    BlockDecay<PER_CHANNEL> decay;
+    LinearMemory memory;
+    float *q, *k, *v;       // rows of the block
+    float *left_q, *left_k; // decayed: q from the start, k to the end
+    float *q_channels;      // [channel][query]
+    float *weights, *y, *total, *carried;
+
+    LinearForwardBuffers(Arena& arena, const LinearShape& shape)
+        : decay(arena, shape), memory(arena, shape), q(arena.take(ROW * shape.k_row)), k(arena.take(ROW * shape.k_row)),
+          v(arena.take(ROW * shape.v_row)), left_q(arena.take(ROW * shape.k_row)), left_k(arena.take(ROW * shape.k_row)),
+          q_channels(arena.take(ROW * shape.k_row)), weights(arena.take(ROW * ROW)), y(arena.take(ROW * shape.v_row)),
+          total(arena.take(ROW)), carried(arena.take(PER_CHANNEL ? shape.K * LANES : 0)) {}
+};
+
+template <bool PER_CHANNEL>
+inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape, const LinearForwardBuffers<PER_CHANNEL>& buffers,
+                           bool empty, int64_t b, int64_t h, int64_t begin, int64_t count) {
+    constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
+    const int64_t padded = round_up(count, larger(LANES, ROWS));
+    copy_rows(buffers.q, shape.k_row, padded, row(call.q, b, begin, h), call.q.time, count, shape.K, call.q_scale);
+    transpose_rows(buffers.q_channels, ROW, padded, buffers.q, shape.k_row, padded, shape.K, 1);
+    decay_rows(buffers.left_q, buffers.q, buffers.decay, buffers.decay.from_start, count, shape.k_row);
+    weigh(buffers.weights, buffers.q_channels, buffers.k, shape, buffers.decay, count, buffers.carried);
+    over_tiles(round_up(count, ROWS), shape.v_row, [&](int64_t i, int64_t j, auto vectors) {
+        Tile<decltype(vectors)::value> tile;
+        tile.clear();
+        if (!empty) tile.add_product({buffers.left_q + i * shape.k_row, shape.k_row, 1}, buffers.memory.s + j, shape.v_row, shape.K);
+        tile.add_product({buffers.weights + i, 1, ROW}, buffers.v + j, shape.v_row, smaller(count, i + ROWS));
+        tile.write(buffers.y + i * shape.v_row + j, shape.v_row);
+    });
+    for (int64_t i = 0; i < count && call.normalize; i += LANES) {
+        vec total{};
+        for (int64_t j = 0; j < smaller(count, i + LANES); ++j) total += load(buffers.weights + j * ROW + i);
+        store(buffers.total + i, total);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+        float times = 1;
+        if (call.normalize) {
+            if (!empty) buffers.total[i] += dot_product(buffers.left_q + i * shape.k_row, buffers.memory.z, shape.k_row);
+            *row(call.total, b, begin + i, h) = buffers.total[i];
+            times = inverse(buffers.total[i]);
+        }
+        float* y = row(call.y, b, begin + i, h);
+        for (int64_t c = 0; c < shape.V; ++c) y[c] = buffers.y[i * shape.v_row + c] * times;
+    }
+}
+
+template <bool PER_CHANNEL>
+bool linear_forward_of_head(const MaclaurinLinear& call, const LinearShape& shape, int64_t b, int64_t g) {
+    using Buffers = LinearForwardBuffers<PER_CHANNEL>;
+    return with_buffers<Buffers>(shape, [&](const Buffers& buffers) {
+        const int64_t R = call.H / call.G, n = b * call.G + g, step = smaller(call.chunk, Buffers::ROW);
+        const float* before = call.memory == nullptr ? nullptr : call.memory + n * linear_memory_size(call);
+        buffers.memory.read(before, call);
+        for (int64_t begin = 0; begin < call.T; begin += step) {
+            const int64_t count = smaller(step, call.T - begin), padded = round_up(count, larger(LANES, ROWS));
+            copy_rows(buffers.k, shape.k_row, padded, row(call.k, b, begin, g), call.k.time, count, shape.K, call.k_scale);
+            copy_rows(buffers.v, shape.v_row, padded, row(call.v, b, begin, g), call.v.time, count, shape.V, 1);
+            buffers.decay.pack(call, shape, b, g, begin, count);
+            const bool empty = begin == 0 && before == nullptr;
+            for (int64_t r = 0; r < R; ++r) linear_outputs(call, shape, buffers, empty, b, g * R + r, begin, count);
+            if (begin + count == call.T && call.new_memory == nullptr) break;
+            decay_rows(buffers.left_k, buffers.k, buffers.decay, buffers.decay.to_end, count, shape.k_row);
+            buffers.memory.add(buffers.decay.keep, buffers.left_k, buffers.v, nullptr, count);
+        }
+        if (call.new_memory != nullptr) buffers.memory.write(call.new_memory + n * linear_memory_size(call), call);
+    });
+}
+
+template <class OneHead>
+bool over_linear_heads(const MaclaurinLinear& call, const OneHead& one_head) {
+    bool failed = false;
+    parallel_for(call.B * call.G, call.threads, [&](int64_t n) {
+        const FlushSubnormals flush;
+        if (!one_head(n / call.G, n % call.G)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+    });
+    return !failed;
+}
+
+inline bool linear_forward(const MaclaurinLinear& call) {
+    const LinearShape shape(call);
+    return over_linear_heads(call, [&](int64_t b, int64_t g) {
+        return call.per_channel ? linear_forward_of_head<true>(call, shape, b, g) : linear_forward_of_head<false>(call, shape, b, g);
+    });
+}
+
+}  // namespace maclaurin::MACLAURIN_VARIANT

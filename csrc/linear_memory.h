@@ -1,0 +1,48 @@
+// The memory of first-order attention: S [key channel][value channel], and z [key channel], the column that sums the keys.
+#pragma once
+#include "linear_block.h"
+
+namespace maclaurin::MACLAURIN_VARIANT {
+
+struct LinearMemory {
+    float *s, *z;
+    int64_t k_row, v_row;
+
+    LinearMemory(Arena& arena, const LinearShape& shape)
+        : s(arena.take(shape.k_row * shape.v_row)), z(arena.take(shape.k_row)), k_row(shape.k_row), v_row(shape.v_row) {}
+
+    // From (K, V or V+1) as the caller has it; from nothing, zeros.
+    void read(const float* state, const MaclaurinLinear& call) const {
+        const int64_t W = call.V + (call.normalize ? 1 : 0);
+        fill(z, k_row, 0);
+        if (state == nullptr) return fill(s, k_row * v_row, 0);
+        copy_rows(s, v_row, k_row, state, W, call.K, call.V, 1);
+        for (int64_t c = 0; c < call.K && call.normalize; ++c) z[c] = state[c * W + call.V];
+    }
+
+    void write(float* state, const MaclaurinLinear& call) const {
+        for (int64_t c = 0; c < call.K; ++c) {
+            for (int64_t w = 0; w < call.V; ++w) *state++ = s[c * v_row + w];
+            if (call.normalize) *state++ = z[c];
+        }
+    }
+
+    // S_c = keep_c S_c + Σ_t x_tc y_t and z_c = keep_c z_c + Σ_t x_tc w_t; w = null stands for ones.
+    void add(const float* keep, const float* x, const float* y, const float* w, int64_t count) const {
+        over_tiles(k_row, v_row, [&](int64_t i, int64_t j, auto vectors) {
+            constexpr int N = decltype(vectors)::value;
+            Tile<N> tile;
+            for (int r = 0; r < ROWS; ++r)
+                for (int n = 0; n < N; ++n) tile.at[r][n] = load(s + (i + r) * v_row + j + n * LANES) * keep[i + r];
+            tile.add_product({x + i, 1, k_row}, y + j, v_row, count);
+            tile.write(s + i * v_row + j, v_row);
+        });
+        for (int64_t c = 0; c < k_row; c += LANES) {
+            vec total = load(z + c) * load(keep + c);
+            for (int64_t t = 0; t < count; ++t) total += load(x + t * k_row + c) * (w == nullptr ? 1 : w[t]);
+            store(z + c, total);
+        }
+    }
+};
+
+}  // namespace maclaurin::MACLAURIN_VARIANT

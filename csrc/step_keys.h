@@ -1,0 +1,133 @@
+// One new token against keys: squared scores and the sums that y is the quotient of.
+#pragma once
+#include "attend.h"
+#include "shapes.h"
+
+namespace maclaurin::MACLAURIN_VARIANT {
+
+constexpr int64_t STEP_KEYS = 4 * LANES;  // at a time
+constexpr int64_t STEP_HEADS = 4;         // key-value heads a task: a token's heads lie side by side
+
+// What is left of every key when the query comes, and of the memory. Keys before `first`, in whole blocks, have decayed to
+// nothing: they are not read, and `left` is not written there.
+struct Left {
+    int64_t first;
+    float memory;
+};
+
+// Sums in float64, from the last key back.
+inline Left pack_left(float* left, const MaclaurinAttention& call, int64_t b, int64_t g) {
+    double sum = 0;
+    int64_t j = call.S - 1;
+    fill(left + call.S, round_up(call.S, LANES) - call.S, -__builtin_inff());
+    // not(<=), so that NaN goes through
+    for (; j >= 0 && !(sum <= SMALLEST_LOG_FACTOR); --j) {
+        left[j] = static_cast<float>(sum);
+        if (call.log_decay.data == nullptr) continue;
+        const double a = *row(call.log_decay, b, j, g);
+        sum += a < SMALLEST_LOG_DECAY ? SMALLEST_LOG_DECAY : a;
+    }
+    const int64_t first = (j + 1) / STEP_KEYS * STEP_KEYS;
+    fill(left + first, j + 1 - first, -__builtin_inff());
+    for (int64_t i = first; i < call.S; i += LANES) store(left + i, factor(load(left + i)));
+    return {first, factor(sum)};
+}
+
+// LANES scores q·k at a time. Rows are K numbers, of which the last may not fill a vector.
+MACLAURIN_INLINE vec step_scores(const float* q, const float* k, int64_t k_time, int64_t K, int64_t count) {
+    vec parts[LANES];
+    const int64_t whole = K / LANES * LANES;
+    for (int64_t l = 0; l < LANES; ++l) {
+        vec total{};
+        if (l < count)
+            for (int64_t c = 0; c < whole; c += LANES) total += load(q + c) * load(k + l * k_time + c);
+        parts[l] = total;
+    }
+    transpose_square<LANES / 2>(parts);
+    vec score{};
+    for (int64_t l = 0; l < LANES; ++l) score += parts[l];
+    for (int64_t l = 0; l < count && whole < K; ++l)
+        for (int64_t c = whole; c < K; ++c) score[l] += q[c] * k[l * k_time + c];
+    return score;
+}
+
+// sums += Σ_j weights_j v_j over columns of whole vectors, N at a time.
+template <int N>
+MACLAURIN_INLINE void step_values(float* sums, const float* weights, const float* v, int64_t v_time, int64_t count) {
+    vec total[N];
+    for (int n = 0; n < N; ++n) total[n] = load(sums + n * LANES);
+    for (int64_t j = 0; j < count; ++j)
+        for (int n = 0; n < N; ++n) total[n] += load(v + j * v_time + n * LANES) * weights[j];
+    for (int n = 0; n < N; ++n) store(sums + n * LANES, total[n]);
+}
+
+// One query head and a block of keys: Σ w v and, behind the values, Σ w in LANES parts.
+inline void step_keys(float* sums, int64_t v_row, const float* q, const MaclaurinAttention& call, int64_t b, int64_t g, int64_t begin,
+                      int64_t count, const float* left) {
+    float weights[STEP_KEYS];
+    vec total = load(sums + v_row);
+    for (int64_t j = 0; j < count; j += LANES) {
+        const vec score = step_scores(q, row(call.k, b, begin + j, g), call.k.time, call.K, smaller(LANES, count - j)) * call.scale;
+        const vec weight = score * score * load(left + j);
+        total += weight;
+        store(weights + j, weight);
+    }
+    store(sums + v_row, total);
+    const float* v = row(call.v, b, begin, g);
+    int64_t c = 0;
+    for (; c + 4 * LANES <= call.V; c += 4 * LANES) step_values<4>(sums + c, weights, v + c, call.v.time, count);
+    for (; c + LANES <= call.V; c += LANES) step_values<1>(sums + c, weights, v + c, call.v.time, count);
+    for (; c < call.V; ++c)
+        for (int64_t j = 0; j < count; ++j) sums[c] += weights[j] * v[j * call.v.time + c];
+}
+
+// y, and the divisor for the backward: with a minus sign where the memory was not used.
+inline void step_finish(const MaclaurinAttention& call, const float* sums, int64_t v_row, bool silent, int64_t b, int64_t h) {
+    const float total = sum(load(sums + v_row)), times = call.normalize ? inverse(total) : 1;
+    float* y = row(call.y, b, 0, h);
+    for (int64_t c = 0; c < call.V; ++c) y[c] = sums[c] * times;
+    *row(call.total, b, 0, h) = silent ? -total : total;
+}
+
+struct StepOverKeysBuffers {
+    float *q, *sums;  // [STEP_HEADS·R][k_row] and [STEP_HEADS·R][s_row]
+    float* left;      // [STEP_HEADS][keys]
+    int64_t k_row, v_row, s_row, keys;
+
+    StepOverKeysBuffers(Arena& arena, const MaclaurinAttention& call)
+        : k_row(round_up(call.K, LANES)), v_row(round_up(call.V, LANES)), s_row(v_row + LANES), keys(round_up(call.S, LANES)) {
+        const int64_t heads = STEP_HEADS * (call.H / call.G);
+        q = arena.take(heads * k_row);
+        sums = arena.take(heads * s_row);
+        left = arena.take(STEP_HEADS * keys);
+    }
+};
+
+// Without a memory: the keys as they lie, all heads of a task for one block of tokens before the next block.
+inline bool step_over_keys(const MaclaurinAttention& call) {
+    const int64_t R = call.H / call.G, tasks = round_up(call.G, STEP_HEADS) / STEP_HEADS;
+    bool failed = false;
+    parallel_for(call.B * tasks, call.threads, [&](int64_t task) {
+        const FlushSubnormals flush;
+        const int64_t b = task / tasks, first = task % tasks * STEP_HEADS, heads = smaller(STEP_HEADS, call.G - first);
+        const bool done = with_buffers<StepOverKeysBuffers>(call, [&](const StepOverKeysBuffers& at) {
+            copy_rows(at.q, at.k_row, heads * R, row(call.q, b, 0, first * R), call.q.head, heads * R, call.K, 1);
+            fill(at.sums, heads * R * at.s_row, 0);
+            int64_t met[STEP_HEADS], begin = call.S;
+            for (int64_t g = 0; g < heads; ++g) {
+                met[g] = pack_left(at.left + g * at.keys, call, b, first + g).first;
+                begin = smaller(begin, met[g]);
+            }
+            for (; begin < call.S; begin += STEP_KEYS)
+                for (int64_t g = 0; g < heads; ++g)
+                    for (int64_t h = g * R; h < (g + 1) * R && met[g] <= begin; ++h)
+                        step_keys(at.sums + h * at.s_row, at.v_row, at.q + h * at.k_row, call, b, first + g, begin,
+                                  smaller(STEP_KEYS, call.S - begin), at.left + g * at.keys + begin);
+            for (int64_t h = 0; h < heads * R; ++h) step_finish(call, at.sums + h * at.s_row, at.v_row, false, b, first * R + h);
+        });
+        if (!done) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+    });
+    return !failed;
+}
+
+}  // namespace maclaurin::MACLAURIN_VARIANT

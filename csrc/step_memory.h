@@ -1,0 +1,166 @@
+// One new token and the memory, in one pass: read as the caller has it and, when tokens are folded in, written anew beside
+// it, so that the caller's state stays as it is.
+#pragma once
+#include "chunked_forward.h"
+#include "step_keys.h"
+
+namespace maclaurin::MACLAURIN_VARIANT {
+
+constexpr int64_t STEP_ROWS = 32;  // of the memory at a time: they stay in a first-level cache for all queries of a head
+
+struct StepBuffers {
+    float *q, *features, *read;     // of every query head: q, φ(q), φ(q)ᵀS
+    float* sums;                    // Σ w v, and Σ w
+    float* left;                    // [keys]: the decay from a key to the query
+    float *k_channels, *v, *panel;  // a fold's keys [channel][token], its values with ones, the monomials of a tile
+    int64_t k_row, v_row, w_row, s_row, keys;
+
+    StepBuffers(Arena& arena, const MaclaurinAttention& call)
+        : k_row(round_up(call.K, LANES)), v_row(round_up(call.V, LANES)), w_row(round_up(call.V + 1, LANES)), s_row(v_row + LANES),
+          keys(round_up(call.S, LANES)) {
+        const int64_t R = call.H / call.G, tokens = call.folded ? keys : 0;
+        q = arena.take(R * k_row);
+        features = arena.take(R * monomial_count(call.K));
+        read = arena.take(R * w_row);
+        sums = arena.take(R * s_row);
+        left = arena.take(keys);
+        k_channels = arena.take(call.K * tokens);
+        v = arena.take(w_row * tokens);
+        panel = arena.take(ROWS * tokens);
+    }
+};
+
+// φ(q) = m(q) times √2 off the diagonal.
+inline void step_features(float* features, const float* q, int64_t K) {
+    for (int64_t p = 0; p < K; ++p) {
+        *features++ = q[p] * q[p];
+        for (int64_t r = p + 1; r < K; ++r) features[r - p - 1] = q[p] * ROOT * q[r];
+        features += K - 1 - p;
+    }
+}
+
+// read += Σ_f φ_f S_f over `rows` rows, N vectors of columns. Loads may run into the next row, whose numbers fill lanes
+// that nobody reads; hence not in the last rows of all.
+template <int N>
+MACLAURIN_INLINE void step_read(float* read, const float* features, const float* memory, int64_t W, int64_t rows) {
+    vec even[N], odd[N] = {};
+    for (int n = 0; n < N; ++n) even[n] = load(read + n * LANES);
+    int64_t f = 0;
+    for (; f + 2 <= rows; f += 2)
+        for (int n = 0; n < N; ++n) {
+            even[n] += load(memory + f * W + n * LANES) * features[f];
+            odd[n] += load(memory + (f + 1) * W + n * LANES) * features[f + 1];
+        }
+    for (; f < rows; ++f)
+        for (int n = 0; n < N; ++n) even[n] += load(memory + f * W + n * LANES) * features[f];
+    for (int n = 0; n < N; ++n) store(read + n * LANES, even[n] + odd[n]);
+}
+
+MACLAURIN_INLINE void step_read(float* read, const float* features, const float* memory, int64_t W, int64_t rows, int64_t vectors) {
+    constexpr int MOST = LANES == 16 ? 5 : 4;
+    int64_t n = 0;
+    for (; n + MOST <= vectors; n += MOST) step_read<MOST>(read + n * LANES, features, memory + n * LANES, W, rows);
+    for (; n < vectors; ++n) step_read<1>(read + n * LANES, features, memory + n * LANES, W, rows);
+}
+
+// Rows begin .. begin+ROWS-1 of keep·S + Σ_j φ(k_j) (v_j, 1)ᵀ. Columns that do not fill a vector go through a copy.
+inline void step_fold(float* to, const float* from, int64_t W, float keep, const StepBuffers& at, const Pair* pairs, int64_t rows) {
+    for (int64_t f = 0; f < ROWS; ++f) {
+        const Pair pair = pairs[smaller(f, rows - 1)];
+        const float *left = at.k_channels + pair.first * at.keys, *right = at.k_channels + pair.second * at.keys;
+        const float root = pair.first == pair.second ? 1 : ROOT;
+        for (int64_t j = 0; j < at.keys; j += LANES) store(at.panel + f * at.keys + j, load(left + j) * load(right + j) * root);
+    }
+    const Broadcast features{at.panel, at.keys, 1};
+    int64_t c = 0;
+    if (rows == ROWS)
+        for (; c + GROUP <= W; c += GROUP) {
+            Tile<COLS> tile;
+            tile.read(from + c, W, keep);
+            tile.add_product(features, at.v + c, at.w_row, at.keys);
+            tile.write(to + c, W);
+        }
+    for (; c < W; c += LANES) {
+        const int64_t columns = smaller(LANES, W - c);
+        float copy[ROWS * LANES] = {};
+        for (int64_t f = 0; f < rows; ++f) std::memcpy(copy + f * LANES, from + f * W + c, columns * sizeof(float));
+        add_product_tile<1>(copy, LANES, keep, features, at.v + c, at.w_row, at.keys);
+        for (int64_t f = 0; f < rows; ++f) std::memcpy(to + f * W + c, copy + f * LANES, columns * sizeof(float));
+    }
+}
+
+// Keys times the scale and values times what is left of them at the end, for a fold.
+inline void pack_fold(const StepBuffers& at, const MaclaurinAttention& call, int64_t b, int64_t g, int64_t first) {
+    transpose_rows(at.k_channels, at.keys, at.keys, row(call.k, b, 0, g), call.k.time, call.S, call.K, call.scale);
+    fill(at.v, at.keys * at.w_row, 0);
+    for (int64_t j = 0; j < call.S; ++j) {
+        const float* v = row(call.v, b, j, g);
+        const float left = j < first ? 0 : at.left[j];
+        for (int64_t c = 0; c < call.V; ++c) at.v[j * at.w_row + c] = v[c] * left;
+        if (call.normalize) at.v[j * at.w_row + call.V] = left;
+    }
+}
+
+// The one pass over the memory of a head.
+inline void step_memory(const MaclaurinAttention& call, const StepBuffers& at, const Pairs& pairs, int64_t b, int64_t g, Left left) {
+    const int64_t R = call.H / call.G, W = call.V + (call.normalize ? 1 : 0), F = monomial_count(call.K), vectors = round_up(W, LANES) / LANES;
+    const int64_t careful = round_up(vectors * LANES, W) / W - 1;  // rows at the end from which whole vectors would reach out
+    const float* memory = call.memory + (b * call.G + g) * F * W;
+    float* new_memory = call.folded ? call.new_memory + (b * call.G + g) * F * W : nullptr;
+    for (int64_t r = 0; r < R; ++r) step_features(at.features + r * F, at.q + r * at.k_row, call.K);
+    fill(at.read, R * at.w_row, 0);
+    if (new_memory != nullptr) pack_fold(at, call, b, g, left.first);
+    for (int64_t begin = 0; begin < F; begin += STEP_ROWS) {
+        const int64_t rows = smaller(STEP_ROWS, F - begin), fast = larger(0, smaller(rows, F - careful - begin));
+        for (int64_t r = 0; r < R; ++r) {
+            float* read = at.read + r * at.w_row;
+            const float* features = at.features + r * F;
+            step_read(read, features + begin, memory + begin * W, W, fast, vectors);
+            for (int64_t f = begin + fast; f < begin + rows; ++f)
+                for (int64_t c = 0; c < W; ++c) read[c] += features[f] * memory[f * W + c];
+        }
+        for (int64_t f = begin; new_memory != nullptr && f < begin + rows; f += ROWS)
+            step_fold(new_memory + f * W, memory + f * W, W, left.memory, at, pairs.data + f, smaller(ROWS, begin + rows - f));
+    }
+}
+
+// What a query head has read goes to its sums, unless it is rounding error: then false.
+inline bool step_use(const MaclaurinAttention& call, const StepBuffers& at, int64_t b, int64_t g, int64_t r, float keep) {
+    const float *read = at.read + r * at.w_row, *q = at.q + r * at.k_row;
+    float* sums = at.sums + r * at.s_row;
+    if (call.normalize) {
+        const int64_t W = call.V + 1;
+        const float* memory = call.memory + (b * call.G + g) * monomial_count(call.K) * W;
+        float trace = 0;
+        for (int64_t p = 0, f = 0; p < call.K; f += call.K - p, ++p) trace += memory[f * W + call.V];
+        if (!(read[call.V] > ROUNDING * static_cast<float>(dot(q, q, call.K)) * trace)) return false;
+        sums[at.v_row] += read[call.V] * keep;
+    }
+    for (int64_t c = 0; c < call.V; ++c) sums[c] += read[c] * keep;
+    return true;
+}
+
+// One task a key-value head.
+inline bool step_through_memory(const MaclaurinAttention& call) {
+    const Pairs pairs(call.folded ? call.K : 1);
+    if (pairs.data == nullptr) return false;
+    if (call.folded) prefer_large_pages(call.new_memory, call.B * call.G * memory_size(call) * sizeof(float));
+    return over_heads(call, [&](int64_t b, int64_t g) {
+        return with_buffers<StepBuffers>(call, [&](const StepBuffers& at) {
+            const int64_t R = call.H / call.G;
+            const Left left = pack_left(at.left, call, b, g);
+            copy_rows(at.q, at.k_row, R, row(call.q, b, 0, g * R), call.q.head, R, call.K, 1);
+            if (left.memory != 0 || call.folded) step_memory(call, at, pairs, b, g, left);
+            fill(at.sums, R * at.s_row, 0);
+            for (int64_t r = 0; r < R; ++r) {
+                float* sums = at.sums + r * at.s_row;
+                for (int64_t begin = left.first; begin < call.S; begin += STEP_KEYS)
+                    step_keys(sums, at.v_row, at.q + r * at.k_row, call, b, g, begin, smaller(STEP_KEYS, call.S - begin), at.left + begin);
+                const bool silent = left.memory != 0 && !step_use(call, at, b, g, r, left.memory);
+                step_finish(call, sums, at.v_row, silent, b, g * R + r);
+            }
+        });
+    });
+}
+
+}  // namespace maclaurin::MACLAURIN_VARIANT

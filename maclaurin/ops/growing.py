@@ -1,0 +1,55 @@
+"""Append to a tensor along time without copying what is there.
+
+A cache that grows by one token a step would be copied whole every step. Here a tensor may have spare room behind it, which
+its first successor takes. A second successor of the same tensor (another beam, another thread) finds the room taken and
+makes a copy, so that tensors stay what they were: nobody sees a token that is not his.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+COPIED_BELOW = 2**16  # numbers: up to here a copy costs less than the bookkeeping
+SPARE = 128  # tokens of room behind a tensor that is copied
+
+
+@dataclass
+class _Room:
+    """A buffer and who has taken its room: each length at most once, by one token of identity."""
+
+    buffer: Tensor
+    taken: dict[int, object] = field(default_factory=dict)
+
+    def take(self, start: int, end: int) -> bool:
+        mine = object()
+        usable = end <= self.buffer.shape[1] and self.buffer.is_inference() == torch.is_inference_mode_enabled()
+        return usable and self.taken.setdefault(start, mine) is mine  # setdefault is one step for all Python threads
+
+    def upto(self, end: int) -> Tensor:
+        # .data has a version counter of its own: what autograd may have kept of shorter views is not changed by writing
+        # behind them
+        view = self.buffer.data[:, :end]
+        _rooms[view] = self
+        return view
+
+
+_rooms = WeakTensorKeyDictionary()  # the room behind a tensor, for as long as the tensor lives
+
+
+def append(kept: Tensor, new: Tensor) -> Tensor:
+    """cat([kept, new], dim=1) for tensors (B, S, ...) and (B, T, ...)."""
+    tracked = torch.is_grad_enabled() and (kept.requires_grad or new.requires_grad)
+    if kept.numel() < COPIED_BELOW or tracked or torch.compiler.is_compiling():
+        return torch.cat([kept, new], dim=1)
+    start, end = kept.shape[1], kept.shape[1] + new.shape[1]
+    room: _Room | None = _rooms.get(kept)
+    if room is None or not room.take(start, end):
+        room = _Room(kept.new_empty(kept.shape[0], end + SPARE, *kept.shape[2:]))
+        room.buffer.data[:, :start] = kept.detach()
+        room.take(start, end)
+    room.buffer.data[:, start:end] = new.detach()
+    return room.upto(end)

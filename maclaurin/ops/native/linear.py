@@ -1,0 +1,139 @@
+"""First-order attention as a torch operator: forward, backward, shapes for the compiler, flops.
+
+Decays are absent, one a head (B,T,G), or one a channel (B,T,G,K). A memory (B,G,K,W) goes in and comes out; it holds
+k_scale·k. The kernels have a block size of their own, which `chunk` can make smaller.
+"""
+
+# B batch, T time, H heads, G key-value heads, K, V channels, W = V or V+1 columns of a memory
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.ops.native.library import Linear, Strided, pointer, rows, run
+from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
+
+INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? memory"
+OPTIONS = "float q_scale, float k_scale, bool normalize, int chunk, bool keep"
+BLOCK = {3: 32, 4: 16}  # tokens that the kernels take at a time, by the dimensions of log_decay
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, options: tuple[Any, ...], **tensors: Tensor) -> Linear:
+    """The struct that the kernels take. It points into the tensors, which the caller keeps alive."""
+    B, T, H, K = q.shape
+    q_scale, k_scale, normalize, chunk, _ = options
+    call = Linear(B, T, H, k.shape[2], K, v.shape[3], chunk=chunk, q_scale=q_scale, k_scale=k_scale, normalize=normalize)
+    call.per_channel = log_decay is not None and log_decay.dim() == 4
+    call.log_decay = Strided.of(log_decay)
+    for name, tensor in {"q": q, "k": k, "v": v, **tensors}.items():
+        setattr(call, name, Strided.of(tensor))
+    return call
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor, normalize: bool, keep: bool) -> tuple[tuple[int, ...], ...]:
+    """Of y, of the divisors and of the new memory; what is not asked for is empty."""
+    B, T, H, K = q.shape
+    V = v.shape[3]
+    return (B, T, H, V), (B, T, H) if normalize else (0,), (B, k.shape[2], K, V + normalize) if keep else (0,)
+
+
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, memory: Tensor | None, *options: Any
+) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(shape, dtype=q.dtype, device=q.device) for shape in _shapes(q, k, v, options[2], options[4]))
+
+
+def _backward_fake(dy: Tensor, dnew_memory: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(0 if x is None else x.shape, dtype=dy.dtype, device=dy.device) for x in rest[:5])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.options = inputs[5:]
+    ctx.save_for_backward(*inputs[:5], *output)
+
+
+def _gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # once: checkpointing forgets them as they are read
+    dnew = dnew_memory if ctx.options[4] else None
+    found = torch.ops.maclaurin.linear_backward(dy, dnew, *saved, *ctx.options)
+    return *(None if x is None else gradient for x, gradient in zip(saved[:5], found, strict=True)), *(None,) * 5
+
+
+def _products(q: Any, k: Any, v: Any, log_decay: Any) -> tuple[int, int]:
+    """Multiply-adds with the memory, and between the tokens of a block."""
+    B, T, H, K = q
+    block = BLOCK[3 if log_decay is None else len(log_decay)]
+    return B * T * K * v[3] * (H + k[2]), B * T * H * (K + v[3]) * block // 2
+
+
+def _flops(q: Any, k: Any, v: Any, log_decay: Any, *_: Any, **__: Any) -> int:
+    return 2 * sum(_products(q, k, v, log_decay))
+
+
+def _backward_flops(dy: Any, dnew_memory: Any, q: Any, k: Any, v: Any, log_decay: Any, *_: Any, **__: Any) -> int:
+    memory, pairs = _products(q, k, v, log_decay)
+    return 5 * memory + 6 * pairs
+
+
+@operator(
+    f"linear({INPUTS}, {OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    fake=_fake,
+    flops=_flops,
+    save=_keep,
+    backward=_gradients,
+)
+def linear(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, memory: Tensor | None, *options: Any
+) -> tuple[Tensor, ...]:
+    """y (B,T,H,V), the divisor of every row (B,T,H), and the memory after the last token if `keep`."""
+    q, k, v = rows(q), rows(k), rows(v)
+    log_decay = None if log_decay is None else rows(log_decay)
+    memory = None if memory is None else memory.contiguous()
+    y, total, new_memory = (torch.empty(shape) for shape in _shapes(q, k, v, options[2], options[4]))
+    call = _call(q, k, v, log_decay, options, y=y)
+    if options[2]:
+        call.total = Strided.of(total)
+    call.memory, call.new_memory = pointer(memory), pointer(new_memory)
+    run("linear_forward", call)
+    return y, total, new_memory
+
+
+@operator(
+    f"linear_backward(Tensor dy, Tensor? dnew_memory, {INPUTS}, Tensor y, Tensor total, Tensor new_memory, {OPTIONS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    fake=_backward_fake,
+    flops=_backward_flops,
+    save=save_nothing,
+    backward=no_second_derivative,
+)
+def linear_backward(
+    dy: Tensor,
+    dnew_memory: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    memory: Tensor | None,
+    y: Tensor,
+    total: Tensor,
+    new_memory: Tensor,
+    *options: Any,
+) -> tuple[Tensor, ...]:
+    """The gradients of q, k, v, log_decay and memory; those of absent ones are empty."""
+    dy, q, k, v = rows(dy), rows(q), rows(k), rows(v)
+    log_decay = None if log_decay is None else rows(log_decay)
+    memory = None if memory is None else memory.contiguous()
+    dnew_memory = None if dnew_memory is None else dnew_memory.contiguous()
+    found = tuple(torch.empty(0 if x is None else x.shape) for x in (q, k, v, log_decay, memory))
+    call = _call(q, k, v, log_decay, options, y=y, dy=dy, dq=found[0], dk=found[1], dv=found[2])
+    if options[2]:
+        call.total = Strided.of(total)
+    if log_decay is not None:
+        call.dlog_decay = Strided.of(found[3])
+    call.memory, call.new_memory = pointer(memory), pointer(new_memory)
+    call.dmemory, call.dnew_memory = pointer(found[4]), pointer(dnew_memory)
+    run("linear_backward", call)
+    return found

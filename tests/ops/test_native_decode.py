@@ -1,0 +1,185 @@
+"""A native decoding step is that of torch, keeps states as they were, and costs the same at every length."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maclaurin import ops
+from maclaurin.ops import growing, native
+from maclaurin.ops.growing import append
+from tests.ops.helpers import Sizes, assert_close, assert_same_state, attention_inputs
+from tests.ops.native_helpers import ISAS, assert_same_as_torch
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="built without a C++ compiler")
+
+CHANNELS = st.sampled_from((1, 3, 8, 16, 17, 33, 64))
+
+
+@st.composite
+def steps(draw):
+    """One token, and the state of some before it: only tokens, only a memory, or both."""
+    drawn = {"B": draw(st.integers(1, 2)), "G": draw(st.integers(1, 5)), "K": draw(CHANNELS), "V": draw(CHANNELS)}
+    decay, normalize = draw(st.sampled_from((None, "kv"))), draw(st.booleans())
+    strength = draw(st.sampled_from((0.0, 0.01, 1.0, 30.0, 1e4)))
+    options = {"normalize": normalize, "fold_at": draw(st.integers(1, 80)), "fold_every": draw(st.integers(1, 40))}
+
+    def tokens(T, seed):
+        batch = attention_inputs(decay)(Sizes(**drawn, R=draw(st.integers(1, 3)), T=T, seed=seed)).to(torch.float32)
+        if decay is not None:
+            batch.tokens["log_decay"] *= strength
+        return batch
+
+    before = draw(st.sampled_from((0, 1, 15, 16, 70, 130)))
+    state = ops.power_attention(**tokens(before, 1).tokens, **options, backend="torch")[1] if before else None
+    return tokens(1, 2), options, state
+
+
+def outputs(batch, options, state):
+    y, after = ops.power_attention(**batch, **options, state=state)
+    return {"y": y} | {name: x for name, x in after.tensors().items() if x.numel()}
+
+
+@settings(max_examples=100)
+@given(step=steps())
+def test_outputs_states_and_gradients_are_those_of_torch(step):
+    assert_same_as_torch(outputs, *step)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=40)
+@given(step=steps())
+def test_every_instruction_set_says_the_same(isa, step):
+    with native.using_isa(isa), torch.no_grad():
+        batch, options, state = step
+        y, after = ops.power_attention(**batch.tokens, **options, state=state, backend="native")
+        expected, expected_after = ops.power_attention(**batch.tokens, **options, state=state, backend="torch")
+        assert_close(y, expected, 1e-5)
+        assert_same_state(after, expected_after, 1e-5)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("before", [40, 130])
+def test_threads_change_nothing(threads, before):
+    draw = attention_inputs("kv")
+    earlier, token = (draw(Sizes(T=T, G=5, K=16, V=24, seed=T)).to(torch.float32).tokens for T in (before, 1))
+    _, state = ops.power_attention(**earlier, fold_at=100)
+    found = []
+    for count in (1, threads):
+        torch.set_num_threads(count)
+        y, after = ops.power_attention(**token, state=state, fold_every=31, fold_at=100, backend="native")
+        found.append([y, *after.tensors().values()])
+    assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("growing_from", [0, 2**16], ids=["grown", "copied"])
+def test_steps_one_by_one_are_the_whole(growing_from, monkeypatch):
+    """Through the first fold and several more, and no step changes the state that it was given."""
+    monkeypatch.setattr(growing, "COPIED_BELOW", growing_from)
+    batch = attention_inputs("kv")(Sizes(B=2, T=120, G=2, R=2, K=8, V=8)).to(torch.float32)
+    expected, _ = ops.power_attention(**batch.tokens, fold_at=50, fold_every=20, backend="torch")
+    state, found = None, []
+    with torch.no_grad():
+        for t in range(batch.length):
+            before = None if state is None else state.clone()
+            y, after = ops.power_attention(
+                **batch.between(t, t + 1).tokens, state=state, fold_at=50, fold_every=20, backend="native"
+            )
+            if before is not None:
+                assert_same_state(state, before, 0)
+            state = after
+            found.append(y)
+    assert_close(torch.cat(found, 1), expected, 1e-5)
+
+
+def test_two_successors_of_one_state_do_not_meet(monkeypatch):
+    monkeypatch.setattr(growing, "COPIED_BELOW", 0)
+    with torch.no_grad():
+        kept, one, other = torch.zeros(2, 3, 1), torch.ones(2, 1, 1), torch.full((2, 1, 1), 2.0)
+        grown = append(kept, one)
+        assert append(grown, one).data_ptr() == grown.data_ptr()  # the first one takes the room
+        left, right = append(grown, one), append(grown, other)
+        assert left[:, -1].eq(1).all() and right[:, -1].eq(2).all() and grown.shape[1] == 4
+        chain = grown
+        for _ in range(growing.SPARE + 5):
+            chain = append(chain, other)
+        assert torch.equal(chain[:, :4], grown) and chain[:, 4:].eq(2).all()
+
+
+def test_threads_that_go_on_from_one_state_do_not_meet(monkeypatch):
+    monkeypatch.setattr(growing, "COPIED_BELOW", 0)
+    start = append(torch.zeros(1, 3, 4), torch.zeros(1, 1, 4))
+    wrong = []
+
+    def work(number):
+        for _ in range(200):
+            grown = append(start, torch.full((1, 1, 4), float(number)))
+            if not grown[:, -1].eq(number).all():
+                wrong.append(number)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in (1, 2, 3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_what_autograd_kept_is_not_changed_by_a_later_step(monkeypatch):
+    monkeypatch.setattr(growing, "COPIED_BELOW", 0)
+    with torch.no_grad():
+        grown = append(torch.ones(1, 3, 4), torch.ones(1, 1, 4))
+    weight = torch.ones(4, requires_grad=True)
+    loss = (grown * weight).sum()
+    with torch.no_grad():
+        append(grown, torch.ones(1, 1, 4))
+    loss.backward()
+    assert weight.grad.eq(4).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_has_decayed_to_nothing_has_no_influence(isa):
+    """NaN behind a decay that forgets everything: neither the keys nor the memory are read."""
+    draw = attention_inputs("kv")
+    earlier, token = (draw(Sizes(T=T, K=8, V=8, seed=T)).to(torch.float32).tokens for T in (150, 1))
+    _, state = ops.power_attention(**earlier, fold_at=60, fold_every=200, backend="torch")
+    state.memory.fill_(float("nan"))
+    state.log_decay[:, 10] = -1e4
+    with native.using_isa(isa):
+        y, _ = ops.power_attention(**token, state=state, fold_every=200, backend="native")
+    assert y.isfinite().all()
+
+
+def test_a_compiled_step_is_the_same():
+    draw = attention_inputs("kv")
+    earlier, token = (draw(Sizes(T=T, K=8, V=8, seed=T)).to(torch.float32).tokens for T in (70, 1))
+    _, state = ops.power_attention(**earlier, fold_at=60)
+
+    def step(token, keys, values, log_decay, memory):
+        state = ops.PowerState(keys, values, log_decay, None, memory)
+        y, after = ops.power_attention(**token, state=state, fold_at=60, backend="native")
+        return y, after.keys
+
+    tensors = (state.keys, state.values, state.log_decay, state.memory)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for actual, expected in zip(compiled(token, *tensors), step(token, *tensors), strict=True):
+        assert_close(actual, expected, 1e-6)
+
+
+def test_nobody_who_looks_on_is_passed_by():
+    """Gradients and modes go through the dispatcher, plain calls do not."""
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    token = attention_inputs(None)(Sizes(T=1)).to(torch.float32).tokens
+    with Watch():
+        ops.power_attention(**token, backend="native")
+    assert any("maclaurin.quadratic" in name for name in seen)
+    y, _ = ops.power_attention(**{name: x.requires_grad_() for name, x in token.items()}, backend="native")
+    assert y.requires_grad
