@@ -27,7 +27,8 @@ struct Sums {
     }
 };
 
-inline void attend_squared(const Sums& sums, const float* q, int64_t K, const KeyBlock& block, const Seen& seen, float* weights) {
+inline void attend_squared(const Sums& sums, const float* q, int64_t K, const KeyBlock& block, const Seen& seen,
+                           float* weights) {
     vec total[COLS];
     for (int n = 0; n < COLS; ++n) total[n] = load(sums.total + n * LANES);
     over_scores(block.k, block.k_row, q, K, block.padded, [&](int64_t j, int n, vec score) {
@@ -39,7 +40,8 @@ inline void attend_squared(const Sums& sums, const float* q, int64_t K, const Ke
     add_product(sums.y, block.v_row, 1, GROUP, block.v_row, {weights, 1, GROUP}, block.v, block.v_row, block.keys);
 }
 
-inline void attend_exponential(const Sums& sums, const float* q, int64_t K, const KeyBlock& block, const Seen& seen, float* weights) {
+inline void attend_exponential(const Sums& sums, const float* q, int64_t K, const KeyBlock& block, const Seen& seen,
+                               float* weights) {
     vec largest[COLS];
     for (int n = 0; n < COLS; ++n) largest[n] = load(sums.largest + n * LANES);
     over_scores(block.k, block.k_row, q, K, block.padded, [&](int64_t j, int n, vec score) {
@@ -67,8 +69,8 @@ inline void attend_exponential(const Sums& sums, const float* q, int64_t K, cons
 }
 
 template <bool EXPONENTIAL>
-inline void attend(const Sums& sums, const float* q, int64_t K, const KeyBlock& block, const Between& between, SeenBuffers& buffers,
-                   float* weights) {
+inline void attend(const Sums& sums, const float* q, int64_t K, const KeyBlock& block, const Between& between,
+                   SeenBuffers& buffers, float* weights) {
     Seen seen;
     if (!see<EXPONENTIAL>(seen, buffers, between, block.keys, block.padded)) return;
     if (EXPONENTIAL) attend_exponential(sums, q, K, block, seen, weights);
@@ -82,13 +84,14 @@ MACLAURIN_INLINE float inverse(float total) { return std::fabs(total) < SMALLEST
 
 // y / total for the first `count` rows, and what the backward needs to know of the total (null: another task writes it).
 template <bool EXPONENTIAL>
-inline void finish(const Sums& sums, int64_t count, int64_t V, int64_t v_row, bool normalize, float* y, int64_t y_time, float* total,
-                   int64_t total_time) {
+inline void finish(const Sums& sums, int64_t count, int64_t V, int64_t v_row, bool normalize, float* y, int64_t y_time,
+                   float* total, int64_t total_time) {
     for (int64_t i = 0; i < count; ++i) {
         const float times = normalize ? inverse(sums.total[i]) : 1;
         const float* from = sums.y + i * v_row;
         for (int64_t c = 0; c < V; ++c) y[i * y_time + c] = from[c] * times;
-        if (total != nullptr) total[i * total_time] = EXPONENTIAL ? sums.largest[i] + std::log(sums.total[i]) : sums.total[i];
+        if (total != nullptr)
+            total[i * total_time] = EXPONENTIAL ? sums.largest[i] + std::log(sums.total[i]) : sums.total[i];
     }
 }
 

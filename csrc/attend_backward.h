@@ -37,8 +37,8 @@ struct QueryGroup {
 
     // The gradients by a group's sums: rows of values [GROUP][v_row], and the total [GROUP].
     template <bool EXPONENTIAL>
-    static void gradients(const MaclaurinAttention& call, const Shape& shape, float* dy, float* dtotal, int64_t b, int64_t h, int64_t t,
-                          int64_t count) {
+    static void gradients(const MaclaurinAttention& call, const Shape& shape, float* dy, float* dtotal, int64_t b, int64_t h,
+                          int64_t t, int64_t count) {
         fill(dtotal, GROUP, 0);
         for (int64_t i = 0; i < count; ++i) {
             const float *of_y = row(call.dy, b, t + i, h), *y = row(call.y, b, t + i, h);
@@ -64,8 +64,9 @@ struct KeyGradients {
 enum class Wanted { QUERIES, KEYS_AND_VALUES, ALL };
 
 template <bool EXPONENTIAL, Wanted WANTED>
-inline void attend_backward(const QueryGroup& group, int64_t count, const Shape& shape, const KeyBlock& block, const KeyGradients& to,
-                            const Between& between, SeenBuffers& buffers, float* weights, float* dscores) {
+inline void attend_backward(const QueryGroup& group, int64_t count, const Shape& shape, const KeyBlock& block,
+                            const KeyGradients& to, const Between& between, SeenBuffers& buffers, float* weights,
+                            float* dscores) {
     Seen seen;
     if (!see<EXPONENTIAL>(seen, buffers, between, block.keys, block.padded)) return;
     over_scores(block.k, block.k_row, group.q_channels, shape.K, block.padded, [&](int64_t j, int n, vec score) {

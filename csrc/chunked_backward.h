@@ -42,7 +42,8 @@ struct WalkBuffers {
 // One key-value head, and what both walks do with it.
 class Walk {
   public:
-    Walk(const MaclaurinAttention& call, const Shape& shape, const WalkBuffers& buffers, const Pairs& pairs, int64_t b, int64_t g)
+    Walk(const MaclaurinAttention& call, const Shape& shape, const WalkBuffers& buffers, const Pairs& pairs, int64_t b,
+         int64_t g)
         : call(call),
           shape(shape),
           buffers(buffers),
@@ -90,7 +91,8 @@ class Walk {
         for (int64_t begin = 0; begin < first + count; begin += KEYS) {
             const KeyGradients to{buffers.dk + begin * shape.k_row, buffers.dv + begin * shape.v_row, nullptr};
             attend_backward<false, WANTED>(buffers.group, count, shape, buffers.keys.block(shape, begin, first + count), to,
-                                           {buffers.keys.decay_sums(call), first, count, begin}, seen, buffers.weights, buffers.dscores);
+                                           {buffers.keys.decay_sums(call), first, count, begin}, seen, buffers.weights,
+                                           buffers.dscores);
         }
     }
 
@@ -112,8 +114,8 @@ class ForwardWalk : Walk {
             const float keep = buffers.keys.pack(call, shape, b, g, span);
             for (int64_t h = first_head; h < end_head && has_queries(span); ++h) queries(h, span);
             if (span.end == call.S) return;
-            write_memory<false>(memory, keep, buffers.keys.k_channels, group_stride(), span.end - span.begin, buffers.keys.v_at_end,
-                                buffers.keys.left_at_end, buffers.keys.panel);
+            write_memory<false>(memory, keep, buffers.keys.k_channels, group_stride(), span.end - span.begin,
+                                buffers.keys.v_at_end, buffers.keys.left_at_end, buffers.keys.panel);
         }
     }
 
@@ -125,9 +127,10 @@ class ForwardWalk : Walk {
             within_chunk<Wanted::QUERIES>(h, span, first, count);
             fill(buffers.dchannels, (shape.K + 1) * GROUP, 0);
             if (reads_memory(span)) {
-                transpose_rows(buffers.channels, GROUP, GROUP, buffers.dread + first * shape.v_row, shape.v_row, GROUP, shape.V, 1);
-                read_memory_backward<true>(buffers.dchannels, memory, buffers.q_channels + first / GROUP * group_stride(), buffers.channels,
-                                           buffers.dread_total + first);
+                transpose_rows(buffers.channels, GROUP, GROUP, buffers.dread + first * shape.v_row, shape.v_row, GROUP,
+                               shape.V, 1);
+                read_memory_backward<true>(buffers.dchannels, memory, buffers.q_channels + first / GROUP * group_stride(),
+                                           buffers.channels, buffers.dread_total + first);
             }
             for (int64_t i = 0; i < count; ++i)
                 for (int64_t c = 0; c < shape.K; ++c)
@@ -166,16 +169,19 @@ class BackwardWalk : Walk {
                 within_chunk<Wanted::KEYS_AND_VALUES>(h, span, first, smaller(GROUP, keys - first));
         for (int64_t h = first_head; h < end_head && reads_memory(span); ++h) {
             pack_reads(h, span);
-            write_memory<true>(memory, keep, buffers.q_channels, group_stride(), keys, buffers.dread, buffers.dread_total, buffers.keys.panel);
+            write_memory<true>(memory, keep, buffers.q_channels, group_stride(), keys, buffers.dread, buffers.dread_total,
+                               buffers.keys.panel);
             keep = 1;
             carried = true;
         }
         if (carried && keep != 1) {
-            for (int64_t i = 0; i < memory.features * memory.v_row; i += LANES) store(memory.s + i, load(memory.s + i) * keep);
+            for (int64_t i = 0; i < memory.features * memory.v_row; i += LANES)
+                store(memory.s + i, load(memory.s + i) * keep);
             for (int64_t f = 0; f < memory.features; ++f) memory.z[f] *= keep;
         }
         for (int64_t j = 0; j < keys; ++j) {
-            copy_rows(row(call.dk, b, span.begin + j, g), shape.K, 1, buffers.dk + j * shape.k_row, 0, 1, shape.K, call.scale);
+            copy_rows(row(call.dk, b, span.begin + j, g), shape.K, 1, buffers.dk + j * shape.k_row, 0, 1, shape.K,
+                      call.scale);
             copy_rows(row(call.dv, b, span.begin + j, g), shape.V, 1, buffers.dv + j * shape.v_row, 0, 1, shape.V, 1);
         }
         return carried;
@@ -186,10 +192,12 @@ class BackwardWalk : Walk {
         const KeyChunk& chunk = buffers.keys;
         for (int64_t first = 0; first < keys; first += GROUP) {
             const float* k = chunk.k_channels + first / GROUP * group_stride();
-            transpose_rows(buffers.channels, GROUP, GROUP, chunk.v_at_end + first * shape.v_row, shape.v_row, GROUP, shape.V, 1);
+            transpose_rows(buffers.channels, GROUP, GROUP, chunk.v_at_end + first * shape.v_row, shape.v_row, GROUP, shape.V,
+                           1);
             fill(buffers.dchannels, (shape.K + 1) * GROUP, 0);
             read_memory_backward<false>(buffers.dchannels, memory, k, buffers.channels, chunk.left_at_end + first);
-            transpose_rows(buffers.dk + first * shape.k_row, shape.k_row, shape.K, buffers.dchannels, GROUP, shape.K, GROUP, 1);
+            transpose_rows(buffers.dk + first * shape.k_row, shape.k_row, shape.K, buffers.dchannels, GROUP, shape.K, GROUP,
+                           1);
             read_memory<false>(buffers.read, buffers.read_total, memory, k, chunk.panel);
             for (int64_t i = 0; i < GROUP; ++i)
                 for (int64_t c = i * shape.v_row; c < (i + 1) * shape.v_row; c += LANES)

@@ -29,8 +29,8 @@ struct ForwardBuffers {
 
 // Adds to the sums of a group what it reads from the memory. Where the total that was read is smaller than the rounding
 // error of its largest term, |q|² Σ_j w_j |k_j|², nothing of it is used; that row's total then gets a minus sign at the end.
-inline void add_read(const Sums& sums, bool (&silent)[GROUP], const ForwardBuffers& buffers, const float* from_start, const Shape& shape,
-                     bool guarded, float trace_of_memory) {
+inline void add_read(const Sums& sums, bool (&silent)[GROUP], const ForwardBuffers& buffers, const float* from_start,
+                     const Shape& shape, bool guarded, float trace_of_memory) {
     for (int n = 0; n < GROUP; n += LANES) {
         vec square{};
         for (int64_t c = 0; c < shape.K; ++c) square += load(buffers.q + c * GROUP + n) * load(buffers.q + c * GROUP + n);
@@ -47,8 +47,8 @@ inline void add_read(const Sums& sums, bool (&silent)[GROUP], const ForwardBuffe
     }
 }
 
-inline void chunk_outputs(const MaclaurinAttention& call, const Shape& shape, const ForwardBuffers& buffers, const Memory& memory,
-                          bool empty, int64_t b, int64_t h, Span span) {
+inline void chunk_outputs(const MaclaurinAttention& call, const Shape& shape, const ForwardBuffers& buffers,
+                          const Memory& memory, bool empty, int64_t b, int64_t h, Span span) {
     const int64_t offset = call.S - call.T, keys = span.end - span.begin;
     const float size_of_memory = empty ? 0 : trace(memory, shape.K);
     const Sums sums{buffers.y, buffers.total, buffers.largest};
@@ -60,7 +60,8 @@ inline void chunk_outputs(const MaclaurinAttention& call, const Shape& shape, co
         sums.start(shape.v_row);
         for (int64_t begin = 0; begin < first + count; begin += KEYS) {
             const Between between{buffers.keys.decay_sums(call), first, count, begin};
-            attend<false>(sums, buffers.q, shape.K, buffers.keys.block(shape, begin, first + count), between, seen, buffers.weights);
+            attend<false>(sums, buffers.q, shape.K, buffers.keys.block(shape, begin, first + count), between, seen,
+                          buffers.weights);
         }
         bool silent[GROUP] = {};
         if (!empty) {
@@ -68,7 +69,8 @@ inline void chunk_outputs(const MaclaurinAttention& call, const Shape& shape, co
             add_read(sums, silent, buffers, buffers.keys.from_start + first, shape, call.normalize, size_of_memory);
         }
         float* total = call.total.data == nullptr ? nullptr : row(call.total, b, t, h);
-        finish<false>(sums, count, shape.V, shape.v_row, call.normalize, row(call.y, b, t, h), call.y.time, total, call.total.time);
+        finish<false>(sums, count, shape.V, shape.v_row, call.normalize, row(call.y, b, t, h), call.y.time, total,
+                      call.total.time);
         for (int64_t i = 0; total != nullptr && i < count; ++i)
             if (silent[i]) total[i * call.total.time] *= -1;
     }
@@ -93,9 +95,15 @@ class Parts {
     }
     int64_t count() const { return call_.B * call_.G * by_heads_ * by_columns_; }
     Part operator[](int64_t index) const {
-        const int64_t column = index % by_columns_, head = index / by_columns_ % by_heads_, n = index / by_columns_ / by_heads_;
+        const int64_t column = index % by_columns_, head = index / by_columns_ % by_heads_,
+                      n = index / by_columns_ / by_heads_;
         const int64_t g = n % call_.G, first = column * width_;
-        return {n / call_.G, g, g * R_ + R_ * head / by_heads_, g * R_ + R_ * (head + 1) / by_heads_, first, smaller(width_, call_.V - first)};
+        return {n / call_.G,
+                g,
+                g * R_ + R_ * head / by_heads_,
+                g * R_ + R_ * (head + 1) / by_heads_,
+                first,
+                smaller(width_, call_.V - first)};
     }
 
   private:
@@ -103,8 +111,8 @@ class Parts {
     int64_t R_, by_heads_, by_columns_, width_;
 };
 
-inline void forward_part(const MaclaurinAttention& whole, const Part& part, const Shape& shape, const ForwardBuffers& buffers,
-                         const Pairs& pairs) {
+inline void forward_part(const MaclaurinAttention& whole, const Part& part, const Shape& shape,
+                         const ForwardBuffers& buffers, const Pairs& pairs) {
     MaclaurinAttention call = whole;
     call.V = part.columns;
     call.v.data += part.first_column;

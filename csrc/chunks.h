@@ -1,7 +1,8 @@
 // A sequence as a walk over chunks: what the forward and the backward of the chunked form share.
 //
 // With L the sum of log decay inside a chunk and S the memory at its start:
-//     y_i = exp(L_i) φ(q_i)ᵀ S + Σ_{j<=i} (q_i·k_j)² exp(L_i - L_j) v_j          S' = exp(L_C) S + Σ_j exp(L_C - L_j) φ(k_j) v_jᵀ
+//     y_i = exp(L_i) φ(q_i)ᵀ S + Σ_{j<=i} (q_i·k_j)² exp(L_i - L_j) v_j
+//     S'  = exp(L_C) S + Σ_j exp(L_C - L_j) φ(k_j) v_jᵀ
 #pragma once
 #include "attend.h"
 #include "memory.h"
@@ -19,7 +20,10 @@ struct Spans {
     int64_t size, first_query, folded, S;
 
     explicit Spans(const MaclaurinAttention& call)
-        : size(smaller(call.chunk, CHUNK)), first_query(call.S - call.T), folded(call.folded), S(call.S) {}
+        : size(smaller(call.chunk, CHUNK)),
+          first_query(call.S - call.T),
+          folded(call.folded),
+          S(call.S) {}
 
     // Of the chunks' ends behind `begin`, the first; of their beginnings before `end`, the last.
     Span from(int64_t begin) const {
@@ -66,22 +70,21 @@ struct KeyChunk {
             add_monomial_rows(group, shape.K);
         }
         fill(left_at_end, padded, 0);
-        fill(from_start, padded, 1);
-        float whole = 1;
-        if (call.log_decay.data == nullptr) {
-            fill(left_at_end, keys, 1);
-        } else {
+        fill(from_start, padded, 0);
+        if (call.log_decay.data != nullptr) {
             cumulative(sums, row(call.log_decay, b, span.begin, g), call.log_decay.time, keys, SMALLEST_LOG_DECAY);
             for (int64_t j = 0; j < keys; ++j) {
-                left_at_end[j] = factor(sums[keys - 1] - sums[j]);
-                from_start[j] = factor(sums[j]);
+                left_at_end[j] = static_cast<float>(sums[keys - 1] - sums[j]);
+                from_start[j] = static_cast<float>(sums[j]);
             }
-            whole = from_start[keys - 1];
         }
+        exponentiate(left_at_end, padded);
+        exponentiate(from_start, padded);
+        fill(left_at_end + keys, padded - keys, 0);
         for (int64_t j = 0; j < padded; ++j)
             for (int64_t c = 0; c < shape.v_row; c += LANES)
                 store(v_at_end + j * shape.v_row + c, load(v + j * shape.v_row + c) * left_at_end[j]);
-        return whole;
+        return from_start[keys - 1];
     }
 
     // Block number `begin` / KEYS of the chunk, as far as the first `met` keys.
@@ -90,7 +93,9 @@ struct KeyChunk {
         return {k + begin * shape.k_row, v + begin * shape.v_row, shape.k_row, shape.v_row, keys, round_up(keys, ROWS)};
     }
 
-    const double* decay_sums(const MaclaurinAttention& call) const { return call.log_decay.data == nullptr ? nullptr : sums; }
+    const double* decay_sums(const MaclaurinAttention& call) const {
+        return call.log_decay.data == nullptr ? nullptr : sums;
+    }
 };
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

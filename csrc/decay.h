@@ -4,8 +4,8 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-constexpr double SMALLEST_LOG_DECAY = -750;             // of squared scores: exp of it is zero even in float64
-constexpr double SMALLEST_LOG_DECAY_OF_SCORES = -1e5;   // of exponential ones, where a decay competes with large scores
+constexpr double SMALLEST_LOG_DECAY = -750;            // of squared scores: exp of it is zero even in float64
+constexpr double SMALLEST_LOG_DECAY_OF_SCORES = -1e5;  // of exponential ones, where a decay competes with large scores
 
 // Inclusive sums of the log decays of `count` tokens. NaN goes through.
 inline void cumulative(double* sums, const float* log_decay, int64_t time, int64_t count, double smallest) {
@@ -23,31 +23,33 @@ struct Between {
     const double* sums;  // of all tokens, by position; null where there is no decay
     int64_t first, count, begin;
 
-    MACLAURIN_INLINE float log_decay(int64_t query, int64_t key) const {
-        const int64_t last = first + count - 1;
-        return static_cast<float>(sums[smaller(first + query, last)] - sums[begin + key]);
-    }
-
     // Keys that all queries see: exp(L_i - L_end) and exp(L_end - L_j) are both at most 1, and their product is the decay.
     // Logarithms of both; `keys` is padded to `padded` with -inf.
     void factored(float* of_query, float* of_key, int64_t keys, int64_t padded) const {
-        for (int64_t i = 0; i < GROUP; ++i) of_query[i] = sums == nullptr ? 0 : log_decay(i, keys - 1);
-        for (int64_t j = 0; j < padded; ++j) {
-            if (j >= keys) of_key[j] = -__builtin_inff();
-            else of_key[j] = sums == nullptr ? 0 : static_cast<float>(sums[begin + keys - 1] - sums[begin + j]);
-        }
+        fill(of_query, GROUP, 0);
+        fill(of_key, keys, 0);
+        fill(of_key + keys, padded - keys, -__builtin_inff());
+        if (sums == nullptr) return;
+        const double end = sums[begin + keys - 1];
+        for (int64_t i = 0; i < count; ++i) of_query[i] = static_cast<float>(sums[first + i] - end);
+        fill(of_query + count, GROUP - count, of_query[count - 1]);
+        for (int64_t j = 0; j < keys; ++j) of_key[j] = static_cast<float>(end - sums[begin + j]);
     }
 
     // Keys around the queries: the logarithm pair by pair, -inf where the key comes after the query, or is padding.
     void pairwise(float* matrix, int64_t keys, int64_t padded) const {
-        for (int64_t j = 0; j < padded; ++j)
-            for (int64_t i = 0; i < GROUP; ++i) {
-                const bool seen = j < keys && begin + j <= first + i;
-                matrix[j * GROUP + i] = !seen ? -__builtin_inff() : sums == nullptr ? 0 : log_decay(i, j);
-            }
+        double of_query[GROUP] = {};
+        for (int64_t i = 0; i < GROUP && sums != nullptr; ++i) of_query[i] = sums[first + smaller(i, count - 1)];
+        for (int64_t j = 0; j < padded; ++j) {
+            const int64_t unseen = j < keys ? smaller(GROUP, larger(0, begin + j - first)) : GROUP;
+            const double of_key = sums == nullptr || j >= keys ? 0 : sums[begin + j];
+            for (int64_t i = 0; i < GROUP; ++i) matrix[j * GROUP + i] = static_cast<float>(of_query[i] - of_key);
+            fill(matrix + j * GROUP, unseen, -__builtin_inff());
+        }
     }
 };
 
+// `count` is rounded up to whole vectors.
 inline void exponentiate(float* x, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES) store(x + i, factor(load(x + i)));
 }

@@ -17,7 +17,8 @@ MACLAURIN_INLINE double dot(const float* x, const float* y, int64_t count) {
 
 // differences(t) is D_t. Neighbouring terms cancel, hence float64. A clamped decay has no gradient.
 template <class Differences>
-inline void finish_decay(const MaclaurinAttention& call, int64_t b, int64_t g, double smallest, const Differences& differences) {
+inline void finish_decay(const MaclaurinAttention& call, int64_t b, int64_t g, double smallest,
+                         const Differences& differences) {
     double total = 0;
     for (int64_t s = call.S - 1; s >= 0; --s) {
         total += differences(s);

@@ -22,9 +22,10 @@ inline bool chunked(const MaclaurinAttention& call) {
     return step ? step_through_memory(call) : chunked_forward(call);
 }
 
-const Kernels kernels = {
 #define MACLAURIN_STRING(name) #name
 #define MACLAURIN_NAME(name) MACLAURIN_STRING(name)
+
+const Kernels kernels = {
     MACLAURIN_NAME(MACLAURIN_VARIANT),
     quadratic,
     quadratic_backward,

@@ -20,7 +20,9 @@ struct StateColumns {
 
     // All columns of head n, counted over the batch.
     StateColumns(const MaclaurinAttention& call, Float* state, int64_t n)
-        : values(state + n * memory_size(call)), totals(call.normalize ? values + call.V : nullptr), row(memory_width(call)) {}
+        : values(state + n * memory_size(call)),
+          totals(call.normalize ? values + call.V : nullptr),
+          row(memory_width(call)) {}
 };
 
 inline void clear_memory(const Memory& memory) {

@@ -25,7 +25,9 @@ struct Pairs {
     int64_t count;
     Pair* data;
 
-    explicit Pairs(int64_t K) : count(round_up(monomial_count(K), ROWS)), data(static_cast<Pair*>(__builtin_malloc(count * sizeof(Pair)))) {
+    explicit Pairs(int64_t K)
+        : count(round_up(monomial_count(K), ROWS)),
+          data(static_cast<Pair*>(__builtin_malloc(count * sizeof(Pair)))) {
         if (data == nullptr) return;
         Pair* next = data;
         const int32_t zero = static_cast<int32_t>(K), twice = zero + 1;
@@ -67,7 +69,8 @@ inline void read_memory(float* y, float* total, const Memory& memory, const floa
                 store(panel + f * GROUP + n * LANES, monomial);
             }
         }
-        add_product(y, memory.v_row, 1, GROUP, memory.v_row, {panel, 1, GROUP}, memory.s + begin * memory.v_row, memory.v_row, count);
+        add_product(y, memory.v_row, 1, GROUP, memory.v_row, {panel, 1, GROUP}, memory.s + begin * memory.v_row,
+                    memory.v_row, count);
     }
     for (int n = 0; n < COLS; ++n) store(total + n * LANES, sums[n]);
 }
@@ -92,7 +95,8 @@ inline void write_memory(const Memory& memory, float keep, const float* x, int64
                 }
             memory.z[begin + f] = keep * memory.z[begin + f] + sum(sums);
         }
-        add_product(memory.s + begin * memory.v_row, memory.v_row, keep, ROWS, memory.v_row, {panel, padded, 1}, v, memory.v_row, tokens);
+        add_product(memory.s + begin * memory.v_row, memory.v_row, keep, ROWS, memory.v_row, {panel, padded, 1}, v,
+                    memory.v_row, tokens);
     }
 }
 

@@ -63,7 +63,8 @@ inline void transpose_rows(float* to, int64_t to_row, int64_t padded_rows, const
             for (int l = 0; l < LANES; ++l) store(to + (c + l) * to_row + i, square[l]);
         }
     for (int64_t i = 0; i < rows; ++i)
-        for (int64_t c = i < whole_rows ? whole_columns : 0; c < columns; ++c) to[c * to_row + i] = from[i * from_row + c] * times;
+        for (int64_t c = i < whole_rows ? whole_columns : 0; c < columns; ++c)
+            to[c * to_row + i] = from[i * from_row + c] * times;
     for (int64_t c = 0; c < columns && rows < padded_rows; ++c) fill(to + c * to_row + rows, padded_rows - rows, 0);
 }
 

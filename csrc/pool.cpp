@@ -3,10 +3,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -15,12 +17,12 @@ namespace {
 
 constexpr size_t LINE = 64;
 constexpr size_t LARGE_PAGES_FROM = size_t{4} << 20;  // bytes: two large pages, of which one lies inside for sure
-constexpr size_t KEPT_BYTES = size_t{16} << 20;  // larger buffers are for one call and go back afterwards
+constexpr size_t KEPT_BYTES = size_t{16} << 20;  // larger buffers go back when the next one is asked for
 
 class Pool {
   public:
     void run(int64_t count, int threads, Task task, void* context) {
-        const int helpers = static_cast<int>(std::min<int64_t>(threads, count)) - 1;
+        int helpers = static_cast<int>(std::min<int64_t>(threads, count)) - 1;
         if (helpers < 1 || !busy_.try_lock()) {
             for (int64_t i = 0; i < count; ++i) task(context, i);
             return;
@@ -28,10 +30,7 @@ class Pool {
         std::lock_guard<std::mutex> owner(busy_, std::adopt_lock);
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            while (static_cast<int>(workers_.size()) < helpers) {
-                const int number = static_cast<int>(workers_.size());
-                workers_.emplace_back([this, number, seen = round_] { work(number, seen); });
-            }
+            helpers = hire(helpers);
             task_ = task, context_ = context, count_ = count;
             next_.store(0, std::memory_order_relaxed);
             helpers_ = running_ = helpers;
@@ -44,6 +43,18 @@ class Pool {
     }
 
   private:
+    // Returns how many of the wanted helpers there are: where the system gives no more threads, fewer do the same work.
+    int hire(int wanted) {
+        try {
+            while (static_cast<int>(workers_.size()) < wanted) {
+                const int number = static_cast<int>(workers_.size());
+                workers_.emplace_back([this, number, seen = round_] { work(number, seen); });
+            }
+        } catch (const std::system_error&) {
+        }
+        return std::min(wanted, static_cast<int>(workers_.size()));
+    }
+
     void take() {
         for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) task_(context_, i);
     }

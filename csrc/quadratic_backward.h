@@ -48,8 +48,9 @@ void quadratic_gradients(const MaclaurinAttention& call, const Shape& shape, con
             const int64_t count = smaller(GROUP, queries - i), met = smaller(keys, position + i + count - begin);
             if (met <= 0) continue;
             const KeyBlock block{buffers.k, buffers.v, shape.k_row, shape.v_row, met, round_up(met, ROWS)};
-            attend_backward<EXPONENTIAL, Wanted::ALL>(buffers.groups[i / GROUP], count, shape, block, to, {decay_sums, position + i, count, begin}, seen,
-                                         buffers.weights, buffers.dscores);
+            attend_backward<EXPONENTIAL, Wanted::ALL>(buffers.groups[i / GROUP], count, shape, block, to,
+                                                      {decay_sums, position + i, count, begin}, seen, buffers.weights,
+                                                      buffers.dscores);
         }
     }
     for (int64_t i = 0; i < queries; ++i) {
@@ -81,7 +82,8 @@ inline bool quadratic_backward(const MaclaurinAttention& call) {
             }
             if (decay_sums == nullptr) return;
             // the sum of w dw over the pairs of a query is zero for exponential scores, because rows are normalised
-            if (call.exponential) finish_decay(call, b, g, SMALLEST_LOG_DECAY_OF_SCORES, [&](int64_t s) { return buffers.d_sums[s]; });
+            if (call.exponential)
+                finish_decay(call, b, g, SMALLEST_LOG_DECAY_OF_SCORES, [&](int64_t s) { return buffers.d_sums[s]; });
             else finish_decay_of_squares(call, b, g);
         });
     });

@@ -26,7 +26,9 @@ class AllSums {
 
     bool failed() const { return call_.log_decay.data != nullptr && data_ == nullptr; }
     // null where there is no decay
-    const double* of_head(int64_t b, int64_t g) const { return data_ == nullptr ? nullptr : data_ + (b * call_.G + g) * call_.S; }
+    const double* of_head(int64_t b, int64_t g) const {
+        return data_ == nullptr ? nullptr : data_ + (b * call_.G + g) * call_.S;
+    }
 
   private:
     const MaclaurinAttention& call_;
@@ -48,11 +50,13 @@ struct QuadraticBuffers {
 };
 
 template <bool EXPONENTIAL>
-void quadratic_outputs(const MaclaurinAttention& call, const Shape& shape, const QuadraticBuffers& buffers, const double* decay_sums,
-                       int64_t b, int64_t h, int64_t start) {
+void quadratic_outputs(const MaclaurinAttention& call, const Shape& shape, const QuadraticBuffers& buffers,
+                       const double* decay_sums, int64_t b, int64_t h, int64_t start) {
     const int64_t g = h / (call.H / call.G), queries = smaller(QUERIES, call.T - start);
     const int64_t position = call.S - call.T + start, end = position + queries;  // among the keys
-    const auto sums_of = [&](int64_t i) { return Sums{buffers.y + i * shape.v_row, buffers.total + i, buffers.largest + i}; };
+    const auto sums_of = [&](int64_t i) {
+        return Sums{buffers.y + i * shape.v_row, buffers.total + i, buffers.largest + i};
+    };
     SeenBuffers seen;
 
     for (int64_t i = 0; i < queries; i += GROUP) {
@@ -72,8 +76,8 @@ void quadratic_outputs(const MaclaurinAttention& call, const Shape& shape, const
         }
     }
     for (int64_t i = 0; i < queries; i += GROUP)
-        finish<EXPONENTIAL>(sums_of(i), smaller(GROUP, queries - i), shape.V, shape.v_row, call.normalize, row(call.y, b, start + i, h),
-                            call.y.time, row(call.total, b, start + i, h), call.total.time);
+        finish<EXPONENTIAL>(sums_of(i), smaller(GROUP, queries - i), shape.V, shape.v_row, call.normalize,
+                            row(call.y, b, start + i, h), call.y.time, row(call.total, b, start + i, h), call.total.time);
 }
 
 inline bool quadratic_forward(const MaclaurinAttention& call) {

@@ -23,8 +23,8 @@ bool over_heads(const MaclaurinAttention& call, const OneHead& one_head) {
 }
 
 // Keys and values in rows: k [tokens][k_row] times the scale, v [tokens][v_row]. Rows up to `padded` are zero.
-inline void pack_keys(float* k, float* v, const MaclaurinAttention& call, const Shape& shape, int64_t b, int64_t g, int64_t begin,
-                      int64_t keys, int64_t padded) {
+inline void pack_keys(float* k, float* v, const MaclaurinAttention& call, const Shape& shape, int64_t b, int64_t g,
+                      int64_t begin, int64_t keys, int64_t padded) {
     copy_rows(k, shape.k_row, padded, row(call.k, b, begin, g), call.k.time, keys, call.K, call.scale);
     copy_rows(v, shape.v_row, padded, row(call.v, b, begin, g), call.v.time, keys, call.V, 1);
 }

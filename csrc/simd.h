@@ -67,7 +67,6 @@ MACLAURIN_INLINE vec exp(vec x) {
 // exp of a log decay, zero where a product with it could be subnormal: `factor` in maclaurin/ops/decay.py.
 constexpr float SMALLEST_LOG_FACTOR = -60.3365448f;  // log(smallest normal float32) + 27
 MACLAURIN_INLINE vec factor(vec x) { return x <= all(SMALLEST_LOG_FACTOR) ? vec{} : exp(x); }
-MACLAURIN_INLINE float factor(double x) { return factor(all(static_cast<float>(x)))[0]; }
 
 // Subnormal numbers are zero while this lives: arithmetic on them is up to a hundred times slower.
 class FlushSubnormals {

@@ -30,7 +30,7 @@ inline Left pack_left(float* left, const MaclaurinAttention& call, int64_t b, in
     const int64_t first = (j + 1) / STEP_KEYS * STEP_KEYS;
     fill(left + first, j + 1 - first, -__builtin_inff());
     for (int64_t i = first; i < call.S; i += LANES) store(left + i, factor(load(left + i)));
-    return {first, factor(sum)};
+    return {first, factor(all(static_cast<float>(sum)))[0]};
 }
 
 // LANES scores q·k at a time. Rows are K numbers, of which the last may not fill a vector.

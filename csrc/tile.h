@@ -50,12 +50,13 @@ MACLAURIN_INLINE void add_product_tile(float* c, int64_t c_row, float keep, Broa
 
 // C = keep·C + A·B for `rows` rows, a multiple of ROWS, and `columns`, a multiple of LANES. Not inlined: among the pointers
 // of a caller the compiler runs out of registers and moves a row of B to the stack, which costs a third of the speed.
-__attribute__((noinline)) inline void add_product(float* c, int64_t c_row, float keep, int64_t rows, int64_t columns, Broadcast a,
-                                                  const float* b, int64_t b_step, int64_t depth) {
+__attribute__((noinline)) inline void add_product(float* c, int64_t c_row, float keep, int64_t rows, int64_t columns,
+                                                  Broadcast a, const float* b, int64_t b_step, int64_t depth) {
     for (int64_t i = 0; i < rows; i += ROWS) {
         const Broadcast panel{a.data + i * a.row, a.row, a.step};
         int64_t j = 0;
-        for (; j + GROUP <= columns; j += GROUP) add_product_tile<COLS>(c + i * c_row + j, c_row, keep, panel, b + j, b_step, depth);
+        for (; j + GROUP <= columns; j += GROUP)
+            add_product_tile<COLS>(c + i * c_row + j, c_row, keep, panel, b + j, b_step, depth);
         for (; j < columns; j += LANES) add_product_tile<1>(c + i * c_row + j, c_row, keep, panel, b + j, b_step, depth);
     }
 }

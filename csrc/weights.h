@@ -25,11 +25,11 @@ template <bool EXPONENTIAL>
 inline bool see(Seen& seen, SeenBuffers& buffers, const Between& between, int64_t keys, int64_t padded) {
     const bool all_past = between.begin + keys - 1 <= between.first;
     if (all_past) {
-        between.factored(buffers.of_query, buffers.of_key, keys, padded);
+        between.factored(buffers.of_query, buffers.of_key, keys, round_up(padded, LANES));
         if (!EXPONENTIAL && buffers.of_query[0] <= SMALLEST_LOG_FACTOR) return false;
         if (!EXPONENTIAL) {
             exponentiate(buffers.of_query, GROUP);
-            for (int64_t j = 0; j < padded; ++j) buffers.of_key[j] = factor(static_cast<double>(buffers.of_key[j]));
+            exponentiate(buffers.of_key, padded);
         }
     } else {
         between.pairwise(buffers.pairs, keys, padded);

@@ -22,7 +22,11 @@ int64_t width(const Case& c) { return c.V + (c.normalize ? 1 : 0); }
 // A dense (batch, time, heads, channels) tensor, allocated to the byte.
 class Tensor {
   public:
-    Tensor(int64_t B, int64_t T, int64_t H, int64_t C) : time_(H * C), batch_(T * H * C), head_(C), data_(new float[B * T * H * C]) {
+    Tensor(int64_t B, int64_t T, int64_t H, int64_t C)
+        : time_(H * C),
+          batch_(T * H * C),
+          head_(C),
+          data_(new float[B * T * H * C]) {
         for (int64_t i = 0; i < B * T * H * C; ++i) data_[i] = NAN;
         count_ = B * T * H * C;
     }
@@ -113,7 +117,8 @@ Tensor expected(const Case& c, const Inputs& in) {
                     total += weight;
                     if (c.decay) decay += in.log_decay.at(b, s, g);
                 }
-                for (int64_t i = 0; i < c.V; ++i) y.at(b, t, h, i) = static_cast<float>(c.normalize ? sum[i] / total : sum[i]);
+                for (int64_t i = 0; i < c.V; ++i)
+                    y.at(b, t, h, i) = static_cast<float>(c.normalize ? sum[i] / total : sum[i]);
             }
     return y;
 }
@@ -123,8 +128,9 @@ int failures = 0;
 void check(bool good, const char* what, const Case& c, const char* isa, int threads) {
     if (good) return;
     ++failures;
-    std::printf("WRONG %s: %s, %d threads, B %ld T %ld S %ld H %ld G %ld K %ld V %ld chunk %ld folded %ld\n", what, isa, threads, long(c.B),
-                long(c.T), long(c.S), long(c.H), long(c.G), long(c.K), long(c.V), long(c.chunk), long(c.folded));
+    std::printf("WRONG %s: %s, %d threads, B %ld T %ld S %ld H %ld G %ld K %ld V %ld chunk %ld folded %ld\n", what, isa,
+                threads, long(c.B), long(c.T), long(c.S), long(c.H), long(c.G), long(c.K), long(c.V), long(c.chunk),
+                long(c.folded));
 }
 
 void run(const Case& c, const char* isa, int threads) {
@@ -139,7 +145,8 @@ void run(const Case& c, const char* isa, int threads) {
         check(good && (!c.decay || chunked.dlog_decay.finite()), "chunked", c, isa, threads);
     }
     if (c.memory || c.folded || c.T == 0) return;
-    check(maclaurin_quadratic_forward(&pairs) == 0 && maclaurin_quadratic_backward(&pairs) == 0, "quadratic", c, isa, threads);
+    check(maclaurin_quadratic_forward(&pairs) == 0 && maclaurin_quadratic_backward(&pairs) == 0, "quadratic", c, isa,
+          threads);
     const Tensor exact = expected(c, in);
     check(direct.y.distance(exact) < 1e-4, "quadratic outputs", c, isa, threads);
     if (c.exponential) return;

@@ -309,6 +309,15 @@ def test_what_is_not_covered_is_refused_by_name(changes, message):
         ops.power_attention(**{"q": q, "k": q, "v": q, **changes}, backend="native")
 
 
+@pytest.mark.parametrize("form", ["parallel", "chunked"])
+def test_second_derivatives_are_refused_and_not_silently_zero(form):
+    x = torch.randn(1, 9, 1, 4, requires_grad=True)
+    y, _ = ops.power_attention(x, x, x, form=form, backend="native")
+    (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="the native backend has no second derivatives"):
+        gradient.square().sum().backward()
+
+
 def test_products_are_counted():
     x = torch.randn(1, 512, 1, 8)
     with FlopCounterMode(display=False) as counter:

@@ -1,6 +1,6 @@
 """The native backend: C++ kernels for the CPU, called through a plain C interface. `csrc/` has their code.
 
-To add one: its struct and functions in `library.py`, its operator in a file beside `attention.py`.
+To add one: its struct and functions in `library.py`, its `operator` in a file beside `attention.py`.
 """
 
 from maclaurin.ops.native import attention, conv, linear

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from maclaurin.ops.native.library import Conv, Strided, pointer, rows, run
+from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
 INPUTS = "Tensor x, Tensor weight, Tensor? bias, Tensor? before, bool silu"
 
@@ -27,46 +27,11 @@ def _dense(weight: Tensor, bias: Tensor | None, before: Tensor | None) -> tuple[
     return weight.contiguous(), None if bias is None else bias.contiguous(), None if before is None else rows(before)
 
 
-@torch.library.custom_op("maclaurin::short_conv", mutates_args=(), schema=f"({INPUTS}) -> Tensor", device_types="cpu")
-def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, silu: bool) -> Tensor:
-    """x (B,T,C), weight (C,width), bias (C,), and the width-1 inputs before x (B,width-1,C), zeros if absent."""
-    x = rows(x)
-    weight, bias, before = _dense(weight, bias, before)
-    y = torch.empty(x.shape)
-    call = _call(x, weight, bias, before, silu)
-    call.y = Strided.of(y)
-    run("conv_forward", call)
-    return y
-
-
-@torch.library.custom_op(
-    "maclaurin::short_conv_backward",
-    mutates_args=(),
-    schema=f"(Tensor dy, {INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
-    device_types="cpu",
-)
-def short_conv_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, silu: bool
-) -> tuple[Tensor, ...]:
-    """The gradients of x, weight, bias and before; those of absent ones are empty."""
-    dy, x = rows(dy), rows(x)
-    weight, bias, before = _dense(weight, bias, before)
-    dx, dweight, dbias, dbefore = (torch.empty(0 if like is None else like.shape) for like in (x, weight, bias, before))
-    call = _call(x, weight, bias, before, silu)
-    call.dy, call.dx, call.dweight, call.dbias = Strided.of(dy), Strided.of(dx), pointer(dweight), pointer(dbias)
-    if dbefore.numel():
-        call.dbefore = Strided.of(dbefore)
-    run("conv_backward", call)
-    return dx, dweight, dbias, dbefore
-
-
-@short_conv.register_fake
-def _(x: Tensor, *_: Any) -> Tensor:
+def _fake(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@short_conv_backward.register_fake
-def _(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+def _backward_fake(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     return tuple(dy.new_empty(0 if x is None else x.shape) for x in inputs[:4])
 
 
@@ -81,18 +46,47 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     return *(None if x is None else gradient for x, gradient in zip(saved, found, strict=True)), None
 
 
-short_conv.register_autograd(_gradients, setup_context=_keep)
-
-
 def _taps(x: Any, weight: Any) -> int:
     return int(x[0] * x[1] * x[2] * weight[1])
 
 
-@register_flop_formula(torch.ops.maclaurin.short_conv)
-def _(x: Any, weight: Any, *_: Any, **__: Any) -> int:
+def _flops(x: Any, weight: Any, *_: Any, **__: Any) -> int:
     return 2 * _taps(x, weight)
 
 
-@register_flop_formula(torch.ops.maclaurin.short_conv_backward)
-def _(dy: Any, x: Any, weight: Any, *_: Any, **__: Any) -> int:
+def _backward_flops(dy: Any, x: Any, weight: Any, *_: Any, **__: Any) -> int:
     return 4 * _taps(x, weight)
+
+
+@operator(f"short_conv({INPUTS}) -> Tensor", fake=_fake, flops=_flops, save=_keep, backward=_gradients)
+def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, silu: bool) -> Tensor:
+    """x (B,T,C), weight (C,width), bias (C,), and the width-1 inputs before x (B,width-1,C), zeros if absent."""
+    x = rows(x)
+    weight, bias, before = _dense(weight, bias, before)
+    y = torch.empty(x.shape)
+    call = _call(x, weight, bias, before, silu)
+    call.y = Strided.of(y)
+    run("conv_forward", call)
+    return y
+
+
+@operator(
+    f"short_conv_backward(Tensor dy, {INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_backward_fake,
+    flops=_backward_flops,
+    save=save_nothing,
+    backward=no_second_derivative,
+)
+def short_conv_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, silu: bool
+) -> tuple[Tensor, ...]:
+    """The gradients of x, weight, bias and before; those of absent ones are empty."""
+    dy, x = rows(dy), rows(x)
+    weight, bias, before = _dense(weight, bias, before)
+    dx, dweight, dbias, dbefore = (torch.empty(0 if like is None else like.shape) for like in (x, weight, bias, before))
+    call = _call(x, weight, bias, before, silu)
+    call.dy, call.dx, call.dweight, call.dbias = Strided.of(dy), Strided.of(dx), pointer(dweight), pointer(dbias)
+    if dbefore.numel():
+        call.dbefore = Strided.of(dbefore)
+    run("conv_backward", call)
+    return dx, dweight, dbias, dbefore

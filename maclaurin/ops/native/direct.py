@@ -1,4 +1,4 @@
-"""A short way to an operator's function. The dispatcher takes 40 µs for an operator written in Python, as long as the small
+"""A short way to an operator's function. The dispatcher takes longer for an operator written in Python than the small
 kernels of a decoding step run; where nobody looks on, it has nothing to do."""
 
 from __future__ import annotations
@@ -10,22 +10,14 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from maclaurin.ops.native import attention, conv, linear
-
-OPERATORS = {
-    "quadratic": attention.quadratic,
-    "chunked": attention.chunked,
-    "linear": linear.linear,
-    "short_conv": conv.short_conv,
-}
-FUNCTIONS = {name: getattr(operator, "_init_fn", operator) for name, operator in OPERATORS.items()}
+from maclaurin.ops.native.operators import KERNELS
 
 
 def call(name: str, *arguments: Any) -> Any:
     """torch.ops.maclaurin.<name>(*arguments), directly where no gradient, compiler, mode or kind of tensor asks for more."""
     if torch.compiler.is_compiling() or _is_watched(arguments):
         return getattr(torch.ops.maclaurin, name)(*arguments)
-    return FUNCTIONS[name](*arguments)
+    return KERNELS[name](*arguments)
 
 
 def _is_watched(arguments: tuple[Any, ...]) -> bool:

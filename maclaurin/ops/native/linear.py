@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from maclaurin.ops.native.library import Linear, Strided, pointer, rows, run
+from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? memory"
 OPTIONS = "float q_scale, float k_scale, bool normalize, int chunk, bool keep"
@@ -40,8 +40,46 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, normalize: bool, keep: bool) -> tup
     return (B, T, H, V), (B, T, H) if normalize else (0,), (B, k.shape[2], K, V + normalize) if keep else (0,)
 
 
-@torch.library.custom_op(
-    "maclaurin::linear", mutates_args=(), schema=f"({INPUTS}, {OPTIONS}) -> (Tensor, Tensor, Tensor)", device_types="cpu"
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, memory: Tensor | None, *options: Any
+) -> tuple[Tensor, ...]:
+    return tuple(q.new_empty(shape) for shape in _shapes(q, k, v, options[2], options[4]))
+
+
+def _backward_fake(dy: Tensor, dnew_memory: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(dy.new_empty(0 if x is None else x.shape) for x in rest[:5])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.options = inputs[5:]
+    ctx.save_for_backward(*inputs[:5], *output)
+
+
+def _gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # once: checkpointing forgets them as they are read
+    dnew = dnew_memory if ctx.options[4] else None
+    found = torch.ops.maclaurin.linear_backward(dy, dnew, *saved, *ctx.options)
+    return *(None if x is None else gradient for x, gradient in zip(saved[:5], found, strict=True)), *(None,) * 5
+
+
+def _products(q: Any, k: Any, v: Any, log_decay: Any) -> tuple[int, int]:
+    """Multiply-adds with the memory, and between the tokens of a block."""
+    B, T, H, K = q
+    block = BLOCK[3 if log_decay is None else len(log_decay)]
+    return B * T * K * v[3] * (H + k[2]), B * T * H * (K + v[3]) * block // 2
+
+
+def _flops(q: Any, k: Any, v: Any, log_decay: Any, *_: Any, **__: Any) -> int:
+    return 2 * sum(_products(q, k, v, log_decay))
+
+
+def _backward_flops(dy: Any, dnew_memory: Any, q: Any, k: Any, v: Any, log_decay: Any, *_: Any, **__: Any) -> int:
+    memory, pairs = _products(q, k, v, log_decay)
+    return 5 * memory + 6 * pairs
+
+
+@operator(
+    f"linear({INPUTS}, {OPTIONS}) -> (Tensor, Tensor, Tensor)", fake=_fake, flops=_flops, save=_keep, backward=_gradients
 )
 def linear(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, memory: Tensor | None, *options: Any
@@ -59,12 +97,13 @@ def linear(
     return y, total, new_memory
 
 
-@torch.library.custom_op(
-    "maclaurin::linear_backward",
-    mutates_args=(),
-    schema=f"(Tensor dy, Tensor? dnew_memory, {INPUTS}, Tensor y, Tensor total, Tensor new_memory, {OPTIONS}) "
+@operator(
+    f"linear_backward(Tensor dy, Tensor? dnew_memory, {INPUTS}, Tensor y, Tensor total, Tensor new_memory, {OPTIONS}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    device_types="cpu",
+    fake=_backward_fake,
+    flops=_backward_flops,
+    save=save_nothing,
+    backward=no_second_derivative,
 )
 def linear_backward(
     dy: Tensor,
@@ -94,46 +133,3 @@ def linear_backward(
     call.dmemory, call.dnew_memory = pointer(found[4]), pointer(dnew_memory)
     run("linear_backward", call)
     return found
-
-
-@linear.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, memory: Tensor | None, *options: Any) -> tuple[Tensor, ...]:
-    return tuple(q.new_empty(shape) for shape in _shapes(q, k, v, options[2], options[4]))
-
-
-@linear_backward.register_fake
-def _(dy: Tensor, dnew_memory: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    return tuple(dy.new_empty(0 if x is None else x.shape) for x in rest[:5])
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.options = inputs[5:]
-    ctx.save_for_backward(*inputs[:5], *output)
-
-
-def _gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # once: checkpointing forgets them as they are read
-    dnew = dnew_memory if ctx.options[4] else None
-    found = torch.ops.maclaurin.linear_backward(dy, dnew, *saved, *ctx.options)
-    return *(None if x is None else gradient for x, gradient in zip(saved[:5], found, strict=True)), *(None,) * 5
-
-
-linear.register_autograd(_gradients, setup_context=_keep)
-
-
-def _products(q: Any, k: Any, v: Any, log_decay: Any) -> tuple[int, int]:
-    """Multiply-adds with the memory, and between the tokens of a block."""
-    B, T, H, K = q
-    block = BLOCK[3 if log_decay is None else len(log_decay)]
-    return B * T * K * v[3] * (H + k[2]), B * T * H * (K + v[3]) * block // 2
-
-
-@register_flop_formula(torch.ops.maclaurin.linear)
-def _(q: Any, k: Any, v: Any, log_decay: Any, *_: Any, **__: Any) -> int:
-    return 2 * sum(_products(q, k, v, log_decay))
-
-
-@register_flop_formula(torch.ops.maclaurin.linear_backward)
-def _(dy: Any, dnew_memory: Any, q: Any, k: Any, v: Any, log_decay: Any, *_: Any, **__: Any) -> int:
-    memory, pairs = _products(q, k, v, log_decay)
-    return 5 * memory + 6 * pairs
