@@ -8,9 +8,10 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-constexpr int64_t CONV_TIMES = 64;      // a task's tokens, forward
-constexpr int64_t CONV_CHANNELS = 128;  // a task's channels, backward: one task sums the gradient of a weight over all tokens
-constexpr int64_t CONV_BLOCK = 32;      // tokens at a time, backward: with CONV_CHANNELS they stay in a first-level cache
+constexpr int64_t CONV_TIMES = 64;  // a task's tokens, forward
+constexpr int64_t CONV_CHANNELS =
+    128;                            // a task's channels, backward: one task sums the gradient of a weight over all tokens
+constexpr int64_t CONV_BLOCK = 32;  // tokens at a time, backward: with CONV_CHANNELS they stay in a first-level cache
 
 // Exactly 0 below -87, so that it stays 0 when x multiplies it.
 MACLAURIN_INLINE vec sigmoid(vec x) {
@@ -44,12 +45,14 @@ struct ConvForwardBuffers {
     const float** inputs;  // the rows under the taps
 
     ConvForwardBuffers(Arena& arena, const MaclaurinConv& call)
-        : weight(arena.take((call.width + 1) * round_up(call.C, LANES))), zeros(arena.take(round_up(call.C, LANES))),
+        : weight(arena.take((call.width + 1) * round_up(call.C, LANES))),
+          zeros(arena.take(round_up(call.C, LANES))),
           inputs(reinterpret_cast<const float**>(arena.take(2 * call.width))) {}
 };
 
 inline bool conv_forward(const MaclaurinConv& call) {
-    const int64_t blocks = round_up(call.T, CONV_TIMES) / CONV_TIMES, c_row = round_up(call.C, LANES), whole = call.C / LANES * LANES;
+    const int64_t blocks = round_up(call.T, CONV_TIMES) / CONV_TIMES, c_row = round_up(call.C, LANES),
+                  whole = call.C / LANES * LANES;
     bool failed = false;
     parallel_for(call.B * blocks, call.threads, [&](int64_t task) {
         const FlushSubnormals flush;
@@ -65,7 +68,8 @@ inline bool conv_forward(const MaclaurinConv& call) {
                 float* y = row(call.y, b, t, 0);
                 for (int64_t c = 0; c < whole; c += LANES) {
                     vec total = load(buffers.weight + call.width * c_row + c);
-                    for (int64_t r = 0; r < call.width; ++r) total += load(buffers.weight + r * c_row + c) * load(buffers.inputs[r] + c);
+                    for (int64_t r = 0; r < call.width; ++r)
+                        total += load(buffers.weight + r * c_row + c) * load(buffers.inputs[r] + c);
                     store(y + c, activate(total, call.silu));
                 }
                 for (int64_t c = whole; c < call.C; ++c) {
@@ -85,14 +89,16 @@ struct ConvBackwardBuffers {
     float *x, *dsum, *dx;     // rows of one block; dsum: the gradient of what the activation is applied to
 
     ConvBackwardBuffers(Arena& arena, const MaclaurinConv& call)
-        : weight(arena.take((call.width + 1) * CONV_CHANNELS)), dweight(arena.take((call.width + 1) * CONV_CHANNELS)),
+        : weight(arena.take((call.width + 1) * CONV_CHANNELS)),
+          dweight(arena.take((call.width + 1) * CONV_CHANNELS)),
           x(arena.take((CONV_BLOCK + 2 * (call.width - 1)) * CONV_CHANNELS)),
-          dsum(arena.take((CONV_BLOCK + call.width - 1) * CONV_CHANNELS)), dx(arena.take(CONV_BLOCK * CONV_CHANNELS)) {}
+          dsum(arena.take((CONV_BLOCK + call.width - 1) * CONV_CHANNELS)),
+          dx(arena.take(CONV_BLOCK * CONV_CHANNELS)) {}
 };
 
 // One block of padded rows begin .. end-1 of one sequence, for some channels.
-inline void conv_backward_block(const MaclaurinConv& call, const ConvBackwardBuffers& buffers, int64_t b, int64_t begin, int64_t end,
-                                int64_t first, int64_t channels) {
+inline void conv_backward_block(const MaclaurinConv& call, const ConvBackwardBuffers& buffers, int64_t b, int64_t begin,
+                                int64_t end, int64_t first, int64_t channels) {
     constexpr int64_t ROW = CONV_CHANNELS;
     const int64_t width = call.width, early = begin - (width - 1), columns = round_up(channels, LANES);
     for (int64_t u = early; u < end + width - 1; ++u) {
@@ -110,7 +116,8 @@ inline void conv_backward_block(const MaclaurinConv& call, const ConvBackwardBuf
         copy_rows(to, ROW, 1, row(call.dy, b, t, 0) + first, 0, 1, channels, 1);
         for (int64_t c = 0; c < columns && call.silu; c += LANES) {
             vec total = load(buffers.weight + width * ROW + c);
-            for (int64_t r = 0; r < width; ++r) total += load(buffers.weight + r * ROW + c) * load(buffers.x + (t - early + r) * ROW + c);
+            for (int64_t r = 0; r < width; ++r)
+                total += load(buffers.weight + r * ROW + c) * load(buffers.x + (t - early + r) * ROW + c);
             store(to + c, load(to + c) * activation_slope(total, true));
         }
     }

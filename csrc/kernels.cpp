@@ -12,9 +12,6 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-#define MACLAURIN_STRING(name) #name
-#define MACLAURIN_NAME(name) MACLAURIN_STRING(name)
-
 // One new token has kernels of its own, behind the same interface.
 inline bool quadratic(const MaclaurinAttention& call) {
     return call.T == 1 && !call.exponential ? step_over_keys(call) : quadratic_forward(call);
@@ -24,6 +21,9 @@ inline bool chunked(const MaclaurinAttention& call) {
     const bool step = call.T == 1 && call.memory != nullptr && (call.folded == 0 || call.folded == call.S);
     return step ? step_through_memory(call) : chunked_forward(call);
 }
+
+#define MACLAURIN_STRING(name) #name
+#define MACLAURIN_NAME(name) MACLAURIN_STRING(name)
 
 const Kernels kernels = {
     MACLAURIN_NAME(MACLAURIN_VARIANT),

@@ -13,24 +13,37 @@ template <bool PER_CHANNEL>
 struct LinearBackwardBuffers {
     static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
     BlockDecay<PER_CHANNEL> decay;
-    LinearMemory memory;          // dS in the walk backward
-    float* across;                // [value channel][key channel]: S or dS transposed
-    float *q, *k, *v, *dy;        // rows of the block
-    float *left;                  // decayed q or k
+    LinearMemory memory;    // dS in the walk backward
+    float* across;          // [value channel][key channel]: S or dS transposed
+    float *q, *k, *v, *dy;  // rows of the block
+    float* left;            // decayed q or k
     float *q_channels, *dy_channels, *dtotal;
     float *weights, *dweights, *own, *carried;
     float *dq, *dk, *own_dk, *dv;
-    float *ones;                  // [k_row]
-    double* through;              // [k_row]: sums of the decay's gradient over all later tokens
+    float* ones;      // [k_row]
+    double* through;  // [k_row]: sums of the decay's gradient over all later tokens
 
     LinearBackwardBuffers(Arena& arena, const LinearShape& shape)
-        : decay(arena, shape), memory(arena, shape), across(arena.take(shape.k_row * shape.v_row)),
-          q(arena.take(ROW * shape.k_row)), k(arena.take(ROW * shape.k_row)), v(arena.take(ROW * shape.v_row)),
-          dy(arena.take(ROW * shape.v_row)), left(arena.take(ROW * shape.k_row)), q_channels(arena.take(ROW * shape.k_row)),
-          dy_channels(arena.take(ROW * shape.v_row)), dtotal(arena.take(ROW)), weights(arena.take(ROW * ROW)),
-          dweights(arena.take(ROW * ROW)), own(arena.take(ROW)), carried(arena.take(PER_CHANNEL ? shape.K * LANES : 0)),
-          dq(arena.take(ROW * shape.k_row)), dk(arena.take(ROW * shape.k_row)), own_dk(arena.take(ROW * shape.k_row)),
-          dv(arena.take(ROW * shape.v_row)), ones(arena.take(shape.k_row)),
+        : decay(arena, shape),
+          memory(arena, shape),
+          across(arena.take(shape.k_row * shape.v_row)),
+          q(arena.take(ROW * shape.k_row)),
+          k(arena.take(ROW * shape.k_row)),
+          v(arena.take(ROW * shape.v_row)),
+          dy(arena.take(ROW * shape.v_row)),
+          left(arena.take(ROW * shape.k_row)),
+          q_channels(arena.take(ROW * shape.k_row)),
+          dy_channels(arena.take(ROW * shape.v_row)),
+          dtotal(arena.take(ROW)),
+          weights(arena.take(ROW * ROW)),
+          dweights(arena.take(ROW * ROW)),
+          own(arena.take(ROW)),
+          carried(arena.take(PER_CHANNEL ? shape.K * LANES : 0)),
+          dq(arena.take(ROW * shape.k_row)),
+          dk(arena.take(ROW * shape.k_row)),
+          own_dk(arena.take(ROW * shape.k_row)),
+          dv(arena.take(ROW * shape.v_row)),
+          ones(arena.take(shape.k_row)),
           through(reinterpret_cast<double*>(arena.take(2 * shape.k_row))) {}
 };
 
@@ -39,7 +52,13 @@ class LinearBackward {
   public:
     using Buffers = LinearBackwardBuffers<PER_CHANNEL>;
     LinearBackward(const MaclaurinLinear& call, const LinearShape& shape, const Buffers& buffers, int64_t b, int64_t g)
-        : call_(call), shape_(shape), at_(buffers), b_(b), g_(g), R_(call.H / call.G), step_(smaller(call.chunk, ROW)) {}
+        : call_(call),
+          shape_(shape),
+          at_(buffers),
+          b_(b),
+          g_(g),
+          R_(call.H / call.G),
+          step_(smaller(call.chunk, ROW)) {}
 
     void run() const {
         fill(at_.ones, shape_.k_row, 1);
@@ -117,8 +136,7 @@ class LinearBackward {
         float* kept = row(call_.dlog_decay, b_, t, g_);
         if (PER_CHANNEL)
             for (int64_t c = 0; c < shape_.K; ++c) kept[c] = q[c] * dq[c] + (first ? 0 : kept[c]);
-        else
-            *kept = dot_product(q, dq, shape_.k_row) + (first ? 0 : *kept);
+        else *kept = dot_product(q, dq, shape_.k_row) + (first ? 0 : *kept);
     }
 
     void walk_backward() const {

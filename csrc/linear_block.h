@@ -19,11 +19,16 @@ struct LinearShape {
     int64_t K, V, k_row, v_row, block;  // rows in whole vectors and whole tiles, because they are both
 
     explicit LinearShape(const MaclaurinLinear& call)
-        : K(call.K), V(call.V), k_row(round_up(K, larger(LANES, ROWS))), v_row(round_up(V, larger(LANES, ROWS))),
+        : K(call.K),
+          V(call.V),
+          k_row(round_up(K, larger(LANES, ROWS))),
+          v_row(round_up(V, larger(LANES, ROWS))),
           block(call.per_channel ? BLOCK<true> : BLOCK<false>) {}
 };
 
-MACLAURIN_INLINE int64_t linear_memory_size(const MaclaurinLinear& call) { return call.K * (call.V + (call.normalize ? 1 : 0)); }
+MACLAURIN_INLINE int64_t linear_memory_size(const MaclaurinLinear& call) {
+    return call.K * (call.V + (call.normalize ? 1 : 0));
+}
 
 // body(i, j, width) for every tile of a matrix of whole tiles; width::value is its number of vectors.
 template <class Body>
@@ -58,22 +63,27 @@ MACLAURIN_INLINE ivec lane_numbers() {
 template <bool PER_CHANNEL>
 struct BlockDecay {
     static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
-    int64_t width;       // factors a token
-    float* each;         // of the token itself
-    float* from_start;   // of all tokens up to this one: what is left of the memory when its query comes
-    float* to_end;       // of all tokens after this one: what is left of its key at the end
-    float* keep;         // [k_row], of the whole block
-    float* pairs;        // [key][query], with one decay a head only; zero where the key comes after the query
+    int64_t width;      // factors a token
+    float* each;        // of the token itself
+    float* from_start;  // of all tokens up to this one: what is left of the memory when its query comes
+    float* to_end;      // of all tokens after this one: what is left of its key at the end
+    float* keep;        // [k_row], of the whole block
+    float* pairs;       // [key][query], with one decay a head only; zero where the key comes after the query
 
     BlockDecay(Arena& arena, const LinearShape& shape)
-        : width(PER_CHANNEL ? shape.k_row : 1), each(arena.take(ROW * width)), from_start(arena.take(ROW * width)),
-          to_end(arena.take(ROW * width)), keep(arena.take(shape.k_row)), pairs(arena.take(PER_CHANNEL ? 0 : ROW * ROW)) {}
+        : width(PER_CHANNEL ? shape.k_row : 1),
+          each(arena.take(ROW * width)),
+          from_start(arena.take(ROW * width)),
+          to_end(arena.take(ROW * width)),
+          keep(arena.take(shape.k_row)),
+          pairs(arena.take(PER_CHANNEL ? 0 : ROW * ROW)) {}
 
     MACLAURIN_INLINE vec at(const float* factors, int64_t token, int64_t channel) const {
         return PER_CHANNEL ? load(factors + token * width + channel) : all(factors[token]);
     }
 
-    void pack(const MaclaurinLinear& call, const LinearShape& shape, int64_t b, int64_t g, int64_t begin, int64_t count) const {
+    void pack(const MaclaurinLinear& call, const LinearShape& shape, int64_t b, int64_t g, int64_t begin,
+              int64_t count) const {
         fill(each, ROW * width, 0);
         if (call.log_decay.data != nullptr)
             for (int64_t t = 0; t < count; ++t) {
@@ -104,8 +114,8 @@ struct BlockDecay {
 
 // rows[t,c] · factors[t,c], for whole tiles of tokens.
 template <bool PER_CHANNEL>
-inline void decay_rows(float* to, const float* rows, const BlockDecay<PER_CHANNEL>& decay, const float* factors, int64_t count,
-                       int64_t k_row) {
+inline void decay_rows(float* to, const float* rows, const BlockDecay<PER_CHANNEL>& decay, const float* factors,
+                       int64_t count, int64_t k_row) {
     for (int64_t t = 0; t < round_up(count, ROWS); ++t)
         for (int64_t c = 0; c < k_row; c += LANES)
             store(to + t * k_row + c, load(rows + t * k_row + c) * decay.at(factors, t, c));

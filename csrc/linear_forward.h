@@ -12,21 +12,30 @@ struct LinearForwardBuffers {
     static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
     BlockDecay<PER_CHANNEL> decay;
     LinearMemory memory;
-    float *q, *k, *v;       // rows of the block
-    float *left_q, *left_k; // decayed: q from the start, k to the end
-    float *q_channels;      // [channel][query]
+    float *q, *k, *v;        // rows of the block
+    float *left_q, *left_k;  // decayed: q from the start, k to the end
+    float* q_channels;       // [channel][query]
     float *weights, *y, *total, *carried;
 
     LinearForwardBuffers(Arena& arena, const LinearShape& shape)
-        : decay(arena, shape), memory(arena, shape), q(arena.take(ROW * shape.k_row)), k(arena.take(ROW * shape.k_row)),
-          v(arena.take(ROW * shape.v_row)), left_q(arena.take(ROW * shape.k_row)), left_k(arena.take(ROW * shape.k_row)),
-          q_channels(arena.take(ROW * shape.k_row)), weights(arena.take(ROW * ROW)), y(arena.take(ROW * shape.v_row)),
-          total(arena.take(ROW)), carried(arena.take(PER_CHANNEL ? shape.K * LANES : 0)) {}
+        : decay(arena, shape),
+          memory(arena, shape),
+          q(arena.take(ROW * shape.k_row)),
+          k(arena.take(ROW * shape.k_row)),
+          v(arena.take(ROW * shape.v_row)),
+          left_q(arena.take(ROW * shape.k_row)),
+          left_k(arena.take(ROW * shape.k_row)),
+          q_channels(arena.take(ROW * shape.k_row)),
+          weights(arena.take(ROW * ROW)),
+          y(arena.take(ROW * shape.v_row)),
+          total(arena.take(ROW)),
+          carried(arena.take(PER_CHANNEL ? shape.K * LANES : 0)) {}
 };
 
 template <bool PER_CHANNEL>
-inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape, const LinearForwardBuffers<PER_CHANNEL>& buffers,
-                           bool empty, int64_t b, int64_t h, int64_t begin, int64_t count) {
+inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape,
+                           const LinearForwardBuffers<PER_CHANNEL>& buffers, bool empty, int64_t b, int64_t h, int64_t begin,
+                           int64_t count) {
     constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
     const int64_t padded = round_up(count, larger(LANES, ROWS));
     copy_rows(buffers.q, shape.k_row, padded, row(call.q, b, begin, h), call.q.time, count, shape.K, call.q_scale);
@@ -36,7 +45,8 @@ inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape
     over_tiles(round_up(count, ROWS), shape.v_row, [&](int64_t i, int64_t j, auto vectors) {
         Tile<decltype(vectors)::value> tile;
         tile.clear();
-        if (!empty) tile.add_product({buffers.left_q + i * shape.k_row, shape.k_row, 1}, buffers.memory.s + j, shape.v_row, shape.K);
+        if (!empty)
+            tile.add_product({buffers.left_q + i * shape.k_row, shape.k_row, 1}, buffers.memory.s + j, shape.v_row, shape.K);
         tile.add_product({buffers.weights + i, 1, ROW}, buffers.v + j, shape.v_row, smaller(count, i + ROWS));
         tile.write(buffers.y + i * shape.v_row + j, shape.v_row);
     });
@@ -92,7 +102,8 @@ bool over_linear_heads(const MaclaurinLinear& call, const OneHead& one_head) {
 inline bool linear_forward(const MaclaurinLinear& call) {
     const LinearShape shape(call);
     return over_linear_heads(call, [&](int64_t b, int64_t g) {
-        return call.per_channel ? linear_forward_of_head<true>(call, shape, b, g) : linear_forward_of_head<false>(call, shape, b, g);
+        return call.per_channel ? linear_forward_of_head<true>(call, shape, b, g)
+                                : linear_forward_of_head<false>(call, shape, b, g);
     });
 }
 

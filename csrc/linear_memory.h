@@ -9,7 +9,10 @@ struct LinearMemory {
     int64_t k_row, v_row;
 
     LinearMemory(Arena& arena, const LinearShape& shape)
-        : s(arena.take(shape.k_row * shape.v_row)), z(arena.take(shape.k_row)), k_row(shape.k_row), v_row(shape.v_row) {}
+        : s(arena.take(shape.k_row * shape.v_row)),
+          z(arena.take(shape.k_row)),
+          k_row(shape.k_row),
+          v_row(shape.v_row) {}
 
     // From (K, V or V+1) as the caller has it; from nothing, zeros.
     void read(const float* state, const MaclaurinLinear& call) const {

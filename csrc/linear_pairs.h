@@ -50,8 +50,8 @@ inline void weigh(float* weights, const float* q, const float* k, const LinearSh
 // The gradients of the weights, [key][query]: dy_i·v_j + dtotal_i, with dy [value channel][query]; times the decay if it is
 // one a head. The diagonal, where there is no decay, goes to `own` and is zero in the matrix.
 template <bool PER_CHANNEL>
-inline void weigh_backward(float* dweights, float* own, const float* dy, const float* dtotal, const float* v, const LinearShape& shape,
-                           const BlockDecay<PER_CHANNEL>& decay, int64_t count) {
+inline void weigh_backward(float* dweights, float* own, const float* dy, const float* dtotal, const float* v,
+                           const LinearShape& shape, const BlockDecay<PER_CHANNEL>& decay, int64_t count) {
     constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
     over_pairs<ROW>(dweights, count, [&](int64_t i, int64_t j, auto vectors) {
         constexpr int N = decltype(vectors)::value;
@@ -75,13 +75,13 @@ inline void add_to_dq(float* dq, const float* dweights, const float* k, const Li
                       int64_t count) {
     constexpr int64_t ROW = BLOCK<false>;
     over_tiles(round_up(count, ROWS), shape.k_row, [&](int64_t i, int64_t j, auto vectors) {
-        add_product_tile<decltype(vectors)::value>(dq + i * shape.k_row + j, shape.k_row, 1, {dweights + i, 1, ROW}, k + j, shape.k_row,
-                                                   smaller(count, i + ROWS));
+        add_product_tile<decltype(vectors)::value>(dq + i * shape.k_row + j, shape.k_row, 1, {dweights + i, 1, ROW}, k + j,
+                                                   shape.k_row, smaller(count, i + ROWS));
     });
 }
 
-inline void add_to_dq(float* dq, const float* dweights, const float* k, const LinearShape& shape, const BlockDecay<true>& decay,
-                      int64_t count) {
+inline void add_to_dq(float* dq, const float* dweights, const float* k, const LinearShape& shape,
+                      const BlockDecay<true>& decay, int64_t count) {
     constexpr int64_t ROW = BLOCK<true>;
     for (int64_t c = 0; c < shape.k_row; c += LANES)
         for (int64_t i = 1; i < count; ++i) {
@@ -98,13 +98,14 @@ inline void add_to_dk(float* dk, const float* dweights, const float* q, const Li
                       int64_t count) {
     constexpr int64_t ROW = BLOCK<false>;
     over_tiles(round_up(count, ROWS), shape.k_row, [&](int64_t j, int64_t c, auto vectors) {
-        add_product_tile<decltype(vectors)::value>(dk + j * shape.k_row + c, shape.k_row, 1, {dweights + j * ROW + j, ROW, 1},
-                                                   q + j * shape.k_row + c, shape.k_row, count - j);
+        add_product_tile<decltype(vectors)::value>(dk + j * shape.k_row + c, shape.k_row, 1,
+                                                   {dweights + j * ROW + j, ROW, 1}, q + j * shape.k_row + c, shape.k_row,
+                                                   count - j);
     });
 }
 
-inline void add_to_dk(float* dk, const float* dweights, const float* q, const LinearShape& shape, const BlockDecay<true>& decay,
-                      int64_t count) {
+inline void add_to_dk(float* dk, const float* dweights, const float* q, const LinearShape& shape,
+                      const BlockDecay<true>& decay, int64_t count) {
     constexpr int64_t ROW = BLOCK<true>;
     for (int64_t c = 0; c < shape.k_row; c += LANES)
         for (int64_t j = 0; j + 1 < count; ++j) {

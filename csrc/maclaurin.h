@@ -53,7 +53,7 @@ struct MaclaurinLinear {
 // One call of the causal short convolution over C channels. Tensors are (B,T,C): one head of C channels.
 struct MaclaurinConv {
     int64_t B, T, C, width;
-    MaclaurinTensor x, before;   // before: the width-1 inputs before x; absent for zeros
+    MaclaurinTensor x, before;  // before: the width-1 inputs before x; absent for zeros
     MaclaurinTensor y;
     MaclaurinTensor dy, dx, dbefore;
     const float *weight, *bias;  // dense (C,width) and (C); no bias: null

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t LINE = 64;
 constexpr size_t LARGE_PAGES_FROM = size_t{4} << 20;  // bytes: two large pages, of which one lies inside for sure
-constexpr size_t KEPT_BYTES = size_t{16} << 20;  // larger buffers go back when the next one is asked for
+constexpr size_t KEPT_BYTES = size_t{16} << 20;       // larger buffers go back when the next one is asked for
 
 class Pool {
   public:

@@ -62,12 +62,13 @@ MACLAURIN_INLINE void step_values(float* sums, const float* weights, const float
 }
 
 // One query head and a block of keys: Σ w v and, behind the values, Σ w in LANES parts.
-inline void step_keys(float* sums, int64_t v_row, const float* q, const MaclaurinAttention& call, int64_t b, int64_t g, int64_t begin,
-                      int64_t count, const float* left) {
+inline void step_keys(float* sums, int64_t v_row, const float* q, const MaclaurinAttention& call, int64_t b, int64_t g,
+                      int64_t begin, int64_t count, const float* left) {
     float weights[STEP_KEYS];
     vec total = load(sums + v_row);
     for (int64_t j = 0; j < count; j += LANES) {
-        const vec score = step_scores(q, row(call.k, b, begin + j, g), call.k.time, call.K, smaller(LANES, count - j)) * call.scale;
+        const vec score =
+            step_scores(q, row(call.k, b, begin + j, g), call.k.time, call.K, smaller(LANES, count - j)) * call.scale;
         const vec weight = score * score * load(left + j);
         total += weight;
         store(weights + j, weight);
@@ -82,7 +83,8 @@ inline void step_keys(float* sums, int64_t v_row, const float* q, const Maclauri
 }
 
 // y, and the divisor for the backward: with a minus sign where the memory was not used.
-inline void step_finish(const MaclaurinAttention& call, const float* sums, int64_t v_row, bool silent, int64_t b, int64_t h) {
+inline void step_finish(const MaclaurinAttention& call, const float* sums, int64_t v_row, bool silent, int64_t b,
+                        int64_t h) {
     const float total = sum(load(sums + v_row)), times = call.normalize ? inverse(total) : 1;
     float* y = row(call.y, b, 0, h);
     for (int64_t c = 0; c < call.V; ++c) y[c] = sums[c] * times;
@@ -95,7 +97,10 @@ struct StepOverKeysBuffers {
     int64_t k_row, v_row, s_row, keys;
 
     StepOverKeysBuffers(Arena& arena, const MaclaurinAttention& call)
-        : k_row(round_up(call.K, LANES)), v_row(round_up(call.V, LANES)), s_row(v_row + LANES), keys(round_up(call.S, LANES)) {
+        : k_row(round_up(call.K, LANES)),
+          v_row(round_up(call.V, LANES)),
+          s_row(v_row + LANES),
+          keys(round_up(call.S, LANES)) {
         const int64_t heads = STEP_HEADS * (call.H / call.G);
         q = arena.take(heads * k_row);
         sums = arena.take(heads * s_row);
@@ -123,7 +128,8 @@ inline bool step_over_keys(const MaclaurinAttention& call) {
                     for (int64_t h = g * R; h < (g + 1) * R && met[g] <= begin; ++h)
                         step_keys(at.sums + h * at.s_row, at.v_row, at.q + h * at.k_row, call, b, first + g, begin,
                                   smaller(STEP_KEYS, call.S - begin), at.left + g * at.keys + begin);
-            for (int64_t h = 0; h < heads * R; ++h) step_finish(call, at.sums + h * at.s_row, at.v_row, false, b, first * R + h);
+            for (int64_t h = 0; h < heads * R; ++h)
+                step_finish(call, at.sums + h * at.s_row, at.v_row, false, b, first * R + h);
         });
         if (!done) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
     });

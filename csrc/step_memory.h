@@ -16,7 +16,10 @@ struct StepBuffers {
     int64_t k_row, v_row, w_row, s_row, keys;
 
     StepBuffers(Arena& arena, const MaclaurinAttention& call)
-        : k_row(round_up(call.K, LANES)), v_row(round_up(call.V, LANES)), w_row(round_up(call.V + 1, LANES)), s_row(v_row + LANES),
+        : k_row(round_up(call.K, LANES)),
+          v_row(round_up(call.V, LANES)),
+          w_row(round_up(call.V + 1, LANES)),
+          s_row(v_row + LANES),
           keys(round_up(call.S, LANES)) {
         const int64_t R = call.H / call.G, tokens = call.folded ? keys : 0;
         q = arena.take(R * k_row);
@@ -56,7 +59,8 @@ MACLAURIN_INLINE void step_read(float* read, const float* features, const float*
     for (int n = 0; n < N; ++n) store(read + n * LANES, even[n] + odd[n]);
 }
 
-MACLAURIN_INLINE void step_read(float* read, const float* features, const float* memory, int64_t W, int64_t rows, int64_t vectors) {
+MACLAURIN_INLINE void step_read(float* read, const float* features, const float* memory, int64_t W, int64_t rows,
+                                int64_t vectors) {
     constexpr int MOST = LANES == 16 ? 5 : 4;
     int64_t n = 0;
     for (; n + MOST <= vectors; n += MOST) step_read<MOST>(read + n * LANES, features, memory + n * LANES, W, rows);
@@ -64,12 +68,14 @@ MACLAURIN_INLINE void step_read(float* read, const float* features, const float*
 }
 
 // Rows begin .. begin+ROWS-1 of keep·S + Σ_j φ(k_j) (v_j, 1)ᵀ. Columns that do not fill a vector go through a copy.
-inline void step_fold(float* to, const float* from, int64_t W, float keep, const StepBuffers& at, const Pair* pairs, int64_t rows) {
+inline void step_fold(float* to, const float* from, int64_t W, float keep, const StepBuffers& at, const Pair* pairs,
+                      int64_t rows) {
     for (int64_t f = 0; f < ROWS; ++f) {
         const Pair pair = pairs[smaller(f, rows - 1)];
         const float *left = at.k_channels + pair.first * at.keys, *right = at.k_channels + pair.second * at.keys;
         const float root = pair.first == pair.second ? 1 : ROOT;
-        for (int64_t j = 0; j < at.keys; j += LANES) store(at.panel + f * at.keys + j, load(left + j) * load(right + j) * root);
+        for (int64_t j = 0; j < at.keys; j += LANES)
+            store(at.panel + f * at.keys + j, load(left + j) * load(right + j) * root);
     }
     const Broadcast features{at.panel, at.keys, 1};
     int64_t c = 0;
@@ -102,9 +108,12 @@ inline void pack_fold(const StepBuffers& at, const MaclaurinAttention& call, int
 }
 
 // The one pass over the memory of a head.
-inline void step_memory(const MaclaurinAttention& call, const StepBuffers& at, const Pairs& pairs, int64_t b, int64_t g, Left left) {
-    const int64_t R = call.H / call.G, W = call.V + (call.normalize ? 1 : 0), F = monomial_count(call.K), vectors = round_up(W, LANES) / LANES;
-    const int64_t careful = round_up(vectors * LANES, W) / W - 1;  // rows at the end from which whole vectors would reach out
+inline void step_memory(const MaclaurinAttention& call, const StepBuffers& at, const Pairs& pairs, int64_t b, int64_t g,
+                        Left left) {
+    const int64_t R = call.H / call.G, W = call.V + (call.normalize ? 1 : 0), F = monomial_count(call.K),
+                  vectors = round_up(W, LANES) / LANES;
+    const int64_t careful =
+        round_up(vectors * LANES, W) / W - 1;  // rows at the end from which whole vectors would reach out
     const float* memory = call.memory + (b * call.G + g) * F * W;
     float* new_memory = call.folded ? call.new_memory + (b * call.G + g) * F * W : nullptr;
     for (int64_t r = 0; r < R; ++r) step_features(at.features + r * F, at.q + r * at.k_row, call.K);
@@ -120,7 +129,8 @@ inline void step_memory(const MaclaurinAttention& call, const StepBuffers& at, c
                 for (int64_t c = 0; c < W; ++c) read[c] += features[f] * memory[f * W + c];
         }
         for (int64_t f = begin; new_memory != nullptr && f < begin + rows; f += ROWS)
-            step_fold(new_memory + f * W, memory + f * W, W, left.memory, at, pairs.data + f, smaller(ROWS, begin + rows - f));
+            step_fold(new_memory + f * W, memory + f * W, W, left.memory, at, pairs.data + f,
+                      smaller(ROWS, begin + rows - f));
     }
 }
 
@@ -155,7 +165,8 @@ inline bool step_through_memory(const MaclaurinAttention& call) {
             for (int64_t r = 0; r < R; ++r) {
                 float* sums = at.sums + r * at.s_row;
                 for (int64_t begin = left.first; begin < call.S; begin += STEP_KEYS)
-                    step_keys(sums, at.v_row, at.q + r * at.k_row, call, b, g, begin, smaller(STEP_KEYS, call.S - begin), at.left + begin);
+                    step_keys(sums, at.v_row, at.q + r * at.k_row, call, b, g, begin, smaller(STEP_KEYS, call.S - begin),
+                              at.left + begin);
                 const bool silent = left.memory != 0 && !step_use(call, at, b, g, r, left.memory);
                 step_finish(call, sums, at.v_row, silent, b, g * R + r);
             }
