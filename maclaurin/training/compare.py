@@ -22,6 +22,9 @@ from maclaurin.ops.checks import one_of
 from maclaurin.training.facts import layers, parameters, state_nbytes
 from maclaurin.training.recipe import Recipe
 
+# threads that spin while they wait gain a tenth on an idle machine, and lose two thirds beside any other work
+WAIT_POLICY = "PASSIVE"
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -94,7 +97,10 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
     output.mkdir(parents=True, exist_ok=True)
     with open(output / "output.txt", "w") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "maclaurin.cli", "train", *flags, *resume], stdout=stream, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "maclaurin.cli", "train", *flags, *resume],
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env={"OMP_WAIT_POLICY": WAIT_POLICY, **os.environ},
         )
         try:
             while True:

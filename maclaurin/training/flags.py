@@ -19,11 +19,11 @@ COMPARE_DEFAULTS: dict[str, Any] = {
     "output": "runs/compare",
     "length": 256,
     "batch_size": 8,
-    "steps": 150,
+    "steps": 200,
     "warmup_steps": 20,
     "learning_rate": 3e-3,
-    "eval_rows": 256,
-    "eval_every": 75,
+    "eval_rows": 128,
+    "eval_every": 50,
     "track": "none",
 }
 
