@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "pool.h"
 
 namespace maclaurin {
 namespace {
@@ -52,6 +53,10 @@ int32_t maclaurin_choose_isa(const char* name) {
     if (kernels == nullptr) return 1;
     maclaurin::chosen().store(kernels);
     return 0;
+}
+
+void maclaurin_use_openmp(void* parallel) {
+    maclaurin::use_openmp(reinterpret_cast<maclaurin::OpenmpParallel>(parallel));
 }
 
 using maclaurin::chosen;

@@ -73,6 +73,9 @@ MACLAURIN_EXPORT int32_t maclaurin_linear_backward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_conv_forward(const MaclaurinConv* call);
 MACLAURIN_EXPORT int32_t maclaurin_conv_backward(const MaclaurinConv* call);
 
+// The function GOMP_parallel of an OpenMP that is already loaded: kernels then share its threads. Null for their own ones.
+MACLAURIN_EXPORT void maclaurin_use_openmp(void* parallel);
+
 // The instruction set in use, "avx512", "avx2" or "portable". `choose` returns 1 if this machine or build has no such one.
 MACLAURIN_EXPORT const char* maclaurin_isa();
 MACLAURIN_EXPORT int32_t maclaurin_choose_isa(const char* name);

@@ -97,6 +97,43 @@ Pool& pool() {
     return *current;
 }
 
+// The threads of torch's own OpenMP, if `use_openmp` has found them. Threads of another pool would have to share the cores
+// with them, because they spin for a while after each of torch's operations.
+class Team {
+  public:
+    void set(OpenmpParallel parallel) {
+        owner_ = getpid();
+        parallel_.store(parallel);
+    }
+
+    // Not in a forked child: OpenMP's threads stay behind there, and it would wait for them.
+    bool run(int64_t count, int threads, Task task, void* context) {
+        const OpenmpParallel parallel = parallel_.load();
+        if (parallel == nullptr || owner_ != getpid()) return false;
+        Work work{task, context, count, {0}};
+        parallel(take, &work, static_cast<unsigned>(std::min<int64_t>(threads, count)), 0);
+        return true;
+    }
+
+  private:
+    struct Work {
+        Task task;
+        void* context;
+        int64_t count;
+        std::atomic<int64_t> next;
+    };
+
+    static void take(void* data) {
+        Work& work = *static_cast<Work*>(data);
+        for (int64_t i; (i = work.next.fetch_add(1, std::memory_order_relaxed)) < work.count;) work.task(work.context, i);
+    }
+
+    std::atomic<OpenmpParallel> parallel_{nullptr};
+    pid_t owner_ = 0;
+};
+
+Team team;
+
 struct Buffer {
     float* data = nullptr;
     size_t bytes = 0;
@@ -108,10 +145,12 @@ struct Buffer {
 void parallel_for(int64_t count, int threads, Task task, void* context) {
     if (threads < 2 || count < 2) {
         for (int64_t i = 0; i < count; ++i) task(context, i);
-    } else {
+    } else if (!team.run(count, threads, task, context)) {
         pool().run(count, threads, task, context);
     }
 }
+
+void use_openmp(OpenmpParallel parallel) { team.set(parallel); }
 
 float* scratch(size_t count) {
     static thread_local Buffer buffer;

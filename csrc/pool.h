@@ -11,6 +11,12 @@ using Task = void (*)(void* context, int64_t index);
 // pool (two Python threads, or a task that calls this), the caller does everything itself.
 void parallel_for(int64_t count, int threads, Task task, void* context);
 
+// GOMP_parallel(function, data, threads, flags): runs function(data) in every thread of a team and waits for all of them.
+using OpenmpParallel = void (*)(void (*function)(void*), void* data, unsigned threads, unsigned flags);
+
+// From now on tasks run in the threads of that OpenMP, instead of in a pool of our own; null goes back.
+void use_openmp(OpenmpParallel parallel);
+
 template <class Function>
 void parallel_for(int64_t count, int threads, const Function& function) {
     const Task call = [](void* context, int64_t index) { (*static_cast<const Function*>(context))(index); };

@@ -61,6 +61,12 @@ MACLAURIN_INLINE void step_values(float* sums, const float* weights, const float
     for (int n = 0; n < N; ++n) store(sums + n * LANES, total[n]);
 }
 
+// Into the second-level cache. The rows of a head are far apart, so the hardware does not see them coming.
+inline void prefetch_rows(const MaclaurinTensor& x, int64_t b, int64_t begin, int64_t end, int64_t g, int64_t columns) {
+    for (int64_t j = begin; j < end; ++j)
+        for (int64_t c = 0; c < columns; c += 16) __builtin_prefetch(row(x, b, j, g) + c, 0, 2);
+}
+
 // One query head and a block of keys: Σ w v and, behind the values, Σ w in LANES parts.
 inline void step_keys(float* sums, int64_t v_row, const float* q, const MaclaurinAttention& call, int64_t b, int64_t g,
                       int64_t begin, int64_t count, const float* left) {
@@ -124,10 +130,14 @@ inline bool step_over_keys(const MaclaurinAttention& call) {
                 begin = smaller(begin, met[g]);
             }
             for (; begin < call.S; begin += STEP_KEYS)
-                for (int64_t g = 0; g < heads; ++g)
+                for (int64_t g = 0; g < heads; ++g) {
+                    const int64_t next = smaller(begin + STEP_KEYS, call.S), end = smaller(next + STEP_KEYS, call.S);
+                    prefetch_rows(call.k, b, next, end, first + g, call.K);
+                    prefetch_rows(call.v, b, next, end, first + g, call.V);
                     for (int64_t h = g * R; h < (g + 1) * R && met[g] <= begin; ++h)
                         step_keys(at.sums + h * at.s_row, at.v_row, at.q + h * at.k_row, call, b, first + g, begin,
                                   smaller(STEP_KEYS, call.S - begin), at.left + g * at.keys + begin);
+                }
             for (int64_t h = 0; h < heads * R; ++h)
                 step_finish(call, at.sums + h * at.s_row, at.v_row, false, b, first * R + h);
         });

@@ -84,15 +84,25 @@ def _load() -> ctypes.CDLL | None:
     library = ctypes.CDLL(str(found[0]))  # CDLL, not PyDLL: other Python threads run while a kernel does
     library.maclaurin_isa.restype = ctypes.c_char_p
     library.maclaurin_choose_isa.argtypes = [ctypes.c_char_p]
+    library.maclaurin_use_openmp.argtypes = [ctypes.c_void_p]
     for name in ATTENTION_KERNELS:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Attention)]
     for name in LINEAR_KERNELS:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Linear)]
     for name in CONV_KERNELS:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Conv)]
+    library.maclaurin_use_openmp(_openmp_of_torch())
     if wanted := os.environ.get(ISA_VARIABLE):
         _choose(library, wanted)
     return library
+
+
+def _openmp_of_torch() -> ctypes.c_void_p | None:
+    """Where torch's own OpenMP runs a team of threads; None where it has none, or hides it."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p)
+    except (AttributeError, OSError):
+        return None
 
 
 def available() -> bool:
