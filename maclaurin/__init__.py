@@ -5,6 +5,11 @@ y, state = mixer(x)            # x, y: (batch, time, 512)
 y, state = mixer(x_next, state)
 """
 
+from maclaurin.bfloat16 import limit_isa
+
+limit_isa()  # before torch is imported
+
+# ruff: noqa: E402
 from maclaurin import ops
 from maclaurin.mixers import Mixer, available_mixers, build_mixer
 from maclaurin.ops import State

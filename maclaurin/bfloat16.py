@@ -1,25 +1,57 @@
-"""Whether this CPU can multiply bfloat16 matrices: some advertise AMX under a hypervisor that forbids it, and then the
-process dies of an illegal instruction. Only a child process can find out.
+"""Whether this CPU can multiply bfloat16 matrices. Some advertise AMX where the system forbids it; PyTorch's CPU library
+believes them, and the process dies of an illegal instruction.
+
+The system says at once what it allows, so the library's limit is set when `maclaurin` is imported, if that comes before
+torch. What really happens only a child process can find out.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 
-SAFE_ISA = "AVX512_CORE_BF16"  # what ONEDNN_MAX_CPU_ISA must be, before torch is imported, where AMX is forbidden
+VARIABLE = "ONEDNN_MAX_CPU_ISA"
+SAFE_ISA = "AVX512_CORE_BF16"  # the highest that does not use AMX
 PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); assert (a @ a)[0, 0] == 64"
 
+ARCH_PRCTL, GET_XCOMP_SUPPORTED, TILE_DATA = 158, 0x1021, 18  # Linux on x86-64
 
+
+def limit_isa() -> None:
+    """Keep PyTorch's CPU library from AMX where the system does not allow it. It reads the variable as torch is imported."""
+    if amx_is_forbidden() and "torch" not in sys.modules:
+        os.environ.setdefault(VARIABLE, SAFE_ISA)
+
+
+@cache
+def amx_is_forbidden() -> bool:
+    """Whether the system keeps no AMX registers, whatever the CPU says of itself."""
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return False
+    features = ctypes.c_uint64()
+    failed = ctypes.CDLL(None).syscall(ARCH_PRCTL, GET_XCOMP_SUPPORTED, ctypes.byref(features))
+    return bool(failed) or not features.value >> TILE_DATA & 1
+
+
+@cache
 def bf16_verdict() -> str:
     """ "ok", or what happens and what helps."""
     if _survives(os.environ):
         return "ok"
-    if _survives({**os.environ, "ONEDNN_MAX_CPU_ISA": SAFE_ISA}):
-        return f"kills the process, unless ONEDNN_MAX_CPU_ISA={SAFE_ISA} is set before torch is imported"
+    if _survives({**os.environ, VARIABLE: SAFE_ISA}):
+        return f"kills the process, unless {VARIABLE}={SAFE_ISA} is set, or maclaurin imported, before torch is imported"
     return "kills the process: use float32"
+
+
+def check_bf16() -> None:
+    """One sentence instead of a process that dies. Where nothing is suspicious, nothing is tried."""
+    if amx_is_forbidden() and VARIABLE not in os.environ and (verdict := bf16_verdict()) != "ok":
+        raise ValueError(f"a bfloat16 matrix product on this CPU {verdict}")
 
 
 def _survives(environment: Mapping[str, str]) -> bool:

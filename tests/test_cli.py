@@ -1,6 +1,7 @@
 """The shell, as a user types it."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -157,3 +158,14 @@ def test_the_core_needs_pytorch_alone():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_bfloat16_works_or_is_refused_whatever_is_imported_first():
+    """On a machine that forbids AMX the process would die of an illegal instruction."""
+    environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    step = "maclaurin.build_mixer('softmax', 32, 4).bfloat16()(torch.randn(1, 64, 32).bfloat16())"
+    for imports in ("import maclaurin, torch", "import torch, maclaurin"):
+        command = [sys.executable, "-c", f"{imports}\n{step}"]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert result.returncode == 0 or "ValueError: a bfloat16 matrix product on this CPU" in result.stderr, result
+        assert result.returncode == 0 or imports.startswith("import torch")

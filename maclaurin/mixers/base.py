@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.bfloat16 import check_bf16
 from maclaurin.ops import checks
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.ragged import Inputs, over_documents
@@ -60,6 +61,8 @@ class Mixer(nn.Module, ABC):
             raise ValueError(f"x must have shape (batch, time >= 1, {self.d_model}), got {checks.shape(x)}")
         checks.one_of("form", form, checks.FORMS)
         checks.initial_state(state, MixerState)
+        if x.dtype == torch.bfloat16 and x.device.type == "cpu":
+            check_bf16()
 
         def dense(inputs: Inputs, state: MixerState | None, lengths: Tensor | None) -> tuple[Tensor, MixerState | None]:
             (x,) = inputs

@@ -14,7 +14,7 @@ from transformers.integrations import TensorBoardCallback, get_reporting_integra
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
-from maclaurin.bfloat16 import bf16_verdict
+from maclaurin.bfloat16 import check_bf16
 from maclaurin.data import DocumentRows, PackedRows, open_corpus, open_tokenizer, tokenise
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
@@ -152,6 +152,6 @@ def _bf16(precision: str) -> bool:
     """A CPU has bfloat16 but is no faster with it, and some virtual ones die of it: there only if asked for."""
     if torch.cuda.is_available():
         return precision == "bf16" or (precision == "auto" and torch.cuda.is_bf16_supported())
-    if precision == "bf16" and (verdict := bf16_verdict()) != "ok":
-        raise ValueError(f"precision bf16: a bfloat16 matrix product on this CPU {verdict}")
+    if precision == "bf16":
+        check_bf16()
     return precision == "bf16"
