@@ -13,13 +13,15 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from maclaurin.data.corpus import Corpus
 
+Item = TypeVar("Item")
 BATCH = 256  # documents tokenised at a time
 
 
@@ -72,7 +74,9 @@ def _build(folder: Path, documents: Iterable[str], tokenizer: Any, title: str) -
     try:
         total, ends = 0, []
         with open(temporary / "tokens.bin", "wb") as stream:
-            for texts in track(_batches(documents), title, console=screen, transient=True, disable=not screen.is_terminal):
+            for texts in track(
+                in_batches(documents, BATCH), title, console=screen, transient=True, disable=not screen.is_terminal
+            ):
                 for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
                     np.asarray([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(stream)
                     total += len(ids) + 1
@@ -90,14 +94,10 @@ def _build(folder: Path, documents: Iterable[str], tokenizer: Any, title: str) -
         raise
 
 
-def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for document in documents:
-        batch.append(document)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
+def in_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of `size` items, and a last one of what is left."""
+    items = iter(items)
+    while batch := list(islice(items, size)):
         yield batch
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from maclaurin.data import DocumentRows, open_corpus
 from maclaurin.data.corpus import LocalFiles
+from maclaurin.data.tokens import in_batches
 from maclaurin.training.recipe import Recipe
 
 TOKENS_AT_ONCE = 8192  # in a forward
@@ -62,7 +63,7 @@ def score_text(model: Any, tokenizer: Any, documents: Iterable[str], *, context:
             for start in range(0, max(len(ids) - 1, 1), context):
                 yield ids[start : start + context + 1]
 
-    for batch in _batches(windows(), max(TOKENS_AT_ONCE // (context + 1), 1)):
+    for batch in in_batches(windows(), max(TOKENS_AT_ONCE // (context + 1), 1)):
         inputs = {name: tensor.to(model.device) for name, tensor in DocumentRows.collate(batch).items()}
         nats += model(**inputs, use_cache=False, num_items_in_batch=1).loss.item()
         tokens += sum(len(window) - 1 for window in batch)
@@ -71,14 +72,3 @@ def score_text(model: Any, tokenizer: Any, documents: Iterable[str], *, context:
     loss = nats / tokens
     code = nats + count * math.log(model.config.vocab_size)
     return TextScore(loss, math.exp(min(loss, 700)), code / math.log(2) / size, tokens, size, count)
-
-
-def _batches(windows: Iterator[Tensor], rows: int) -> Iterator[list[Tensor]]:
-    batch: list[Tensor] = []
-    for window in windows:
-        batch.append(window)
-        if len(batch) == rows:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

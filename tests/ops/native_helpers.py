@@ -32,8 +32,8 @@ def run(op, batch, options, state, backend, dtype):
     inputs = {name: x.detach().to(dtype).requires_grad_() for name, x in batch.all().items()}
     wanted = dict(inputs)
     if state is not None:
-        state = state._map(lambda x: x.detach().to(dtype).requires_grad_())
-        wanted |= {f"state.{name}": x for name, x in state.tensors().items()}
+        state = state._map(lambda x: x.detach().to(dtype).requires_grad_() if x.is_floating_point() else x)
+        wanted |= {f"state.{name}": x for name, x in state.tensors().items() if x.is_floating_point()}
     found = op(inputs, {**options, "backend": backend}, state)
     return found, gradients(projections(list(found.values())), wanted)
 

@@ -16,24 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from maclaurin import ops
 from maclaurin.ops import native, reference
 from tests.ops.helpers import Batch, Sizes, assert_close, attention_inputs, gradients, projections
+from tests.ops.native_helpers import BACKWARD, ISAS, assert_same_as_torch, strided
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="built without a C++ compiler")
 
-FORWARD, BACKWARD = 1e-5, 1e-4
 CHANNELS = st.sampled_from((1, 3, 8, 16, 33, 64, 80, 128))
 # one token, less than a group, a group, a block of keys, a chunk, several, and each one off
 LENGTHS = st.one_of(st.integers(1, 40), st.sampled_from((63, 64, 65, 127, 128, 129, 200, 257, 300)))
-
-
-def has_isa(name):
-    try:
-        with native.using_isa(name):
-            return True
-    except ValueError:
-        return False
-
-
-ISAS = [name for name in ("avx512", "avx2", "portable") if native.available() and has_isa(name)]
 
 
 @st.composite
@@ -52,9 +41,7 @@ def calls(draw, channels=CHANNELS):
     if "log_decay" in batch.tokens:
         batch.tokens["log_decay"] *= draw(st.sampled_from((0.0, 0.01, 1.0, 30.0)))
     if draw(st.booleans()):
-        # heads before time, and every second channel of a wider tensor
-        batch = batch.map(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2))
-        batch.tokens["v"] = batch.tokens["v"].repeat_interleave(2, dim=-1)[..., ::2]
+        batch = strided(batch)
     options = {
         "normalize": draw(st.booleans()),
         "chunk_size": draw(st.sampled_from((1, 7, 64, 100, 128, 256))),
@@ -76,30 +63,8 @@ def softmax(leaves, options, state):
     return {"y": ops.softmax_attention(**leaves, **options, state=state)[0]}
 
 
-def run(op, batch, options, state, backend, dtype):
-    """Outputs, and the gradients by every input and every tensor of the state."""
-    tokens = batch.to(dtype).leaves().tokens
-    leaves = dict(tokens)
-    if state is not None:
-        state = state._map(lambda x: x.to(dtype).requires_grad_() if x.is_floating_point() else x)
-        leaves |= {f"state.{name}": x for name, x in state.tensors().items() if x.is_floating_point()}
-    outputs = op(tokens, {**options, "backend": backend}, state)
-    return outputs, gradients(projections(list(outputs.values())), leaves)
-
-
 def assert_same(batch, options, state=None, op=power):
-    """Outputs to 1e-5. Gradients to 1e-4, or to what torch loses in float32 where they cancel to almost nothing."""
-    got, got_gradients = run(op, batch, options, state, "native", torch.float32)
-    torch_outputs, torch_gradients = run(op, batch, options, state, "torch", torch.float32)
-    _, exact = run(op, batch, options, state, "torch", torch.float64)
-    assert got.keys() == torch_outputs.keys()
-    for name, x in torch_outputs.items():
-        assert_close(got[name], x, FORWARD, name)
-    whole = sum(gradient.norm().item() for gradient in exact.values())
-    for name, gradient in exact.items():
-        error, of_torch = ((x[name].double() - gradient).norm().item() for x in (got_gradients, torch_gradients))
-        allowed = max(BACKWARD * gradient.norm().item(), 4 * of_torch, 1e-6 * whole)
-        assert error <= allowed, f"gradient of {name} off by {error:.2e}, allowed {allowed:.2e}"
+    assert_same_as_torch(op, batch, options, state)
 
 
 @settings(max_examples=50)
