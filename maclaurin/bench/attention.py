@@ -16,7 +16,7 @@ from rich.table import Table
 from maclaurin.bench.limits import matrix_rate
 from maclaurin.bench.timing import Timing, interleaved
 from maclaurin.ops import linear_attention, power_attention
-from maclaurin.ops.power_chunked import CHUNK
+from maclaurin.ops.native.attention import LONGEST_CHUNK
 
 DIM = 64
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -69,7 +69,7 @@ def useful_operations(heads: int, T: int, backward: bool) -> float:
     Forward there is one product of each kind a token; backward adds 5 for every 2.
     """
     memory = 2 * DIM * (DIM + 1) / 2 * (DIM + 1)
-    pairs = (CHUNK + 1) / 2 * (2 * DIM + 1)
+    pairs = (LONGEST_CHUNK + 1) / 2 * (2 * DIM + 1)
     return 2 * heads * T * (memory + pairs) * (3.5 if backward else 1)
 
 

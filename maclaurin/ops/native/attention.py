@@ -18,6 +18,7 @@ from torch import Tensor
 from maclaurin.ops.native.library import Attention, Strided, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
+LONGEST_CHUNK = 128  # of csrc/chunks.h
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay"
 Shape = tuple[int, ...]
 
@@ -157,7 +158,7 @@ def _chunked_flops(
     reads, writes = _memory_products(q, k, v)
     if q[1] == 1 and m is not None:
         return 2 * (reads + (writes if folded else 0) + _pair_products(q, v, k[1]))
-    return 2 * (reads + writes + _pair_products(q, v, chunk / 2))
+    return 2 * (reads + writes + _pair_products(q, v, min(chunk, LONGEST_CHUNK) / 2))
 
 
 def _chunked_backward_fake(

@@ -1,0 +1,80 @@
+"""The benchmarks' own sums: what is counted, what is compared, and what the page says of it."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from maclaurin import bench
+from maclaurin.bench import attention, peers
+from maclaurin.bench.page import page
+from maclaurin.bench.timing import interleaved
+from maclaurin.bench.tune import _through
+
+
+def test_candidates_take_turns():
+    order = []
+    names = ("a", "b", "c")
+    times = interleaved({name: lambda name=name: order.append(name) for name in names}, seconds=0, fewest=4)
+    assert order == [*names] * 5  # once to warm up
+    assert all(timing.low <= timing.median <= timing.high for timing in times.values())
+
+
+def test_one_repeat_is_its_own_median():
+    timing = interleaved({"a": lambda: None}, seconds=0, fewest=1)["a"]
+    assert timing.low == timing.median == timing.high
+
+
+def test_useful_operations_are_those_of_the_definition():
+    """2 d(d+1)/2 (d+1) multiply-adds a token and head through the memory, and the pairs inside a chunk of 128."""
+    pairs = sum(range(1, 129)) / 128 * (64 + 65)
+    assert attention.useful_operations(1, 1, backward=False) == pytest.approx(2 * (2 * 2080 * 65 + pairs))
+    assert attention.useful_operations(3, 10, backward=True) == 30 * 3.5 * attention.useful_operations(1, 1, backward=False)
+
+
+def test_the_peer_is_causal_softmax():
+    q, k, v = torch.randn(3, 1, 9, 2, 4)
+    score = torch.einsum("bthk,bshk->bhts", q, k) / 2
+    weight = score.masked_fill(~torch.ones(9, 9).tril().bool(), -torch.inf).softmax(-1)
+    torch.testing.assert_close(attention.causal_softmax(q, k, v), torch.einsum("bhts,bshv->bthv", weight, v))
+
+
+def test_transformers_mamba2_gives_the_same_numbers(monkeypatch):
+    monkeypatch.setattr(peers, "T", 40)
+    with torch.no_grad():
+        ours, theirs = peers._mamba2()
+        torch.testing.assert_close(ours(), theirs(), atol=1e-4, rtol=1e-3)
+
+
+def test_an_unknown_part_is_one_sentence():
+    with pytest.raises(ValueError, match="part must be one of 'limits'"):
+        bench.run(["speed"], threads=1, long=False, console=Console(file=io.StringIO()))
+
+
+def test_nothing_is_measured_of_a_wrong_result(monkeypatch):
+    def wrong(*args, **kwargs):
+        return torch.zeros(1, 300, 2, 16), None
+
+    wrong.__name__ = "power_attention"
+    monkeypatch.setattr(bench, "power_attention", wrong)
+    with pytest.raises(ValueError, match="power_attention is wrong here"):
+        bench.run(["limits"], threads=1, long=False, console=Console(file=io.StringIO()))
+
+
+def test_a_line_goes_through_both_crossovers():
+    line = _through({32: 1500.0, 64: 4000.0})
+    assert line.start + line.per_feature * 528 == pytest.approx(1500, abs=1)
+    assert line.start + line.per_feature * 2080 == pytest.approx(4000, abs=1)
+
+
+def test_the_page_has_a_chart_of_every_part():
+    def row(T, backward):
+        figures = {"ms": T / 100, "ratio": T / 1000}
+        return {"heads": 4, "T": T, "backward": backward, "softmax_ms": 1.0, "second order": figures, "first order": figures}
+
+    rows = [row(T, backward) for T in (1024, 8192) for backward in (False, True)]
+    steps = [{"context": 1024, "sdpa_ms": 1.0, "op_ms": 0.5}, {"context": 4096, "sdpa_ms": 4.0, "op_ms": 0.5}]
+    made = page({"setting": {"threads": 2}, "attention": rows, "decode": steps})
+    assert [chart.key for chart in made.charts()] == ["attention-forward", "attention-forward-and-backward", "decode"]
+    assert made.headline == "Second order takes 1/8.2 of softmax’s time at 8,192 tokens, forward"
