@@ -1,7 +1,20 @@
 """Mixers: modules made of ops, by name. Importing this package registers all of them."""
 
-from maclaurin.mixers import attention, gated, mamba2
+from maclaurin.mixers import (
+    attention,
+    gated,
+    mamba2,
+)
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
 
-__all__ = ["Mixer", "MixerState", "attention", "available_mixers", "build_mixer", "gated", "mamba2", "mixer_entry"]
+__all__ = [
+    "Mixer",
+    "MixerState",
+    "attention",
+    "available_mixers",
+    "build_mixer",
+    "gated",
+    "mamba2",
+    "mixer_entry",
+]

@@ -23,6 +23,7 @@ from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import repeat_heads
+from maclaurin.ops.bidirectional import bidirectional_power, bidirectional_softmax
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import FOLD_EVERY, MOST_FEATURES, power_attention, waiting
@@ -45,6 +46,8 @@ class Attention(ProjectedMixer):
     skip: adds D⊙v. gate: multiplies by silu(x·W_z). init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     fold_at, fold_every: when the state folds its tokens into its memory; by default where that makes it smaller.
     """
+
+    bidirectional = True
 
     def __init__(
         self,
@@ -80,6 +83,8 @@ class Attention(ProjectedMixer):
             raise ValueError("window needs softmax scores (order=None)")
         if window is not None:
             checks.at_least_one("window", window)
+        if not self.causal and self.kernel is None and (self.decay != "none" or window is not None):
+            raise ValueError("causal=False needs softmax without decay and window")
         if learn_order_weights and (self.kernel is None or len(self.kernel.orders) < 2):
             raise ValueError("learn_order_weights=True needs several orders, such as order=(0, 1, 2)")
         self.order = order
@@ -134,6 +139,8 @@ class Attention(ProjectedMixer):
     ) -> tuple[Tensor, State | None]:
         # cosine features are the score itself; all others are scaled by 1/√d, which a normaliser may cancel
         scale = 1.0 if self.feature_map == "cosine" else None
+        if not self.causal:
+            return self._attend_both_ways(q, k, v, log_decay, scale, form, lengths), None
         call: dict[str, Any] = {
             "scale": scale,
             "state": state,
@@ -160,6 +167,31 @@ class Attention(ProjectedMixer):
             **call,
         )
 
+    def _attend_both_ways(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        scale: float | None,
+        form: str,
+        lengths: Tensor | None,
+    ) -> Tensor:
+        if self.kernel is None:
+            return bidirectional_softmax(q, k, v, scale=scale, lengths=lengths)
+        return bidirectional_power(
+            q,
+            k,
+            v,
+            log_decay,
+            order=self.kernel.orders if isinstance(self.order, tuple) else self.kernel.orders[0],
+            order_weights=None if self.order_logits is None else 2 * torch.sigmoid(self.order_logits),
+            scale=scale,
+            normalize=self.norm == "sum",
+            form=form,
+            lengths=lengths,
+        )
+
     def _features(self, x: Tensor) -> Tensor:
         match self.feature_map:
             case "relu":
@@ -178,7 +210,7 @@ class Attention(ProjectedMixer):
 
     @property
     def _features_fit(self) -> bool:
-        return self.kernel is not None and self.kernel.feature_count(self.head_dim) <= MOST_FEATURES
+        return self.kernel is not None and self.kernel.feature_count(self.key_dim) <= MOST_FEATURES
 
     @property
     def _needs_position(self) -> bool:
@@ -191,7 +223,7 @@ class Attention(ProjectedMixer):
 
     def _memory_elements(self) -> int:
         assert self.kernel is not None
-        return self._state_heads * self.kernel.feature_count(self.head_dim) * (self.head_dim + (self.norm == "sum"))
+        return self._state_heads * self.kernel.feature_count(self.key_dim) * (self.head_dim + (self.norm == "sum"))
 
     def _fold_at(self, dtype: torch.dtype) -> int:
         """The first length at which memory and convolution take less than the keys and values of softmax would.
@@ -204,7 +236,7 @@ class Attention(ProjectedMixer):
             return 1
         if not self._features_fit:
             return 2**62
-        token = 2 * self.num_kv_heads * self.head_dim * dtype.itemsize
+        token = self.num_kv_heads * (self.key_dim + self.head_dim) * dtype.itemsize
         wide = torch.promote_types(dtype, torch.float32).itemsize
         carried = self._carried_elements() * dtype.itemsize
         waiting_decays = (self.fold_every - 1) * self._state_heads * wide * (self.decay != "none")

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -33,12 +34,15 @@ class MixerState(State):
 class Mixer(nn.Module, ABC):
     """Base class. A mixer keeps no state of its own: it may serve any number of sequences at a time."""
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    bidirectional: ClassVar[bool] = False  # whether causal=False is possible
+
+    def __init__(self, d_model: int, num_heads: int, *, causal: bool = True) -> None:
         super().__init__()
         checks.at_least_one("d_model", d_model)
         checks.at_least_one("num_heads", num_heads)
         self.d_model = d_model
         self.num_heads = num_heads
+        self.causal = causal
 
     def forward(
         self,
@@ -55,12 +59,16 @@ class Mixer(nn.Module, ABC):
         form: "parallel", "chunked", "recurrent", or "auto" for the fastest; all give the same numbers.
         attention_mask (B, T): 1 at tokens, 0 at padding, on the left or on the right. cu_seqlens (N+1,): the bounds of N
         documents packed in one row; the state then has N rows. Padding and other documents have no influence.
+        A mixer built with causal=False sees whole sequences: it takes no state and returns None in its place.
         """
         checks.tensor("x", x, f"batch, time, {self.d_model}")
         if x.shape[2] != self.d_model or x.shape[1] == 0:
             raise ValueError(f"x must have shape (batch, time >= 1, {self.d_model}), got {checks.shape(x)}")
         checks.one_of("form", form, checks.FORMS)
         checks.initial_state(state, MixerState)
+        if state is not None and not self.causal:
+            raise ValueError("state must be None: a mixer built with causal=False sees whole sequences only")
+        return_state = return_state and self.causal
         if x.dtype == torch.bfloat16 and x.device.type == "cpu":
             check_bf16()
 

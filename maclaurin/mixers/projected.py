@@ -28,8 +28,8 @@ DISCRETISATIONS = ("none", "dt", "sigmoid")
 class Projections:
     """What one call of a projected mixer works with."""
 
-    q: Tensor  # (B, T, H, head_dim)
-    k: Tensor  # (B, T, G, head_dim)
+    q: Tensor  # (B, T, H, key_dim)
+    k: Tensor  # (B, T, G, key_dim)
     v: Tensor  # (B, T, G, head_dim)
     plain_v: Tensor  # v before it is discretised
     log_decay: Tensor | None  # (B, T, G)
@@ -42,6 +42,7 @@ class ProjectedMixer(Mixer):
     """Options, the same names everywhere:
 
     num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads. head_dim: d_model / num_heads.
+    key_dim: channels of a query and a key, head_dim unless given.
     conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it.
     rotary: "rope" turns q and k by exact positions; rope_theta; rotary_interleaved pairs channels (0,1), (2,3)…
     decay: "softplus" a = −softplus(x·W), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
@@ -55,6 +56,7 @@ class ProjectedMixer(Mixer):
         *,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
+        key_dim: int | None = None,
         conv_width: int = 0,
         conv_bias: bool = True,
         activation: str = "identity",
@@ -65,8 +67,9 @@ class ProjectedMixer(Mixer):
         decay_scale: float = 1.0,
         value_discretization: str = "none",
         dt_bias: bool = False,
+        causal: bool = True,
     ) -> None:
-        super().__init__(d_model, num_heads)
+        super().__init__(d_model, num_heads, causal=causal)
         checks.one_of("activation", activation, ACTIVATIONS)
         checks.one_of("rotary", rotary, ROTARIES)
         checks.one_of("decay", decay, DECAYS)
@@ -78,15 +81,17 @@ class ProjectedMixer(Mixer):
         if num_kv_heads is not None and (not isinstance(num_kv_heads, int) or num_kv_heads < 1 or num_heads % num_kv_heads):
             raise ValueError(f"num_kv_heads must divide the {num_heads} heads, got {num_kv_heads}")
         checks.at_least(0, "conv_width", conv_width)
-        if head_dim is not None:
-            checks.at_least_one("head_dim", head_dim)
+        for name, given in (("head_dim", head_dim), ("key_dim", key_dim)):
+            if given is not None:
+                checks.at_least_one(name, given)
         checks.number("decay_scale", decay_scale)
         if decay_scale <= 0:
             raise ValueError(f"decay_scale must be positive, got {decay_scale}")
         self.head_dim = head_dim or d_model // num_heads
+        self.key_dim = key_dim or self.head_dim
         self.num_kv_heads = num_kv_heads or num_heads
-        if rotary != "none" and self.head_dim % 2:
-            raise ValueError(f"rotary={rotary!r} needs an even number of channels a head, got {self.head_dim}")
+        if rotary != "none" and self.key_dim % 2:
+            raise ValueError(f"rotary={rotary!r} needs an even number of channels a head, got {self.key_dim}")
         self.activation = activation
         self.rotary = rotary
         self.rope_theta = rope_theta
@@ -96,8 +101,7 @@ class ProjectedMixer(Mixer):
         self.value_discretization = value_discretization
 
         self.inner_dim = self.num_heads * self.head_dim
-        kv_dim = self.num_kv_heads * self.head_dim
-        self.qkv_sizes = [self.inner_dim, kv_dim, kv_dim]
+        self.qkv_sizes = [num_heads * self.key_dim, self.num_kv_heads * self.key_dim, self.num_kv_heads * self.head_dim]
         self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=False)
         self.conv = ShortConv(sum(self.qkv_sizes), conv_width, conv_bias) if conv_width else None
         self.decay_proj = nn.Linear(d_model, self.num_kv_heads, bias=False) if decay == "softplus" else None
@@ -117,7 +121,9 @@ class ProjectedMixer(Mixer):
             qkv, conv_state = self.conv.run(qkv, before, form, lengths, activation=self.activation)
         elif self.activation == "silu":
             qkv = F.silu(qkv)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in qkv.split(self.qkv_sizes, dim=-1))
+        widths = (self.key_dim, self.key_dim, self.head_dim)
+        parts = zip(qkv.split(self.qkv_sizes, dim=-1), widths, strict=True)
+        q, k, v = (part.unflatten(-1, (-1, width)) for part, width in parts)
         positions, position = advanced(state, x, lengths)
         if self.rotary == "rope":
             q, k = (rotate(part, positions, theta=self.rope_theta, interleaved=self.rotary_interleaved) for part in (q, k))
@@ -150,17 +156,16 @@ class ProjectedMixer(Mixer):
         self, kind: type[TokenState], heads: int, batch_size: int, device: torch.device | str, dtype: torch.dtype
     ) -> TokenState:
         """The attention's state before the first token."""
-        tokens = torch.zeros(batch_size, 0, heads, self.head_dim, device=device, dtype=dtype)
+        keys = torch.zeros(batch_size, 0, heads, self.key_dim, device=device, dtype=dtype)
+        values = torch.zeros(batch_size, 0, heads, self.head_dim, device=device, dtype=dtype)
         wide = torch.promote_types(dtype, torch.float32)
-        return kind(
-            tokens, tokens, None if self.decay == "none" else torch.zeros(tokens.shape[:3], device=device, dtype=wide)
-        )
+        return kind(keys, values, None if self.decay == "none" else torch.zeros(keys.shape[:3], device=device, dtype=wide))
 
     def _token_nbytes(self, heads: int) -> int:
         """What one kept token takes: key, value and decay of every head of the state."""
         dtype = next(self.parameters()).dtype
         wide = torch.promote_types(dtype, torch.float32).itemsize
-        return heads * (2 * self.head_dim * dtype.itemsize + (self.decay != "none") * wide)
+        return heads * ((self.key_dim + self.head_dim) * dtype.itemsize + (self.decay != "none") * wide)
 
     def _carried_elements(self) -> int:
         """How many numbers the convolution carries."""

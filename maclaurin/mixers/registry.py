@@ -27,7 +27,7 @@ class Entry:
                 continue
             parameters = inspect.signature(vars(owner)["__init__"]).parameters.values()
             for parameter in parameters:
-                if parameter.kind is parameter.KEYWORD_ONLY:
+                if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "causal":  # an argument of build_mixer
                     options.setdefault(parameter.name, self.preset.get(parameter.name, parameter.default))
             if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
                 break
@@ -62,7 +62,9 @@ def build_mixer(name: str, d_model: int, num_heads: int, *, causal: bool = True,
         if option not in known:
             raise ValueError(f"mixer {name!r} has no option {option!r}{_hint(option, known)}; it takes: {', '.join(known)}")
     if not causal:
-        raise ValueError(f"mixer {name!r} is causal only, causal=False is not possible")
+        if not entry.mixer.bidirectional:
+            raise ValueError(f"mixer {name!r} is causal only, causal=False is not possible")
+        options["causal"] = False
     return entry.mixer(d_model, num_heads, **{**entry.preset, **options})
 
 

@@ -1,6 +1,7 @@
 """Tensors in, tensors out: the mechanisms, each exact in every form. `reference` states their maths."""
 
 from maclaurin.ops import reference
+from maclaurin.ops.bidirectional import bidirectional_linear, bidirectional_power, bidirectional_softmax
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.features import symmetric_power
 from maclaurin.ops.linear import linear_attention
@@ -15,6 +16,9 @@ __all__ = [
     "PowerState",
     "State",
     "TokenState",
+    "bidirectional_linear",
+    "bidirectional_power",
+    "bidirectional_softmax",
     "fold_length",
     "linear_attention",
     "power_attention",

@@ -1,0 +1,146 @@
+"""Attention over whole sequences: every token sees every token, for encoders and images.
+
+Softmax needs only its mask left out. A mechanism with a decay runs over the sequence and over its reversal, with the same
+queries and keys, and a token's weight on itself is counted once:
+
+    w_ts = f(q_t·k_s)·exp(a_{s+1} + … + a_t) for s <= t,   f(q_t·k_s)·exp(a_t + … + a_{s-1}) for s > t
+
+There is no state: a state is what a prefix leaves behind, and here nothing is a prefix.
+"""
+
+# B batch, T time, H heads, G key-value heads, K key channels, V value channels, W = V or V+1
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
+from maclaurin.ops.features import Kernel
+from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.power import power_attention
+from maclaurin.ops.tokens import without_padding
+
+Causal = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+def bidirectional_softmax(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, lengths: Tensor | None = None
+) -> Tensor:
+    """Softmax attention without a mask but for padding: q (B,T,H,K), k (B,T,G,K), v (B,T,G,V) -> (B,T,H,V).
+
+    lengths (B,): how many tokens of each row are real; those behind them have no influence and give zero.
+    """
+    checks.heads(q, k, v)
+    checks.number("scale", scale)
+    if lengths is None:
+        return _softmax(q, k, v, None, default_scale(scale, q))
+    q, k, v = (without_padding(x, lengths) for x in (q, k, v))
+    real = torch.arange(q.shape[1], device=q.device) < lengths.clamp(min=1)[:, None]  # an empty row sees its own zeros
+    return without_padding(_softmax(q, k, v, real, default_scale(scale, q)), lengths)
+
+
+@without_autocast
+def _softmax(q: Tensor, k: Tensor, v: Tensor, real_BT: Tensor | None, scale: float) -> Tensor:
+    dtype = torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else q.dtype
+    q_BHTK, k_BGTK, v_BGTV = (x.to(dtype).transpose(1, 2) for x in (q, k, v))
+    mask = None if real_BT is None else real_BT[:, None, None, :]
+    grouped = q.shape[2] != k.shape[2]
+    y = scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTV, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    return y.transpose(1, 2).to(q.dtype)
+
+
+def bidirectional_power(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    order: int | Iterable[int] = 2,
+    order_weights: Tensor | None = None,
+    scale: float | None = None,
+    normalize: bool = True,
+    form: str = "auto",
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """`power_attention` over whole sequences, in linear time. Arguments as there and in `bidirectional_softmax`."""
+    kernel = Kernel.of(order)
+    terms = kernel.orders if isinstance(order, Iterable) else kernel.orders[0]
+
+    def causal(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor:
+        y, _ = power_attention(
+            q,
+            k,
+            v,
+            log_decay,
+            order=terms,
+            order_weights=order_weights,
+            scale=scale,
+            normalize=False,
+            return_state=False,
+            form=form,
+        )
+        return y
+
+    def own_weight(q: Tensor, k: Tensor) -> Tensor:
+        score_OBTH = (q * repeat_heads(k, q.shape[2])).sum(-1) * default_scale(scale, q)
+        return kernel(score_OBTH, None if order_weights is None else order_weights.expand(q.shape[2], -1).T[:, None, None])
+
+    return _both_ways(causal, own_weight, q, k, v, log_decay, normalize, lengths)
+
+
+def bidirectional_linear(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    normalize: bool = True,
+    form: str = "auto",
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """`linear_attention` over whole sequences; log_decay may have an entry a key channel."""
+
+    def causal(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor:
+        y, _ = linear_attention(q, k, v, log_decay, scale=scale, normalize=False, return_state=False, form=form)
+        return y
+
+    def own_weight(q: Tensor, k: Tensor) -> Tensor:
+        return (q * repeat_heads(k, q.shape[2])).sum(-1) * default_scale(scale, q)
+
+    return _both_ways(causal, own_weight, q, k, v, log_decay, normalize, lengths)
+
+
+def _both_ways(
+    causal: Causal,
+    own_weight: Callable[[Tensor, Tensor], Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    normalize: bool,
+    lengths: Tensor | None,
+) -> Tensor:
+    """Padding is neutral at either end: its keys, values and log decays are zero, and so is its count."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    wide = [x.to(dtype) for x in (q, k, v)]
+    if normalize:
+        wide[2] = torch.cat([wide[2], wide[2].new_ones(*v.shape[:-1], 1)], dim=-1)
+    q_BTHK, k_BTGK, v_BTGW = (without_padding(x, lengths) for x in wide)
+    a = None if log_decay is None else without_padding(log_decay, lengths)
+
+    def reverse(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.flip(1)
+
+    forwards = causal(q_BTHK, k_BTGK, v_BTGW, a)
+    backwards = causal(q_BTHK.flip(1), k_BTGK.flip(1), v_BTGW.flip(1), reverse(a)).flip(1)
+    own = own_weight(q_BTHK, k_BTGK)[..., None] * repeat_heads(v_BTGW, q.shape[2])
+    y = forwards + backwards - own
+    if normalize:
+        y = safe_divide(y[..., :-1], y[..., -1:])
+    return without_padding(y, lengths).to(q.dtype)
