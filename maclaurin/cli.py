@@ -189,7 +189,7 @@ def report(
 @app.command()
 def bench(
     parts: Annotated[
-        list[str] | None, typer.Argument(help="limits, attention, decode, peers, memory, training; all by default.")
+        list[str] | None, typer.Argument(help="limits, attention, decode, mixers, peers, memory, training; all by default.")
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of PyTorch and of the kernels.")] = 2,
     long: Annotated[bool, typer.Option("--long", help="The longest sequences too, which take softmax minutes.")] = False,
