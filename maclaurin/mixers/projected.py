@@ -23,7 +23,7 @@ from maclaurin.ops.rotary import rotate
 from maclaurin.ops.states import ConvState, State, TokenState
 
 ROTARIES = ("none", "rope", "selective")
-DECAYS = ("none", "softplus", "mamba")
+DECAYS = ("none", "softplus", "forget", "mamba")
 DISCRETISATIONS = ("none", "dt", "sigmoid")
 
 
@@ -50,7 +50,7 @@ class ProjectedMixer(Mixer):
     conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it.
     rotary: "rope" turns q and k by exact positions, with rope_theta; "selective" by angles that the tokens choose, with
     rotary_options (`selective_rope.py`). rotary_interleaved pairs channels (0,1), (2,3)…
-    decay: "softplus" a = −softplus(x·W), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
+    decay: "softplus" a = −softplus(x·W), "forget" a = log σ(x·W + b), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
     value_discretization: v·dt with dt = softplus(x·W_dt), or its sigmoid; dt_bias adds Mamba's bias to dt.
     """
 
@@ -119,7 +119,11 @@ class ProjectedMixer(Mixer):
         self.selective: SelectiveRotary | None = None
         if rotary == "selective":
             self.selective = SelectiveRotary(d_model, self.num_kv_heads, self.key_dim // 2, **(rotary_options or {}))
-        self.decay_proj = nn.Linear(d_model, self.num_kv_heads, bias=False) if decay == "softplus" else None
+        self.decay_proj: nn.Linear | None = None
+        if decay in ("softplus", "forget"):
+            self.decay_proj = nn.Linear(d_model, self.num_kv_heads, bias=decay == "forget")
+            if self.decay_proj.bias is not None:
+                nn.init.zeros_(self.decay_proj.bias)
         needs_dt = decay == "mamba" or value_discretization != "none"
         self.dt_proj = nn.Linear(d_model, self.num_kv_heads, bias=False) if needs_dt else None
         if dt_bias and not needs_dt:
@@ -165,7 +169,8 @@ class ProjectedMixer(Mixer):
     def _log_decay(self, x: Tensor, dt: Tensor | None) -> Tensor | None:
         if self.decay_proj is not None:
             z = self.decay_proj(x)
-            return -F.softplus(z.to(torch.promote_types(z.dtype, torch.float32))) * self.decay_scale
+            z = z.to(torch.promote_types(z.dtype, torch.float32))
+            return (F.logsigmoid(z) if self.decay == "forget" else -F.softplus(z)) * self.decay_scale
         if self.A_log is not None:
             assert dt is not None
             return -self.A_log.to(dt.dtype).exp() * dt * self.decay_scale

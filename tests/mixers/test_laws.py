@@ -13,7 +13,7 @@ FORMS = ("parallel", "chunked", "recurrent", "auto")
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 2e-2}
 
 # options that change what a mixer carries: the name of a variant -> (mixer, options)
-VARIANTS = {f"{name}+selective": (name, {"rotary": "selective"}) for name in ("softmax", "linear", "2mamba")}
+VARIANTS = {f"{name}+selective": (name, {"rotary": "selective"}) for name in ("softmax", "fox", "linear", "2mamba")}
 
 every_mixer = pytest.mark.parametrize("name", [*MIXERS, *VARIANTS])
 
