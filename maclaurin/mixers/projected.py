@@ -149,7 +149,8 @@ class ProjectedMixer(Mixer):
             q, k = (turn_by_position(part, positions, theta=self.rope_theta, interleaved=interleaved) for part in (q, k))
         elif self.selective is not None:
             angles, rotation = self.selective(x, None if state is None else state.rotation, form, lengths)
-            q, k = (rotate(part, angles, interleaved=interleaved) for part in (q, k))
+            # autocast rounds q and k to bfloat16; their gradients must not be: those of angles add up over all tokens
+            q, k = (rotate(part.to(x.dtype), angles, interleaved=interleaved) for part in (q, k))
         plain_v, dt = v, self._time_step(x)
         if self.value_discretization != "none":
             assert dt is not None

@@ -12,8 +12,18 @@ MIXERS = maclaurin.available_mixers()
 FORMS = ("parallel", "chunked", "recurrent", "auto")
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 2e-2}
 
+
+def selective(**options):
+    return {"rotary": "selective", "rotary_options": options}
+
+
 # options that change what a mixer carries: the name of a variant -> (mixer, options)
-VARIANTS = {f"{name}+selective": (name, {"rotary": "selective"}) for name in ("softmax", "fox", "linear", "2mamba")}
+VARIANTS = {
+    "softmax+selective": ("softmax", {"rotary": "selective"}),
+    "fox+selective": ("fox", selective(rank=3, increments="linear", gate="none", bias=True, theta=1)),
+    "linear+selective": ("linear", selective(increments="difference", bias=True, temperature="rfa", temp_max=0.25)),
+    "2mamba+selective": ("2mamba", selective(gate="gla", bias=True)),
+}
 
 every_mixer = pytest.mark.parametrize("name", [*MIXERS, *VARIANTS])
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maclaurin.ops import reference, rotary
+from maclaurin.ops import reference, rotary, rotate
 from tests.ops.helpers import assert_close, distance
 
 PAIRINGS = pytest.mark.parametrize("interleaved", [False, True], ids=["half-split", "interleaved"])
@@ -87,3 +87,24 @@ def test_bad_positions_are_refused():
         rotary(x[0], torch.arange(5))
     with pytest.raises(ValueError, match=r"positions must have shape \(5,\) or \(2, 5\)"):
         rotary(x, torch.arange(4))
+
+
+@PAIRINGS
+@pytest.mark.parametrize(("B", "H", "G"), [(2, 4, 4), (2, 4, 2), (3, 6, 1)])
+def test_given_angles_multiply_complex_numbers(interleaved, B, H, G):
+    """Each set of angles serves the query heads of its key-value head, and turning back undoes it."""
+    x, angles = torch.randn(B, 7, H, 10).double(), torch.randn(B, 7, G, 5).double() * 10
+    pairs = x.unflatten(-1, (5, 2)) if interleaved else x.unflatten(-1, (2, 5)).transpose(-1, -2)
+    turn = torch.exp(1j * angles).repeat_interleave(H // G, dim=2)
+    expected = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+    turned = rotate(x, angles, interleaved=interleaved)
+    assert_close(turned, expected.flatten(-2) if interleaved else expected.transpose(-1, -2).flatten(-2), 1e-14)
+    assert_close(turned.norm(dim=-1), x.norm(dim=-1), 1e-14)
+    assert_close(rotate(turned, -angles, interleaved=interleaved), x, 1e-14)
+
+
+def test_angles_that_do_not_fit_are_refused():
+    x = torch.randn(2, 5, 4, 6)
+    for shape in ((2, 4, 4, 3), (2, 5, 3, 3), (2, 5, 4, 6), (3, 5, 4, 3)):
+        with pytest.raises(ValueError, match=r"angles must match x \(2, 5, 4, 6\)"):
+            rotate(x, torch.randn(shape))
