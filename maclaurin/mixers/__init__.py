@@ -2,6 +2,7 @@
 
 from maclaurin.mixers import (
     attention,
+    delta,
     gated,
     mamba2,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "attention",
     "available_mixers",
     "build_mixer",
+    "delta",
     "gated",
     "mamba2",
     "mixer_entry",
