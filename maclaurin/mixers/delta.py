@@ -1,26 +1,27 @@
-"""The delta rule: a memory whose tokens correct what it holds under their key, where attention only adds to it.
+"""The delta rule: a token corrects what the memory holds under its key, where attention only adds to it.
 
     q, k, v = silu(conv(x·W_qkv));  q, k ← q/|q|, k/|k|;  β = σ(x·W_β);  a = −exp(A_log)·softplus(x·W_dt + bias)
-    S_t = exp(a_t)·(I − β_t φ(k_t)φ(k_t)ᵀ) S_{t-1} + β_t φ(k_t) v_tᵀ;   y_t = S_tᵀφ(q_t);   out = W_o · (norm(y) ⊙ silu(x·W_z))
+    S_t = exp(a_t)·(I − β_t φ(k_t)φ(k_t)ᵀ) S_{t-1} + β_t φ(k_t) v_tᵀ;   y_t = S_tᵀφ(q_t)
+    out = W_o · (norm(y) ⊙ silu(x·W_z))
 
-`delta` is DeltaNet: φ is the identity and nothing decays. `gated-delta` is Gated DeltaNet: with the decay and the gate, both
-before and after the correction alike, because a decay a head commutes with it.
+`delta` is DeltaNet: φ is the identity, nothing decays, no gate. `gated-delta` is Gated DeltaNet, with both. It decays the
+memory before it corrects it; one decay a head commutes with the correction.
 
 `2mamba-delta` is the delta rule on the features of 2Mamba, φ(k) = the symmetric square with d(d+1)/2 entries, behind its
-softplus decay and its short convolution without activation. |k| = 1 makes |φ(k)|² = (k·k)² = 1, so it is as stable as the
-first order, and it can hold d(d+1)/2 associations exactly where the first order holds d (docs/maths.md). It is not divided
-by the sum of its weights as 2Mamba is: weights of the delta rule have both signs and no sum worth dividing by, so a norm of
-each head's output takes its place, and the length of q cancels in it.
+softplus decay and its convolution without activation. |k| = 1 makes |φ(k)|² = (k·k)² = 1, so it is as stable as the first
+order, and it can hold d(d+1)/2 associations exactly where the first order holds d (docs/maths.md). 2Mamba divides by the sum
+of its weights; those of the delta rule have both signs and a sum that may vanish, so a norm of each head's output stands
+here, in which the length of q cancels.
 
 What the authors' code (flash-linear-attention) does differently: q is scaled by 1/√d, which cancels in the norm but for its
-epsilon; one convolution each for q, k and v, which is one over all of them; a rotation, if any, comes before |k| is taken
-here, so that it changes no length. Published variants: negative eigenvalues are `allow_negative_eigenvalues=True`; DeltaNet
-with a gate `gate=True`; Gated DeltaNet has `key_dim` = 3/4 d_model / num_heads and `head_dim` twice that.
+epsilon; q, k and v have a convolution each, here one runs over all three; rotary positions, which they do not have, turn q
+and k before their lengths are taken. Published variants: `allow_negative_eigenvalues=True` (Grazzi et al.), `gate=True` for
+`delta`, `num_heads` = 3/4·d_model/`key_dim` with `head_dim` = 2·`key_dim` for the sizes of Gated DeltaNet.
 
-Schlag, Irie, Schmidhuber: Linear Transformers Are Secretly Fast Weight Programmers, 2021, arXiv 2102.11174. Yang, Wang, Zhang,
-Shen, Kim: Parallelizing Linear Transformers with the Delta Rule over Sequence Length, 2024, arXiv 2406.06484. Yang, Kautz,
-Hatamizadeh: Gated Delta Networks, 2024, arXiv 2412.06464. Grazzi et al.: Unlocking State-Tracking in Linear RNNs Through
-Negative Eigenvalues, 2024, arXiv 2411.12537.
+Schlag, Irie, Schmidhuber: Linear Transformers Are Secretly Fast Weight Programmers, arXiv 2102.11174, 2021.
+Yang et al.: Parallelizing Linear Transformers with the Delta Rule over Sequence Length, arXiv 2406.06484, 2024.
+Yang, Kautz, Hatamizadeh: Gated Delta Networks: Improving Mamba2 with Delta Rule, arXiv 2412.06464, 2024.
+Grazzi et al.: Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues, arXiv 2411.12537, 2024.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ from maclaurin.ops.features import monomial_count
 from maclaurin.ops.states import DeltaState
 
 NORMS = ("head", "none")
-LENGTH_EPS = 1e-6  # under the root, as the authors have it: a key of zeros gets a bounded gradient, and none is longer than 1
+LENGTH_EPS = (
+    1e-6  # under the root, as the authors have it: a key of zeros gets a bounded gradient, and none is longer than 1
+)
 
 
 class Delta(ProjectedMixer):

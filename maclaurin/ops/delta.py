@@ -1,17 +1,18 @@
 """The delta rule: a memory that corrects what it holds under a key instead of adding to it.
 
-    S_t = exp(a_t)·S_{t-1} + β_t φ(k_t) (v_t - exp(a_t)·S_{t-1}ᵀφ(k_t))ᵀ = exp(a_t)·(I - β_t φ(k_t)φ(k_t)ᵀ) S_{t-1} + β_t φ(k_t) v_tᵀ
+    S_t = exp(a_t)·S_{t-1} + β_t φ(k_t) (v_t - exp(a_t)·S_{t-1}ᵀφ(k_t))ᵀ
+        = exp(a_t)·(I - β_t φ(k_t)φ(k_t)ᵀ) S_{t-1} + β_t φ(k_t) v_tᵀ
     y_t = S_tᵀφ(scale·q_t)
 
-The memory decays, then the key's share β of what it recalls is replaced by the value. φ is the identity (order 1), or the
-symmetric square with φ(x)·φ(y) = (x·y)² (order 2). The state transition shrinks or keeps every direction as long as
-0 <= β|k|^(2·order) <= 2: with keys of unit length nothing can grow. At β = 1 a key is overwritten, above it the transition has
-a negative eigenvalue.
+The memory decays, then the share β of what it holds under the key is replaced by the value. φ is the identity (order 1),
+or the symmetric power with φ(x)·φ(y) = (x·y)^order. The transition I - βφφᵀ has the eigenvalues 1 and 1 - β|k|^(2·order):
+with keys of unit length and 0 <= β <= 2 nothing can grow. At β = 1 a key is overwritten, above it one eigenvalue is
+negative. With longer keys the recurrence itself may grow without bound, in every form.
 
 Padding has the key, value, β and log decay zero: it writes nothing and changes nothing.
 """
 
-# B batch, T time, H heads, G key-value heads, R = H/G, N = B·G, X = 1+R readers, K key channels, F features, V value channels
+# B batch, T time, H heads, G key-value heads, R = H/G, N = B·G, X = 1+R, K key channels, F features, V value channels
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ from maclaurin.ops import checks, decay, delta_chunked
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.ragged import Inputs, over_documents
-from maclaurin.ops.states import DeltaState
+from maclaurin.ops.states import DeltaState, State
 
 CHUNKS = {1: 64}  # by order
-CHUNK_OF_HIGHER_ORDERS = 128  # a larger memory is better read and written by more tokens at a time
+CHUNK_OF_HIGHER_ORDERS = 256  # a larger memory is better read and written by more tokens at a time
 
 
 def delta_rule(
@@ -39,7 +40,7 @@ def delta_rule(
     *,
     order: int = 1,
     scale: float | None = None,
-    state: DeltaState | None = None,
+    state: State | None = None,
     return_state: bool = True,
     form: str = "auto",
     attention_mask: Tensor | None = None,
@@ -86,19 +87,19 @@ def delta_rule(
         B, _, H, _ = q.shape
         G = k.shape[2]
         dtype = torch.promote_types(q.dtype, torch.float32)
-        q_BGRTK = (q.to(dtype) * default_scale(scale, q)).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4)
-        readers_NXTK = torch.cat([k.to(dtype).transpose(1, 2)[:, :, None], q_BGRTK], dim=2).flatten(0, 1)
-        v_NTV, beta_NT = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (v, beta))
+        q_NRTK = (q.to(dtype) * default_scale(scale, q)).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        k_NTK, v_NTV, beta_NT = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (k, v, beta))
         a_NT = None if log_decay is None else log_decay.transpose(1, 2).flatten(0, 1)
         memory_NFV = None if state is None else state.memory.to(dtype).flatten(0, 1)
         if form == "recurrent":
-            y_NRTV, memory_NFV = _recurrent(readers_NXTK, v_NTV, beta_NT, a_NT, memory_NFV, kernel)
+            y_NRTV, memory_NFV = _recurrent(q_NRTK, k_NTK, v_NTV, beta_NT, a_NT, memory_NFV, kernel)
         else:
             # the state holds φ(k); chunks compute with plain monomials, which the roots turn into φ
             root_F1 = kernel.feature_weights(k.shape[3], v_NTV)[:, None].sqrt()
             start_NFV = None if memory_NFV is None else memory_NFV / root_F1
-            inputs = (readers_NXTK, v_NTV, beta_NT, a_NT, start_NFV)
-            y_NRTV, end_NFV = delta_chunked.chunked(*inputs, kernel, chunk, return_state)
+            y_NRTV, end_NFV = delta_chunked.chunked(
+                q_NRTK, k_NTK, v_NTV, beta_NT, a_NT, start_NFV, kernel, chunk, return_state
+            )
             memory_NFV = None if end_NFV is None else end_NFV * root_F1
         y = y_NRTV.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype)
         if not return_state:
@@ -117,20 +118,26 @@ def delta_rule(
 
 
 def _recurrent(
-    readers_NXTK: Tensor, v_NTV: Tensor, beta_NT: Tensor, a_NT: Tensor | None, memory_NFV: Tensor | None, kernel: Kernel
+    q_NRTK: Tensor,
+    k_NTK: Tensor,
+    v_NTV: Tensor,
+    beta_NT: Tensor,
+    a_NT: Tensor | None,
+    memory_NFV: Tensor | None,
+    kernel: Kernel,
 ) -> tuple[Tensor, Tensor]:
-    """Token by token. The memory is read once for key and queries: the queries see what the token itself writes by its score."""
+    """Token by token. Key and queries read the memory at once; what the token itself writes, a query sees by its score."""
     if memory_NFV is None:
-        memory_NFV = v_NTV.new_zeros(v_NTV.shape[0], kernel.feature_count(readers_NXTK.shape[3]), v_NTV.shape[2])
+        memory_NFV = v_NTV.new_zeros(v_NTV.shape[0], kernel.feature_count(k_NTK.shape[2]), v_NTV.shape[2])
     outputs = []
     for t in range(v_NTV.shape[1]):
-        readers_NXK = readers_NXTK[:, :, t]
+        q_NRK, k_N1K = q_NRTK[:, :, t], k_NTK[:, t, None]
         if a_NT is not None:
             memory_NFV = memory_NFV * decay.factor(a_NT[:, t], v_NTV.dtype)[:, None, None]
-        features_NXF = kernel.features(readers_NXK)
+        features_NXF = kernel.features(torch.cat([k_N1K, q_NRK], dim=1))
         read_NXV = torch.bmm(features_NXF, memory_NFV)
         u_N1V = beta_NT[:, t, None, None] * (v_NTV[:, t, None] - read_NXV[:, :1])
-        own_NR1 = kernel(torch.bmm(readers_NXK[:, 1:], readers_NXK[:, :1].transpose(1, 2)))
+        own_NR1 = kernel(torch.bmm(q_NRK, k_N1K.transpose(1, 2)))
         outputs.append(torch.baddbmm(read_NXV[:, 1:], own_NR1, u_N1V))
         memory_NFV = torch.baddbmm(memory_NFV, features_NXF[:, :1].transpose(1, 2), u_N1V)
     return torch.stack(outputs, dim=2), memory_NFV

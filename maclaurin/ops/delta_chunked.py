@@ -41,7 +41,8 @@ from maclaurin.ops.power_chunked import Chunk, Plan, initial_memory
 
 
 def chunked(
-    readers_NXTK: Tensor,
+    q_NRTK: Tensor,
+    k_NTK: Tensor,
     v_NTV: Tensor,
     beta_NT: Tensor,
     log_decay_NT: Tensor | None,
@@ -51,13 +52,14 @@ def chunked(
     return_memory: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Outputs (N,R,T,V), and the memory (N,F,V) after the last token, both memories in the basis of plain monomials."""
-    N, X, T, K = readers_NXTK.shape
+    N, R, T, K = q_NRTK.shape
     plan = Plan(kernel, min(chunk, T), folded=T if return_memory else 0)
-    per_head = kernel.feature_count(K) * X * plan.chunk * readers_NXTK.element_size()
+    per_head = kernel.feature_count(K) * (1 + R) * plan.chunk * q_NRTK.element_size()
     heads = max(1, power_chunked.EXPANSION_BYTES // per_head)
-    inputs = (readers_NXTK, v_NTV, beta_NT, log_decay_NT, memory_NFV)
+    inputs = (q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, memory_NFV)
     pieces = [
-        _Chunked.apply(*(None if x is None else x[start : start + heads] for x in inputs), plan) for start in range(0, N, heads)
+        _Chunked.apply(*(None if x is None else x[start : start + heads] for x in inputs), plan)
+        for start in range(0, N, heads)
     ]
     if len(pieces) == 1:
         return pieces[0][0], pieces[0][1]
@@ -68,32 +70,35 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        readers_NXTK: Tensor,
+        q_NRTK: Tensor,
+        k_NTK: Tensor,
         v_NTV: Tensor,
         beta_NT: Tensor,
         log_decay_NT: Tensor | None,
         memory_NFV: Tensor | None,
         plan: Plan,
     ) -> tuple[Tensor, Tensor | None]:
-        N, X, T, K = readers_NXTK.shape
-        y_NRTV, error_NTV = v_NTV.new_empty(N, X - 1, T, v_NTV.shape[2]), torch.empty_like(v_NTV)
-        memory, empty = initial_memory(memory_NFV, readers_NXTK[:, 0], v_NTV, plan.kernel), memory_NFV is None
-        c_F1 = plan.kernel.feature_weights(K, readers_NXTK)[:, None]
-        for chunk in _walk(readers_NXTK, v_NTV, log_decay_NT, plan):
+        R, T, K = q_NRTK.shape[1:]
+        y_NRTV, error_NTV = v_NTV.new_empty(*q_NRTK.shape[:3], v_NTV.shape[2]), torch.empty_like(v_NTV)
+        memory, empty = initial_memory(memory_NFV, k_NTK, v_NTV, plan.kernel), memory_NFV is None
+        c_F1 = plan.kernel.feature_weights(K, k_NTK)[:, None]
+        for start in range(0, T, plan.chunk):
+            chunk = _chunk(q_NRTK, k_NTK, v_NTV, log_decay_NT, plan, start)
             now, C = chunk.keys, chunk.k_NCK.shape[1]
-            m_NFQ = None
             score_NXCC, between = chunk.scores()
             weight_NXCC = plan.kernel(score_NXCC) * between
-            recalled, from_memory = 0, 0
-            if not empty:
-                m_NFQ = chunk.monomials_of_q()
+            m_NFQ = None if empty else chunk.monomials_of_q()
+            read_NQV, unexplained_NCV = None, chunk.v_NCW
+            if m_NFQ is not None:
                 read_NQV = chunk.from_start(torch.bmm(m_NFQ.transpose(1, 2), c_F1 * memory))
-                recalled, from_memory = read_NQV[:, :C], read_NQV[:, C:]
+                unexplained_NCV = chunk.v_NCW - read_NQV[:, :C]
             system_NCC = weight_NXCC[:, 0] * beta_NT[:, None, now]
-            error_NCV = solve_triangular(system_NCC, chunk.v_NCW - recalled, upper=False, unitriangular=True)
+            error_NCV = solve_triangular(system_NCC, unexplained_NCV, upper=False, unitriangular=True)
             u_NCV = beta_NT[:, now, None] * error_NCV
-            y_NQV = torch.bmm(weight_NXCC[:, 1:].flatten(1, 2), u_NCV) + from_memory
-            y_NRTV[:, :, now] = y_NQV.unflatten(1, (X - 1, C))
+            y_NQV = torch.bmm(weight_NXCC[:, 1:].flatten(1, 2), u_NCV)
+            if read_NQV is not None:
+                y_NQV += read_NQV[:, C:]
+            y_NRTV[:, :, now] = y_NQV.unflatten(1, (R, C))
             error_NTV[:, now] = error_NCV
             if now.stop < T or plan.folded:
                 m_NFC = chunk.monomials_of_k() if m_NFQ is None else m_NFQ[:, :, :C]
@@ -101,83 +106,91 @@ class _Chunked(torch.autograd.Function):
         result = memory if plan.folded else None
         ctx.plan = plan
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(readers_NXTK, v_NTV, beta_NT, log_decay_NT, memory_NFV, y_NRTV, error_NTV, result)
+        ctx.save_for_backward(q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, memory_NFV, y_NRTV, error_NTV, result)
         return y_NRTV, result
 
     @staticmethod
     @once_differentiable
     @without_autocast
     def backward(ctx: Any, dy_NRTV: Tensor | None, d_result_NFV: Tensor | None) -> tuple[Tensor | None, ...]:
-        readers_NXTK, v_NTV, beta_NT, log_decay_NT, memory_NFV, y_NRTV, error_NTV, result_NFV = ctx.saved_tensors
+        q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, memory_NFV, y_NRTV, error_NTV, result_NFV = ctx.saved_tensors
         plan: Plan = ctx.plan
-        N, X, T, K = readers_NXTK.shape
-        chunks = _walk(readers_NXTK, v_NTV, log_decay_NT, plan)
-        c_F1 = plan.kernel.feature_weights(K, readers_NXTK)[:, None]
-        u_NTV = beta_NT[..., None] * error_NTV
-        d_readers_NXTK, dw_NTV = torch.zeros_like(readers_NXTK), torch.empty_like(v_NTV)
-        # what each reader receives: -dv for the key, dy for the queries
-        received_NXTV = v_NTV.new_zeros(N, X, T, v_NTV.shape[2])
-        if dy_NRTV is not None:
-            received_NXTV[:, 1:] = dy_NRTV
+        T, K = k_NTK.shape[1:]
+        if dy_NRTV is None:
+            dy_NRTV = torch.zeros_like(y_NRTV)
+        c_F1 = plan.kernel.feature_weights(K, k_NTK)[:, None]
+        starts = range(0, T, plan.chunk)
+        dq_NRTK, dk_NTK, dv_NTV = torch.empty_like(q_NRTK), torch.empty_like(k_NTK), torch.empty_like(v_NTV)
+        d_beta_NT = torch.empty_like(beta_NT)
 
         # backwards, with the gradient of the memory: steps 4 and 5
-        dmemory = initial_memory(d_result_NFV, readers_NXTK[:, 0], v_NTV, plan.kernel)
-        carried = d_result_NFV is not None
-        for chunk in reversed(chunks):
+        dmemory, carried = initial_memory(d_result_NFV, k_NTK, v_NTV, plan.kernel), d_result_NFV is not None
+        for start in reversed(starts):
+            chunk = _chunk(q_NRTK, k_NTK, v_NTV, log_decay_NT, plan, start)
             now, C = chunk.keys, chunk.k_NCK.shape[1]
             score_NXCC, between = chunk.scores()
-            weight_NXCC, slope_NXCC = plan.kernel(score_NXCC) * between, plan.kernel.derivative(score_NXCC) * between
-            du_NCV = torch.bmm(weight_NXCC[:, 1:].flatten(1, 2).transpose(1, 2), received_NXTV[:, 1:, now].flatten(1, 2))
-            needs_memory = now.start > 0 or memory_NFV is not None
-            m_NFQ = chunk.monomials_of_q() if needs_memory else chunk.monomials_of_k() if carried else None
-            if carried:
-                assert m_NFQ is not None
+            weight_NXCC = plan.kernel(score_NXCC) * between
+            dy_NRCV, u_NCV = dy_NRTV[:, :, now], beta_NT[:, now, None] * error_NTV[:, now]
+            du_NCV = torch.bmm(weight_NXCC[:, 1:].flatten(1, 2).transpose(1, 2), dy_NRCV.flatten(1, 2))
+            reads = start > 0 or memory_NFV is not None
+            m_NFQ = chunk.monomials_of_q() if reads or carried else None
+            if m_NFQ is not None and carried:
                 du_NCV += chunk.to_end(torch.bmm(m_NFQ[:, :, :C].transpose(1, 2), dmemory))
             system_NCC = (beta_NT[:, now, None] * weight_NXCC[:, 0]).transpose(1, 2)
             w_NCV = solve_triangular(system_NCC, du_NCV, upper=True, unitriangular=True)
-            dw_NTV[:, now] = w_NCV
-            received_NXTV[:, 0, now] = -beta_NT[:, now, None] * w_NCV
-            received_NQV = received_NXTV[:, :, now].flatten(1, 2)
+            dv_NTV[:, now] = beta_NT[:, now, None] * w_NCV
+            d_beta_NT[:, now] = (w_NCV * error_NTV[:, now]).sum(-1)
 
-            d_score_NXCC = torch.bmm(received_NQV, u_NTV[:, now].transpose(1, 2)).view_as(slope_NXCC) * slope_NXCC
-            d_score_NXCC[:, 0].diagonal(dim1=1, dim2=2).zero_()  # a key meets only those before it
-            d_score_NQC = d_score_NXCC.flatten(1, 2)
-            d_readers_NXTK[:, :, now] = torch.bmm(d_score_NQC, chunk.k_NCK).unflatten(1, (X, C))
-            d_k_NCK = torch.bmm(d_score_NQC.transpose(1, 2), chunk.q_NQK)
+            received_NQV = _received(dv_NTV[:, now], dy_NRCV)
+            d_weight_NXCC = torch.bmm(received_NQV, u_NCV.transpose(1, 2)).view_as(score_NXCC) * between
+            d_weight_NXCC[:, 0].diagonal(dim1=1, dim2=2).zero_()  # a key meets only those before it
+            d_score_NQC = (d_weight_NXCC * plan.kernel.derivative(score_NXCC)).flatten(1, 2)
+            d_readers_NXCK = torch.bmm(d_score_NQC, chunk.k_NCK).unflatten(1, (-1, C))
+            dq_NRTK[:, :, now] = d_readers_NXCK[:, 1:]
+            dk_NTK[:, now] = torch.baddbmm(d_readers_NXCK[:, 0], d_score_NQC.transpose(1, 2), chunk.rows_of_q())
             if carried:
-                d_k_NCK += chunk.grad_k(torch.bmm(dmemory, chunk.to_end(u_NTV[:, now]).transpose(1, 2)))
+                dk_NTK[:, now] += chunk.grad_k(torch.bmm(dmemory, chunk.to_end(u_NCV).transpose(1, 2)))
                 dmemory = chunk.across(dmemory)
-            d_readers_NXTK[:, 0, now] += d_k_NCK
-            if needs_memory:
-                assert m_NFQ is not None
-                dmemory = torch.addcmul(dmemory, c_F1, torch.bmm(m_NFQ, chunk.from_start(received_NQV)))
-                carried = True
+            if m_NFQ is not None and reads:
+                dmemory, carried = torch.addcmul(dmemory, c_F1, torch.bmm(m_NFQ, chunk.from_start(received_NQV))), True
 
         # forwards, with the memory: step 6
-        memory, empty = initial_memory(memory_NFV, readers_NXTK[:, 0], v_NTV, plan.kernel), memory_NFV is None
-        for chunk in chunks:
+        memory, empty = initial_memory(memory_NFV, k_NTK, v_NTV, plan.kernel), memory_NFV is None
+        for start in starts:
+            chunk = _chunk(q_NRTK, k_NTK, v_NTV, log_decay_NT, plan, start)
             now, C = chunk.keys, chunk.k_NCK.shape[1]
             if not empty:
-                received_NQV = chunk.from_start(received_NXTV[:, :, now].flatten(1, 2))
+                received_NQV = chunk.from_start(_received(dv_NTV[:, now], dy_NRTV[:, :, now]))
                 d_m_NFQ = torch.bmm(c_F1 * memory, received_NQV.transpose(1, 2))
-                d_readers_NXTK[:, :, now] += chunk.grad_q(d_m_NFQ).unflatten(1, (X, C))
+                d_readers_NXCK = chunk.grad_q(d_m_NFQ).unflatten(1, (-1, C))
+                dk_NTK[:, now] += d_readers_NXCK[:, 0]
+                dq_NRTK[:, :, now] += d_readers_NXCK[:, 1:]
             if now.stop < T:
-                memory = torch.baddbmm(chunk.across(memory), chunk.monomials_of_k(), chunk.to_end(u_NTV[:, now]))
+                u_NCV = beta_NT[:, now, None] * error_NTV[:, now]
+                memory = torch.baddbmm(chunk.across(memory), chunk.monomials_of_k(), chunk.to_end(u_NCV))
                 empty = False
 
-        dv_NTV = -received_NXTV[:, 0]
-        d_beta_NT = (dw_NTV * error_NTV).sum(-1)
         d_decay_NT = None
         if log_decay_NT is not None:
             # in the widest dtype: neighbouring terms cancel, and there are T of them
             wide = decay.widest(v_NTV.device)
-            d_sums_NT = (y_NRTV * received_NXTV[:, 1:]).sum((1, 3), dtype=wide) - (v_NTV * dv_NTV).sum(-1, dtype=wide)
+            d_sums_NT = (y_NRTV * dy_NRTV).sum((1, 3), dtype=wide) - (v_NTV * dv_NTV).sum(-1, dtype=wide)
             if d_result_NFV is not None:
                 d_sums_NT[:, -1] += (result_NFV * d_result_NFV).sum((1, 2), dtype=wide)
             d_decay_NT = d_sums_NT.flip(1).cumsum(1).flip(1).to(log_decay_NT.dtype)
             d_decay_NT = d_decay_NT * (log_decay_NT > decay.SMALLEST_LOG_DECAY)
-        return d_readers_NXTK, dv_NTV, d_beta_NT, d_decay_NT, None if memory_NFV is None else dmemory, None
+        return dq_NRTK, dk_NTK, dv_NTV, d_beta_NT, d_decay_NT, None if memory_NFV is None else dmemory, None
 
 
-def _walk(readers_NXTK: Tensor, v_NTV: Tensor, log_decay_NT: Tensor | None, plan: Plan) -> list[Chunk]:
-    return Chunk.walk((readers_NXTK, readers_NXTK[:, 0], v_NTV, log_decay_NT, None), plan)
+def _chunk(q_NRTK: Tensor, k_NTK: Tensor, v_NTV: Tensor, log_decay_NT: Tensor | None, plan: Plan, start: int) -> Chunk:
+    """The chunk that begins at `start`; what it calls queries are all readers, the key first."""
+    now = slice(start, min(start + plan.chunk, k_NTK.shape[1]))
+    readers_NXCK = torch.cat([k_NTK[:, None, now], q_NRTK[:, :, now]], dim=1)
+    sums_NC = None if log_decay_NT is None else decay.cumulative(log_decay_NT[:, now], 1)
+    X = readers_NXCK.shape[1]
+    return Chunk(plan, readers_NXCK.flatten(1, 2), k_NTK[:, now], v_NTV[:, now], sums_NC, None, now, now, X)
+
+
+def _received(dv_NCV: Tensor, dy_NRCV: Tensor) -> Tensor:
+    """The gradient by what each reader read, (N,Q,V): what the key recalled was taken from the value."""
+    return torch.cat([-dv_NCV[:, None], dy_NRCV], dim=1).flatten(1, 2)

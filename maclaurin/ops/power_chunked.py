@@ -86,7 +86,7 @@ def chunked(
 
 @dataclass
 class Chunk:
-    """One chunk's slice of every input, its decays, and the products that several steps need. `delta_chunked` walks it too."""
+    """One chunk's slice of every input, its decays, and the products that several steps need, here and in `delta_chunked`."""
 
     plan: Plan
     q_NQK: Tensor | None  # Q = R·C rows, query head by query head; None for keys before the first query
@@ -125,10 +125,10 @@ class Chunk:
         return expand(self.k_NCK.transpose(1, 2).contiguous(), self.plan.kernel.orders)
 
     def monomials_of_q(self) -> Tensor:
-        return expand(self._q().transpose(1, 2).contiguous(), self.plan.kernel.orders)
+        return expand(self.rows_of_q().transpose(1, 2).contiguous(), self.plan.kernel.orders)
 
     def grad_q(self, grad_NFQ: Tensor) -> Tensor:
-        return contract(self._q().transpose(1, 2).contiguous(), grad_NFQ, self.plan.kernel.orders).transpose(1, 2)
+        return contract(self.rows_of_q().transpose(1, 2).contiguous(), grad_NFQ, self.plan.kernel.orders).transpose(1, 2)
 
     def grad_k(self, grad_NFC: Tensor) -> Tensor:
         return contract(self.k_NCK.transpose(1, 2).contiguous(), grad_NFC, self.plan.kernel.orders).transpose(1, 2)
@@ -160,7 +160,7 @@ class Chunk:
 
     def scores(self) -> tuple[Tensor, Tensor]:
         """q_i·k_j (N,R,C,C), and the decay between them, zero above the diagonal."""
-        q_NQK = self._q()
+        q_NQK = self.rows_of_q()
         score_NRCC = torch.bmm(q_NQK, self.k_NCK.transpose(1, 2)).unflatten(1, (self.groups, -1))
         C = self.k_NCK.shape[1]
         if self.sums_NC is None:
@@ -171,7 +171,7 @@ class Chunk:
         """(orders, N, 1, 1, 1), against the scores."""
         return None if self.weights_NO is None else self.weights_NO.T[:, :, None, None, None]
 
-    def _q(self) -> Tensor:
+    def rows_of_q(self) -> Tensor:
         assert self.q_NQK is not None
         return self.q_NQK
 
