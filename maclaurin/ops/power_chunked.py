@@ -86,7 +86,7 @@ def chunked(
 
 @dataclass
 class Chunk:
-    """One chunk's slice of every input, its decays, and the products that several steps need, here and in `delta_chunked`."""
+    """One chunk's slice of every input, its decays, and the products that several steps need (`delta_chunked`'s, too)."""
 
     plan: Plan
     q_NQK: Tensor | None  # Q = R·C rows, query head by query head; None for keys before the first query

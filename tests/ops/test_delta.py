@@ -1,6 +1,7 @@
 """What the delta rule promises beyond the laws of every op: peers, special cases, and a memory that cannot grow."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -160,7 +161,7 @@ def test_with_unit_keys_the_memory_cannot_grow(order):
     for t in range(0, 300, 10):
         _, state = ops.delta_rule(**{name: part[:, t : t + 10] for name, part in x.items()}, order=order, state=state)
         norms.append(state.memory.norm())
-    assert all(after <= before * (1 + 1e-12) for before, after in zip(norms, norms[1:], strict=False))
+    assert all(after <= before * (1 + 1e-12) for before, after in pairwise(norms))
 
 
 HOSTILE = {

@@ -62,7 +62,7 @@ def test_low_precision_loses_no_more_than_rounding(op, dtype, s, chunk, fold):
 
 @pytest.mark.parametrize(("K", "V"), HEAD_SIZES)
 @pytest.mark.parametrize(
-    "name", ["power-2-decay", "linear-decay", "linear-channel", "softmax-decay", "softmax", "delta-decay", "delta-2-decay"]
+    "name", ["power-2-decay", "linear-decay", "linear-channel", "softmax-decay", "softmax", "delta-decay"]
 )
 def test_head_sizes_need_not_be_powers_of_two(name, K, V):
     op = BY_NAME[name]
