@@ -23,7 +23,7 @@ from torch import Tensor
 
 from maclaurin.ops import checks, decay, delta_chunked
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
-from maclaurin.ops.features import Kernel
+from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import DeltaState, State
 
@@ -126,18 +126,26 @@ def _recurrent(
     memory_NFV: Tensor | None,
     kernel: Kernel,
 ) -> tuple[Tensor, Tensor]:
-    """Token by token. Key and queries read the memory at once; what the token itself writes, a query sees by its score."""
+    """Token by token. Key and queries read the memory at once; what the token itself writes, a query sees by its score.
+
+    Autograd keeps the memory of every token here: this form is for decoding.
+    """
     if memory_NFV is None:
         memory_NFV = v_NTV.new_zeros(v_NTV.shape[0], kernel.feature_count(k_NTK.shape[2]), v_NTV.shape[2])
+    root_F1 = kernel.feature_weights(k_NTK.shape[2], v_NTV)[:, None].sqrt()
     outputs = []
     for t in range(v_NTV.shape[1]):
-        q_NRK, k_N1K = q_NRTK[:, :, t], k_NTK[:, t, None]
-        if a_NT is not None:
-            memory_NFV = memory_NFV * decay.factor(a_NT[:, t], v_NTV.dtype)[:, None, None]
-        features_NXF = kernel.features(torch.cat([k_N1K, q_NRK], dim=1))
-        read_NXV = torch.bmm(features_NXF, memory_NFV)
-        u_N1V = beta_NT[:, t, None, None] * (v_NTV[:, t, None] - read_NXV[:, :1])
+        q_NRK, k_N1K, beta_N11 = q_NRTK[:, :, t], k_NTK[:, t, None], beta_NT[:, t, None, None]
+        readers_NKX = torch.cat([k_N1K, q_NRK], dim=1).transpose(1, 2)
+        features_NFX = monomials(readers_NKX, kernel.orders) * root_F1
+        read_NXV = torch.bmm(features_NFX.transpose(1, 2), memory_NFV)
+        if a_NT is None:
+            kept_NFV = memory_NFV.clone()
+        else:
+            left_N11 = decay.factor(a_NT[:, t], v_NTV.dtype)[:, None, None]
+            read_NXV, kept_NFV = read_NXV * left_N11, memory_NFV * left_N11
+        u_N1V = beta_N11 * (v_NTV[:, t, None] - read_NXV[:, :1])
         own_NR1 = kernel(torch.bmm(q_NRK, k_N1K.transpose(1, 2)))
         outputs.append(torch.baddbmm(read_NXV[:, 1:], own_NR1, u_N1V))
-        memory_NFV = torch.baddbmm(memory_NFV, features_NXF[:, :1].transpose(1, 2), u_N1V)
+        memory_NFV = kept_NFV.baddbmm_(features_NFX[:, :, :1], u_N1V)  # in place: a second copy of a large memory is slow
     return torch.stack(outputs, dim=2), memory_NFV
