@@ -3,6 +3,7 @@
 from maclaurin.mixers import (
     attention,
     fox,
+    delta,
     gated,
     mamba2,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "available_mixers",
     "build_mixer",
     "fox",
+    "delta",
     "gated",
     "mamba2",
     "mixer_entry",

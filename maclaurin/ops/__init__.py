@@ -3,15 +3,17 @@
 from maclaurin.ops import reference
 from maclaurin.ops.bidirectional import bidirectional_linear, bidirectional_power, bidirectional_softmax
 from maclaurin.ops.conv import short_conv
+from maclaurin.ops.delta import delta_rule
 from maclaurin.ops.features import symmetric_power
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import fold_length, power_attention
 from maclaurin.ops.rotary import rotary, rotate
 from maclaurin.ops.softmax import softmax_attention
-from maclaurin.ops.states import ConvState, LinearState, PowerState, State, TokenState
+from maclaurin.ops.states import ConvState, DeltaState, LinearState, PowerState, State, TokenState
 
 __all__ = [
     "ConvState",
+    "DeltaState",
     "LinearState",
     "PowerState",
     "State",
@@ -19,6 +21,7 @@ __all__ = [
     "bidirectional_linear",
     "bidirectional_power",
     "bidirectional_softmax",
+    "delta_rule",
     "fold_length",
     "linear_attention",
     "power_attention",

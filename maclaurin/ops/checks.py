@@ -69,6 +69,17 @@ def log_decay(decay: Tensor | None, q: Tensor, k: Tensor, *, per_channel: bool =
         )
 
 
+def beta(value: Tensor, q: Tensor, k: Tensor) -> None:
+    """The rate of writing of the delta rule: (B,T,heads of k or q)."""
+    tensor("beta", value, "batch, time, heads")
+    allowed_heads = sorted({k.shape[2], q.shape[2]})
+    if value.shape[:2] != q.shape[:2] or value.shape[2] not in allowed_heads:
+        raise ValueError(
+            f"beta must match q {shape(q)} in batch and time and have {' or '.join(map(str, allowed_heads))} heads, "
+            f"got {shape(value)}"
+        )
+
+
 def _any_positive(x: Tensor) -> bool:
     """The few numbers of a decoding step are looked at in Python, which is faster than two operators."""
     if x.numel() <= FEW_NUMBERS and x.device.type == "cpu":

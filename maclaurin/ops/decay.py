@@ -32,18 +32,18 @@ def widest(device: torch.device) -> torch.dtype:
 def factor(log_factor: Tensor, dtype: torch.dtype) -> Tensor:
     """exp(log_factor) in `dtype`, zero where a product with it could be subnormal."""
     smallest = math.log(torch.finfo(dtype).tiny) + 27
-    return threshold(log_factor.to(dtype), smallest, -math.inf).exp()
+    # exp itself sees ordinary numbers only: of -inf, or of what underflows, it is four to eight times slower
+    return threshold(log_factor.to(dtype).clamp(min=smallest).exp(), math.exp(smallest) * 1.001, 0)
 
 
 def between(sums_q: Tensor, sums_k: Tensor, dtype: torch.dtype) -> Tensor:
     """exp(sums_q[t] - sums_k[s]) as a (..., T, S) matrix for queries that are the last T of the S keys.
 
-    Zero above the diagonal, where the difference is positive and is masked before it is exponentiated.
+    Zero above the diagonal, where the difference is positive and is cut to 0 before it is exponentiated.
     """
     T, S = sums_q.shape[-1], sums_k.shape[-1]
     difference = (sums_q[..., :, None] - sums_k[..., None, :]).to(dtype)
-    future = causal_mask(T, S, difference.device).logical_not()
-    return factor(difference.masked_fill(future, -math.inf), dtype)
+    return factor(difference.clamp(max=0), dtype).tril(S - T)
 
 
 def causal_mask(T: int, S: int, device: torch.device, window: int | None = None) -> Tensor:

@@ -70,18 +70,17 @@ class Kernel:
     @staticmethod
     def _sum(score: Tensor, weights: Tensor | None, terms: list[tuple[int, float]]) -> Tensor:
         """Horner's rule over the gaps between the orders, so that 80 terms stay finite and cheap."""
-        total: Tensor | None = None
+        total: Tensor | float = 0.0
         for position in reversed(range(len(terms))):
             power, coefficient = terms[position]
             if power < 0:
                 break
-            term: Tensor | float = coefficient if weights is None else coefficient * weights[position]
-            total = term + (torch.zeros_like(score) if total is None else total)
+            # a single power stays a number until it meets the score: adding it to a matrix of zeros would cost two passes
+            total = total + (coefficient if weights is None else coefficient * weights[position])
             gap = power - max(terms[position - 1][0], 0) if position else power
             for _ in range(gap):
                 total = total * score
-        assert total is not None
-        return total
+        return total if isinstance(total, Tensor) and total.shape == score.shape else total + torch.zeros_like(score)
 
     @property
     def squared(self) -> bool:

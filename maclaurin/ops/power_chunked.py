@@ -85,8 +85,8 @@ def chunked(
 
 
 @dataclass
-class _Chunk:
-    """One chunk's slice of every input, its decays, and the products that several steps need."""
+class Chunk:
+    """One chunk's slice of every input, its decays, and the products that several steps need (`delta_chunked`'s, too)."""
 
     plan: Plan
     q_NQK: Tensor | None  # Q = R·C rows, query head by query head; None for keys before the first query
@@ -99,7 +99,7 @@ class _Chunk:
     groups: int
 
     @staticmethod
-    def walk(inputs: tuple[Tensor | None, ...], plan: Plan) -> list[_Chunk]:
+    def walk(inputs: tuple[Tensor | None, ...], plan: Plan) -> list[Chunk]:
         q_NRTK, k_NSK, v_NSW, log_decay_NS, weights_NO = inputs
         assert q_NRTK is not None and k_NSK is not None and v_NSW is not None
         T, S = q_NRTK.shape[2], k_NSK.shape[1]
@@ -107,7 +107,7 @@ class _Chunk:
         for start, end in plan.spans(S, T):
             queries, keys = slice(max(start - (S - T), 0), max(end - (S - T), 0)), slice(start, end)
             chunks.append(
-                _Chunk(
+                Chunk(
                     plan,
                     None if end <= S - T else q_NRTK[:, :, queries].flatten(1, 2),
                     k_NSK[:, keys],
@@ -125,10 +125,10 @@ class _Chunk:
         return expand(self.k_NCK.transpose(1, 2).contiguous(), self.plan.kernel.orders)
 
     def monomials_of_q(self) -> Tensor:
-        return expand(self._q().transpose(1, 2).contiguous(), self.plan.kernel.orders)
+        return expand(self.rows_of_q().transpose(1, 2).contiguous(), self.plan.kernel.orders)
 
     def grad_q(self, grad_NFQ: Tensor) -> Tensor:
-        return contract(self._q().transpose(1, 2).contiguous(), grad_NFQ, self.plan.kernel.orders).transpose(1, 2)
+        return contract(self.rows_of_q().transpose(1, 2).contiguous(), grad_NFQ, self.plan.kernel.orders).transpose(1, 2)
 
     def grad_k(self, grad_NFC: Tensor) -> Tensor:
         return contract(self.k_NCK.transpose(1, 2).contiguous(), grad_NFC, self.plan.kernel.orders).transpose(1, 2)
@@ -160,7 +160,7 @@ class _Chunk:
 
     def scores(self) -> tuple[Tensor, Tensor]:
         """q_i·k_j (N,R,C,C), and the decay between them, zero above the diagonal."""
-        q_NQK = self._q()
+        q_NQK = self.rows_of_q()
         score_NRCC = torch.bmm(q_NQK, self.k_NCK.transpose(1, 2)).unflatten(1, (self.groups, -1))
         C = self.k_NCK.shape[1]
         if self.sums_NC is None:
@@ -171,7 +171,7 @@ class _Chunk:
         """(orders, N, 1, 1, 1), against the scores."""
         return None if self.weights_NO is None else self.weights_NO.T[:, :, None, None, None]
 
-    def _q(self) -> Tensor:
+    def rows_of_q(self) -> Tensor:
         assert self.q_NQK is not None
         return self.q_NQK
 
@@ -190,11 +190,11 @@ class _Chunked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         y_NRTW = v_NSW.new_empty(*q_NRTK.shape[:3], v_NSW.shape[2])
         used_NRT1 = torch.ones_like(q_NRTK[..., :1], dtype=torch.bool) if plan.guarded else None
-        memory = _start(memory_NFW, k_NSK, v_NSW, plan.kernel)
+        memory = initial_memory(memory_NFW, k_NSK, v_NSW, plan.kernel)
         empty = memory_NFW is None
         result = None
         c_NF1 = plan.kernel.monomial_weights(k_NSK, weights_NO)
-        for chunk in _Chunk.walk((q_NRTK, k_NSK, v_NSW, log_decay_NS, weights_NO), plan):
+        for chunk in Chunk.walk((q_NRTK, k_NSK, v_NSW, log_decay_NS, weights_NO), plan):
             if chunk.q_NQK is not None:
                 score, between = chunk.scores()
                 weight_NQC = (plan.kernel(score, chunk.order_weights()) * between).flatten(1, 2)
@@ -225,13 +225,13 @@ class _Chunked(torch.autograd.Function):
         plan: Plan = ctx.plan
         if dy_NRTW is None:
             dy_NRTW = torch.zeros_like(y_NRTW)
-        chunks = _Chunk.walk((q_NRTK, k_NSK, v_NSW, log_decay_NS, weights_NO), plan)
+        chunks = Chunk.walk((q_NRTK, k_NSK, v_NSW, log_decay_NS, weights_NO), plan)
         c_NF1 = plan.kernel.monomial_weights(k_NSK, weights_NO)
         dq_NRTK, dk_NSK, dv_NSW = torch.zeros_like(q_NRTK), torch.zeros_like(k_NSK), torch.zeros_like(v_NSW)
         d_weights_NO = None if weights_NO is None else torch.zeros_like(weights_NO)
 
         # forwards, with the state: steps 1-3
-        memory = _start(memory_NFW, k_NSK, v_NSW, plan.kernel)
+        memory = initial_memory(memory_NFW, k_NSK, v_NSW, plan.kernel)
         for position, chunk in enumerate(chunks):
             if chunk.q_NQK is not None:
                 dy_NQW = dy_NRTW[:, :, chunk.queries].flatten(1, 2)
@@ -297,7 +297,7 @@ def above_rounding(read_NQW: Tensor, q_NQK: Tensor, memory_NFW: Tensor) -> Tenso
     return read_NQW[..., -1:] > ROUNDING * torch.finfo(read_NQW.dtype).eps * largest_NQ1
 
 
-def _start(memory_NFW: Tensor | None, k_NSK: Tensor, v_NSW: Tensor, kernel: Kernel) -> Tensor:
+def initial_memory(memory_NFW: Tensor | None, k_NSK: Tensor, v_NSW: Tensor, kernel: Kernel) -> Tensor:
     if memory_NFW is not None:
         return memory_NFW
     return v_NSW.new_zeros(k_NSK.shape[0], kernel.feature_count(k_NSK.shape[-1]), v_NSW.shape[-1])

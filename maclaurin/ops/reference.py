@@ -134,6 +134,36 @@ def softmax_attention(
     return torch.einsum("bhts,bshv->bthv", safe_divide(weight_BHTS, n[divisor]), v_BTHV)
 
 
+def delta_rule(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    beta_BTH: Tensor,
+    log_decay_BTH: Tensor | None = None,
+    *,
+    order: int = 1,
+    scale: float | None = None,
+) -> Tensor:
+    """The memory decays, then token t moves what its key recalls towards its value by the share β_t.
+
+    S_t = exp(a_t) S_{t-1} + β_t φ(k_t) (v_t - exp(a_t) S_{t-1}ᵀ φ(k_t))ᵀ;   y_t = S_tᵀ φ(scale·q_t)
+    """
+    H = q_BTHK.shape[2]
+    k_BTHK, v_BTHV, beta_BTH = (repeat_heads(x, H) for x in (k_BTHK, v_BTHV, beta_BTH))
+    key_BTHF = symmetric_power(k_BTHK, order)
+    query_BTHF = symmetric_power(default_scale(scale, q_BTHK) * q_BTHK, order)
+    memory_BHFV = torch.zeros_like(key_BTHF[:, 0, :, :, None] * v_BTHV[:, 0, :, None, :])
+    outputs = []
+    for t in range(q_BTHK.shape[1]):
+        if log_decay_BTH is not None:
+            memory_BHFV = memory_BHFV * repeat_heads(log_decay_BTH, H)[:, t, :, None, None].exp()
+        error_BHV = v_BTHV[:, t] - torch.einsum("bhf,bhfv->bhv", key_BTHF[:, t], memory_BHFV)
+        change_BHV = beta_BTH[:, t, :, None] * error_BHV
+        memory_BHFV = memory_BHFV + key_BTHF[:, t, :, :, None] * change_BHV[:, :, None]
+        outputs.append(torch.einsum("bhf,bhfv->bhv", query_BTHF[:, t], memory_BHFV))
+    return torch.stack(outputs, dim=1)
+
+
 def short_conv(x_BTC: Tensor, weight_CW: Tensor, bias_C: Tensor | None = None) -> Tensor:
     """y_t = b + Σ_r w[:, r] ⊙ x_{t-(width-1)+r}: the last tap is the current token, nothing comes before the first."""
     width = weight_CW.shape[1]

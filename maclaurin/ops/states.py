@@ -162,6 +162,13 @@ class LinearState(State):
 
 
 @dataclass(frozen=True)
+class DeltaState(State):
+    """The memory of the delta rule. It has its full size from the first token on."""
+
+    memory: Tensor  # (B, G, F, V): rows are the features of keys
+
+
+@dataclass(frozen=True)
 class TokenState(State):
     """Tokens kept as they are, right-aligned: the newest one of every row is last.
 

@@ -56,6 +56,11 @@ def selective(**options):
         (("gated-softmax", 32, 4), {"divisor": "mean"}, "divisor must be one of"),
         (("mamba2", 32, 4), {"n_groups": 3}, "n_groups must divide the 4 heads"),
         (("mamba2", 32, 4), {"conv_width": 0}, "conv_width must be at least 1"),
+        (("delta", 32, 4), {"norm": "sum"}, "norm must be one of 'head', 'none', got 'sum'"),
+        (("delta", 32, 4), {"num_kv_heads": 3}, "num_kv_heads must divide the 4 heads, got 3"),
+        (("gated-delta", 36, 4), {"rotary": "rope"}, "rotary='rope' needs an even number of channels a head, got 9"),
+        (("gated-delta", 32, 4), {"causal": False}, "mixer 'gated-delta' is causal only"),
+        (("2mamba-delta", 32, 4), {"order": 0}, "order must be at least 1, got 0"),
     ],
 )
 def test_bad_options(arguments, options, message):

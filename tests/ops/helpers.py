@@ -125,6 +125,20 @@ def attention_inputs(decay: str | None = None, positive: bool = False, orders: i
     return draw
 
 
+def delta_inputs(decay: str | None = None) -> Callable[[Sizes], Batch]:
+    """Keys of unit length, β between 0 and 2."""
+    plain = attention_inputs(decay)
+
+    def draw(s: Sizes) -> Batch:
+        tokens = plain(s).tokens
+        tokens["k"] = torch.nn.functional.normalize(tokens["k"], dim=-1)
+        generator = torch.Generator().manual_seed(s.seed + 1)
+        tokens["beta"] = 2 * torch.rand(s.B, s.T, s.G, generator=generator, dtype=torch.float64)
+        return Batch(tokens)
+
+    return draw
+
+
 def conv_inputs(width: int, bias: bool) -> Callable[[Sizes], Batch]:
     def draw(s: Sizes) -> Batch:
         generator = torch.Generator().manual_seed(s.seed)
@@ -170,6 +184,16 @@ def softmax(name: str, decay: str | None = None, **options: Any) -> Op:
     return Op(name, attention_inputs(decay), ops.softmax_attention, _reference_softmax, options)
 
 
+def _reference_delta(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None = None, **options: Any
+) -> Tensor:
+    return reference.delta_rule(q, k, v, beta, log_decay, **options)
+
+
+def delta(name: str, order: int, decay: str | None = None, **options: Any) -> Op:
+    return Op(name, delta_inputs(decay), ops.delta_rule, _reference_delta, {"order": order, **options})
+
+
 def conv(name: str, width: int, bias: bool = True) -> Op:
     return Op(name, conv_inputs(width, bias), ops.short_conv, _reference_conv, chunks=False)
 
@@ -208,6 +232,11 @@ ALL = [
     conv("conv-4", 4),
     conv("conv-1", 1, bias=False),
     conv("conv-2", 2, bias=False),
+    delta("delta", 1),
+    delta("delta-decay", 1, "kv"),
+    delta("delta-decay-per-query-head", 1, "q", scale=1.0),
+    delta("delta-2", 2, scale=1.0),
+    delta("delta-2-decay", 2, "kv"),
 ]
 BY_NAME = {op.name: op for op in ALL}
 # one of each kind of state and code path, for laws that take longer
@@ -224,6 +253,8 @@ FEW = [
         "softmax-window-decay",
         "softmax-count",
         "conv-4",
+        "delta-decay",
+        "delta-2-decay",
     )
 ]
 

@@ -11,7 +11,7 @@ from tests.ops.helpers import BY_NAME, Sizes, assert_close
 
 K, V, CHUNK = 8, 8, 32
 FEATURES = K * (K + 1) // 2
-OPS = ["power-2-decay", "power-2-sums", "power-2", "taylor-2-weighted"]
+OPS = ["power-2-decay", "power-2-sums", "power-2", "taylor-2-weighted", "delta-decay", "delta-2-decay"]
 
 
 class LargestTensor(TorchDispatchMode):

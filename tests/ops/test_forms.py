@@ -61,7 +61,9 @@ def test_low_precision_loses_no_more_than_rounding(op, dtype, s, chunk, fold):
 
 
 @pytest.mark.parametrize(("K", "V"), HEAD_SIZES)
-@pytest.mark.parametrize("name", ["power-2-decay", "linear-decay", "linear-channel", "softmax-decay", "softmax"])
+@pytest.mark.parametrize(
+    "name", ["power-2-decay", "linear-decay", "linear-channel", "softmax-decay", "softmax", "delta-decay"]
+)
 def test_head_sizes_need_not_be_powers_of_two(name, K, V):
     op = BY_NAME[name]
     batch = op.draw(Sizes(B=1, T=9, G=1, R=2, K=K, V=V))
@@ -76,7 +78,19 @@ def test_head_sizes_need_not_be_powers_of_two(name, K, V):
 
 
 @pytest.mark.parametrize("T", [255, 256, 257, 600])
-@pytest.mark.parametrize("name", ["power-2-decay", "taylor-2", "linear-decay", "linear-channel", "softmax-decay", "softmax"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "power-2-decay",
+        "taylor-2",
+        "linear-decay",
+        "linear-channel",
+        "softmax-decay",
+        "softmax",
+        "delta-decay",
+        "delta-2-decay",
+    ],
+)
 def test_default_chunks_need_not_divide_the_length(name, T):
     op = BY_NAME[name]
     batch = op.draw(Sizes(B=1, T=T, G=1, R=2, K=6, V=5)).to(torch.float32)
@@ -122,7 +136,7 @@ def test_many_orders_approach_softmax_and_need_no_features():
         assert_close(y, ops.reference.softmax_attention(q, k, v), 1e-10, form)
 
 
-@pytest.mark.parametrize("name", ["power-2-decay", "taylor-2-weighted"])
+@pytest.mark.parametrize("name", ["power-2-decay", "taylor-2-weighted", "delta-2-decay"])
 def test_heads_that_wait_for_memory_are_the_same_heads(name, monkeypatch):
     """Where the expansion of all heads at once would be too large, they take turns."""
     op = BY_NAME[name]

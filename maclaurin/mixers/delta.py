@@ -1,0 +1,173 @@
+"""The delta rule: a token corrects what the memory holds under its key, where attention only adds to it.
+
+    q, k, v = silu(conv(x·W_qkv));  q, k ← q/|q|, k/|k|;  β = σ(x·W_β);  a = −exp(A_log)·softplus(x·W_dt + bias)
+    S_t = exp(a_t)·(I − β_t φ(k_t)φ(k_t)ᵀ) S_{t-1} + β_t φ(k_t) v_tᵀ;   y_t = S_tᵀφ(q_t)
+    out = W_o · (norm(y) ⊙ silu(x·W_z))
+
+`delta` is DeltaNet: φ is the identity, nothing decays, no gate. `gated-delta` is Gated DeltaNet, with both. It decays the
+memory before it corrects it; one decay a head commutes with the correction.
+
+`2mamba-delta` is the delta rule on the features of 2Mamba, φ(k) = the symmetric square with d(d+1)/2 entries, behind its
+softplus decay and its convolution without activation. |k| = 1 makes |φ(k)|² = (k·k)² = 1, so it is as stable as the first
+order, and it can hold d(d+1)/2 associations exactly where the first order holds d (docs/maths.md). 2Mamba divides by the sum
+of its weights; those of the delta rule have both signs and a sum that may vanish, so a norm of each head's output stands
+here, in which the length of q cancels.
+
+What the authors' code (flash-linear-attention) does differently: q is scaled by 1/√d, which cancels in the norm but for its
+epsilon; q, k and v have a convolution each, here one runs over all three; rotary positions, which they do not have, turn q
+and k before their lengths are taken. Published variants: `allow_negative_eigenvalues=True` (Grazzi et al.), `gate=True` for
+`delta`, `num_heads` = 3/4·d_model/`key_dim` with `head_dim` = 2·`key_dim` for the sizes of Gated DeltaNet.
+
+Schlag, Irie, Schmidhuber: Linear Transformers Are Secretly Fast Weight Programmers, arXiv 2102.11174, 2021.
+Yang et al.: Parallelizing Linear Transformers with the Delta Rule over Sequence Length, arXiv 2406.06484, 2024.
+Yang, Kautz, Hatamizadeh: Gated Delta Networks: Improving Mamba2 with Delta Rule, arXiv 2412.06464, 2024.
+Grazzi et al.: Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues, arXiv 2411.12537, 2024.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.attention import PAPER_2
+from maclaurin.mixers.base import MixerState, RMSNorm, initialise
+from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.registry import register
+from maclaurin.ops import checks
+from maclaurin.ops.delta import delta_rule
+from maclaurin.ops.features import monomial_count
+from maclaurin.ops.states import DeltaState
+
+NORMS = ("head", "none")
+LENGTH_EPS = (
+    1e-6  # under the root, as the authors have it: a key of zeros gets a bounded gradient, and none is longer than 1
+)
+
+
+class Delta(ProjectedMixer):
+    """Options beside those of every projected mixer:
+
+    order: of the features of q and k, 1 for themselves, 2 for their symmetric square.
+    allow_negative_eigenvalues: β = 2σ(x·W_β), so that a token may turn round what the memory holds under its key.
+    norm: "head" is an RMS norm of each head's output, "none"; norm_eps. gate: multiplies by silu(x·W_z) after it.
+    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        order: int = 1,
+        allow_negative_eigenvalues: bool = False,
+        norm: str = "head",
+        norm_eps: float = 1e-5,
+        gate: bool = False,
+        init: str = "thesis",
+        **projection: Any,
+    ) -> None:
+        super().__init__(d_model, num_heads, **projection)
+        checks.at_least_one("order", order)
+        checks.one_of("norm", norm, NORMS)
+        self.order = order
+        self.largest_beta = 2.0 if allow_negative_eigenvalues else 1.0
+        self.beta_proj = nn.Linear(d_model, self.num_kv_heads, bias=False)
+        self.out_norm = RMSNorm(self.head_dim, norm_eps) if norm == "head" else None
+        self.gate_proj = nn.Linear(d_model, self.inner_dim, bias=False) if gate else None
+        initialise(self, init)
+
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, form, lengths)
+        beta = self.beta_proj(x)
+        beta = self.largest_beta * torch.sigmoid(beta.to(torch.promote_types(beta.dtype, torch.float32)))
+        y, memory = delta_rule(
+            _unit(p.q),
+            _unit(p.k),
+            p.v,
+            beta,
+            p.log_decay,
+            order=self.order,
+            scale=1.0,
+            state=None if state is None else state.attention,
+            return_state=return_state,
+            form=form,
+            lengths=lengths,
+        )
+        if self.out_norm is not None:
+            y = self.out_norm(y)
+        y = y.flatten(2)
+        if self.gate_proj is not None:
+            y = y * F.silu(self.gate_proj(x))
+        y = self.out_proj(y.to(x.dtype))
+        if memory is None:
+            return y, None
+        return y, MixerState(memory, p.conv, p.position if self.rotary != "none" else None)
+
+    @property
+    def finite_state(self) -> bool:
+        return True
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MixerState:
+        device, dtype = self._placement(device, dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        return MixerState(
+            DeltaState(torch.zeros(batch_size, *self._memory_shape, device=device, dtype=wide)),
+            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
+            torch.zeros(batch_size, dtype=torch.long, device=device) if self.rotary != "none" else None,
+        )
+
+    def state_nbytes(self, length: int) -> int:
+        dtype = next(self.parameters()).dtype
+        memory = torch.Size(self._memory_shape).numel() * torch.promote_types(dtype, torch.float32).itemsize
+        position = (self.rotary != "none") * torch.long.itemsize
+        return memory + self._carried_elements() * dtype.itemsize + position
+
+    @property
+    def _memory_shape(self) -> tuple[int, int, int]:
+        return self.num_kv_heads, monomial_count(self.key_dim, self.order), self.head_dim
+
+
+def _unit(x: Tensor) -> Tensor:
+    """x at unit length, in float32 at least."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPS)
+
+
+register(
+    "delta",
+    Delta,
+    "DeltaNet: each token corrects what the memory holds under its key",
+    "Schlag et al.: Linear Transformers Are Secretly Fast Weight Programmers, 2021; "
+    "Yang et al.: Parallelizing Linear Transformers with the Delta Rule over Sequence Length, 2024",
+    conv_width=4,
+    conv_bias=False,
+    activation="silu",
+)
+register(
+    "gated-delta",
+    Delta,
+    "Gated DeltaNet: the delta rule behind a decay, with an output gate",
+    "Yang et al.: Gated Delta Networks: Improving Mamba2 with Delta Rule, 2024",
+    conv_width=4,
+    conv_bias=False,
+    activation="silu",
+    decay="mamba",
+    dt_bias=True,
+    gate=True,
+)
+register(
+    "2mamba-delta",
+    Delta,
+    "the delta rule on the squared scores of 2Mamba, behind its softplus decay",
+    PAPER_2 + " names it as future work; Yang et al.: Gated Delta Networks, 2024",
+    order=2,
+    conv_width=2,
+    decay="softplus",
+)

@@ -1,0 +1,151 @@
+"""The delta rule: a memory that corrects what it holds under a key instead of adding to it.
+
+    S_t = exp(a_t)·S_{t-1} + β_t φ(k_t) (v_t - exp(a_t)·S_{t-1}ᵀφ(k_t))ᵀ
+        = exp(a_t)·(I - β_t φ(k_t)φ(k_t)ᵀ) S_{t-1} + β_t φ(k_t) v_tᵀ
+    y_t = S_tᵀφ(scale·q_t)
+
+The memory decays, then the share β of what it holds under the key is replaced by the value. φ is the identity (order 1),
+or the symmetric power with φ(x)·φ(y) = (x·y)^order. The transition I - βφφᵀ has the eigenvalues 1 and 1 - β|k|^(2·order):
+with keys of unit length and 0 <= β <= 2 nothing can grow. At β = 1 a key is overwritten, above it one eigenvalue is
+negative. With longer keys the recurrence itself may grow without bound, in every form.
+
+Padding has the key, value, β and log decay zero: it writes nothing and changes nothing.
+"""
+
+# B batch, T time, H heads, G key-value heads, R = H/G, N = B·G, X = 1+R, K key channels, F features, V value channels
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from maclaurin.ops import checks, decay, delta_chunked
+from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
+from maclaurin.ops.features import Kernel, monomials
+from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.states import DeltaState, State
+
+CHUNKS = {1: 64}  # by order
+CHUNK_OF_HIGHER_ORDERS = 256  # a larger memory is better read and written by more tokens at a time
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    order: int = 1,
+    scale: float | None = None,
+    state: State | None = None,
+    return_state: bool = True,
+    form: str = "auto",
+    attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    lengths: Tensor | None = None,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, DeltaState | None]:
+    """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), beta and log_decay (B,T,G or H), log_decay <= 0 -> y (B,T,H,V), state.
+
+    Keys should have at most unit length, see above; the op takes them as they are. scale is 1/√K unless given, and is
+    taken to the power `order` with the score. Ragged batches and forms as in `linear_attention`: "parallel" is one chunk
+    of all tokens. The state holds the memory (B,G,F,V), or (B,H,F,V) where beta or log_decay have an entry a query head.
+    """
+    checks.heads(q, k, v)
+    checks.log_decay(log_decay, q, k)
+    checks.beta(beta, q, k)
+    checks.one_of("form", form, checks.FORMS)
+    checks.number("scale", scale)
+    checks.at_least_one("order", order)
+    if chunk_size is None:
+        chunk_size = CHUNKS.get(order, CHUNK_OF_HIGHER_ORDERS)
+    checks.at_least_one("chunk_size", chunk_size)
+    kernel = Kernel.of(order)
+    heads = max(x.shape[2] for x in (k, beta, log_decay) if x is not None)
+    k, v, beta = (repeat_heads(x, heads) for x in (k, v, beta))
+    log_decay = None if log_decay is None else repeat_heads(log_decay, heads)
+    initial = checks.initial_state(state, DeltaState)
+    memory_shape = (heads, kernel.feature_count(k.shape[3]), v.shape[3])
+    if initial is not None and initial.memory.shape[1:] != memory_shape:
+        raise ValueError(
+            f"state must hold a memory of {memory_shape} (heads, features, value channels) a row, "
+            f"got {tuple(initial.memory.shape[1:])}"
+        )
+    T = q.shape[1]
+    if form == "auto":
+        form = "recurrent" if T == 1 else "chunked"
+    chunk = T if form == "parallel" else chunk_size
+
+    @without_autocast
+    def dense(inputs: Inputs, state: DeltaState | None, lengths: Tensor | None) -> tuple[Tensor, DeltaState | None]:
+        # lengths make no difference: padding is neutral
+        q, k, v, beta, log_decay = inputs
+        assert q is not None and k is not None and v is not None and beta is not None
+        B, _, H, _ = q.shape
+        G = k.shape[2]
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        q_NRTK = (q.to(dtype) * default_scale(scale, q)).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        k_NTK, v_NTV, beta_NT = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (k, v, beta))
+        a_NT = None if log_decay is None else log_decay.transpose(1, 2).flatten(0, 1)
+        memory_NFV = None if state is None else state.memory.to(dtype).flatten(0, 1)
+        if form == "recurrent":
+            y_NRTV, memory_NFV = _recurrent(q_NRTK, k_NTK, v_NTV, beta_NT, a_NT, memory_NFV, kernel)
+        else:
+            # the state holds φ(k); chunks compute with plain monomials, which the roots turn into φ
+            root_F1 = kernel.feature_weights(k.shape[3], v_NTV)[:, None].sqrt()
+            start_NFV = None if memory_NFV is None else memory_NFV / root_F1
+            y_NRTV, end_NFV = delta_chunked.chunked(
+                q_NRTK, k_NTK, v_NTV, beta_NT, a_NT, start_NFV, kernel, chunk, return_state
+            )
+            memory_NFV = None if end_NFV is None else end_NFV * root_F1
+        y = y_NRTV.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype)
+        if not return_state:
+            return y, None
+        assert memory_NFV is not None
+        return y, DeltaState(memory_NFV.unflatten(0, (B, G)))
+
+    return over_documents(
+        dense,
+        (q, k, v, beta, log_decay),
+        initial,
+        attention_mask=attention_mask,
+        cu_seqlens=cu_seqlens,
+        lengths=lengths,
+    )
+
+
+def _recurrent(
+    q_NRTK: Tensor,
+    k_NTK: Tensor,
+    v_NTV: Tensor,
+    beta_NT: Tensor,
+    a_NT: Tensor | None,
+    memory_NFV: Tensor | None,
+    kernel: Kernel,
+) -> tuple[Tensor, Tensor]:
+    """Token by token. Key and queries read the memory at once; what the token itself writes, a query sees by its score.
+
+    Autograd keeps the memory of every token here: this form is for decoding.
+    """
+    if memory_NFV is None:
+        memory_NFV = v_NTV.new_zeros(v_NTV.shape[0], kernel.feature_count(k_NTK.shape[2]), v_NTV.shape[2])
+    root_F1 = kernel.feature_weights(k_NTK.shape[2], v_NTV)[:, None].sqrt()
+    outputs = []
+    for t in range(v_NTV.shape[1]):
+        q_NRK, k_N1K, beta_N11 = q_NRTK[:, :, t], k_NTK[:, t, None], beta_NT[:, t, None, None]
+        readers_NKX = torch.cat([k_N1K, q_NRK], dim=1).transpose(1, 2)
+        features_NFX = monomials(readers_NKX, kernel.orders) * root_F1
+        read_NXV = torch.bmm(features_NFX.transpose(1, 2), memory_NFV)
+        if a_NT is None:
+            kept_NFV = memory_NFV.clone()
+        else:
+            left_N11 = decay.factor(a_NT[:, t], v_NTV.dtype)[:, None, None]
+            read_NXV, kept_NFV = read_NXV * left_N11, memory_NFV * left_N11
+        u_N1V = beta_N11 * (v_NTV[:, t, None] - read_NXV[:, :1])
+        own_NR1 = kernel(torch.bmm(q_NRK, k_N1K.transpose(1, 2)))
+        outputs.append(torch.baddbmm(read_NXV[:, 1:], own_NR1, u_N1V))
+        memory_NFV = kept_NFV.baddbmm_(features_NFX[:, :, :1], u_N1V)  # in place: a second copy of a large memory is slow
+    return torch.stack(outputs, dim=2), memory_NFV
