@@ -2,8 +2,8 @@
 
 from maclaurin.mixers import (
     attention,
-    fox,
     delta,
+    fox,
     gated,
     mamba2,
 )
@@ -16,8 +16,8 @@ __all__ = [
     "attention",
     "available_mixers",
     "build_mixer",
-    "fox",
     "delta",
+    "fox",
     "gated",
     "mamba2",
     "mixer_entry",

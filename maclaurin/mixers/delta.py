@@ -42,9 +42,8 @@ from maclaurin.ops.features import monomial_count
 from maclaurin.ops.states import DeltaState
 
 NORMS = ("head", "none")
-LENGTH_EPS = (
-    1e-6  # under the root, as the authors have it: a key of zeros gets a bounded gradient, and none is longer than 1
-)
+# under the root, as the authors have it: a key of zeros gets a bounded gradient, and none is longer than 1
+LENGTH_EPS = 1e-6
 
 
 class Delta(ProjectedMixer):
@@ -103,10 +102,7 @@ class Delta(ProjectedMixer):
         y = y.flatten(2)
         if self.gate_proj is not None:
             y = y * F.silu(self.gate_proj(x))
-        y = self.out_proj(y.to(x.dtype))
-        if memory is None:
-            return y, None
-        return y, MixerState(memory, p.conv, p.position if self.rotary != "none" else None)
+        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
 
     @property
     def finite_state(self) -> bool:
@@ -117,17 +113,13 @@ class Delta(ProjectedMixer):
     ) -> MixerState:
         device, dtype = self._placement(device, dtype)
         wide = torch.promote_types(dtype, torch.float32)
-        return MixerState(
-            DeltaState(torch.zeros(batch_size, *self._memory_shape, device=device, dtype=wide)),
-            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
-            torch.zeros(batch_size, dtype=torch.long, device=device) if self.rotary != "none" else None,
-        )
+        memory = torch.zeros(batch_size, *self._memory_shape, device=device, dtype=wide)
+        return self.state_before(DeltaState(memory), batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         memory = torch.Size(self._memory_shape).numel() * torch.promote_types(dtype, torch.float32).itemsize
-        position = (self.rotary != "none") * torch.long.itemsize
-        return memory + self._carried_elements() * dtype.itemsize + position
+        return memory + self._carried_nbytes()
 
     @property
     def _memory_shape(self) -> tuple[int, int, int]:

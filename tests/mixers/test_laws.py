@@ -22,6 +22,7 @@ VARIANTS = {
     "softmax+selective": ("softmax", {"rotary": "selective"}),
     "fox+selective": ("fox", selective(rank=3, increments="linear", gate="none", bias=True, theta=1)),
     "linear+selective": ("linear", selective(increments="difference", bias=True, temperature="rfa", temp_max=0.25)),
+    "gated-delta+selective": ("gated-delta", {"rotary": "selective"}),
     "2mamba+selective": ("2mamba", selective(gate="gla", bias=True)),
 }
 
