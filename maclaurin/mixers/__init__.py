@@ -3,7 +3,9 @@
 from maclaurin.mixers import (
     attention,
     gated,
+    gla,
     mamba2,
+    metala,
 )
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
@@ -15,6 +17,8 @@ __all__ = [
     "available_mixers",
     "build_mixer",
     "gated",
+    "gla",
     "mamba2",
+    "metala",
     "mixer_entry",
 ]

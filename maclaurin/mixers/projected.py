@@ -8,6 +8,7 @@ rounded to bfloat16 under autocast, decays that may grow (−silu, −z·softplu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -42,12 +43,14 @@ class ProjectedMixer(Mixer):
     """Options, the same names everywhere:
 
     num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads. head_dim: d_model / num_heads.
-    key_dim: channels of a query and a key, head_dim unless given.
+    key_dim: channels of a query and a key; head_dim unless given, or the part of it that the mechanism's paper takes.
     conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it.
     rotary: "rope" turns q and k by exact positions; rope_theta; rotary_interleaved pairs channels (0,1), (2,3)…
     decay: "softplus" a = −softplus(x·W), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
     value_discretization: v·dt with dt = softplus(x·W_dt), or its sigmoid; dt_bias adds Mamba's bias to dt.
     """
+
+    key_divisor: ClassVar[int] = 1  # key_dim is head_dim divided by it, unless given
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class ProjectedMixer(Mixer):
         if decay_scale <= 0:
             raise ValueError(f"decay_scale must be positive, got {decay_scale}")
         self.head_dim = head_dim or d_model // num_heads
-        self.key_dim = key_dim or self.head_dim
+        self.key_dim = key_dim or max(1, self.head_dim // self.key_divisor)
         self.num_kv_heads = num_kv_heads or num_heads
         if rotary != "none" and self.key_dim % 2:
             raise ValueError(f"rotary={rotary!r} needs an even number of channels a head, got {self.key_dim}")

@@ -36,6 +36,14 @@ from maclaurin.mixers.published import published_mixer
         (("gated-softmax", 32, 4), {"divisor": "mean"}, "divisor must be one of"),
         (("mamba2", 32, 4), {"n_groups": 3}, "n_groups must divide the 4 heads"),
         (("mamba2", 32, 4), {"conv_width": 0}, "conv_width must be at least 1"),
+        (("gla", 32, 4), {"decay": "softplus"}, "decay must be 'none' beside the decay a channel that gla has"),
+        (("gla", 32, 4), {"decay_rank": 0}, "decay_rank must be at least 1"),
+        (("gla", 32, 4), {"tau": 0}, "tau must be positive, got 0"),
+        (("gla", 24, 4), {"tie_decay_pairs": True}, "tie_decay_pairs=True needs an even key_dim, got 3"),
+        (("2mamba", 32, 4), {"tie_decay_pairs": True}, "'tie_decay_pairs' \\(only a decay a key channel can differ"),
+        (("metala", 32, 4), {"aug": "both"}, "aug must be one of 'off', 'code', 'linear', 'gate', got 'both'"),
+        (("metala", 32, 4), {"tau": -1.0}, "tau must be positive, got -1.0"),
+        (("metala", 32, 5), {}, "d_model must be a multiple of num_heads unless head_dim is given"),
     ],
 )
 def test_bad_options(arguments, options, message):
