@@ -4,6 +4,7 @@ from maclaurin.mixers import (
     attention,
     gated,
     gla,
+    inline,
     mamba2,
     metala,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "build_mixer",
     "gated",
     "gla",
+    "inline",
     "mamba2",
     "metala",
     "mixer_entry",

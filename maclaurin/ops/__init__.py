@@ -4,6 +4,7 @@ from maclaurin.ops import reference
 from maclaurin.ops.bidirectional import bidirectional_linear, bidirectional_power, bidirectional_softmax
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.features import symmetric_power
+from maclaurin.ops.inline import InlineState, bidirectional_inline, inline_attention
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import fold_length, power_attention
 from maclaurin.ops.rotary import rotary
@@ -12,14 +13,17 @@ from maclaurin.ops.states import ConvState, LinearState, PowerState, State, Toke
 
 __all__ = [
     "ConvState",
+    "InlineState",
     "LinearState",
     "PowerState",
     "State",
     "TokenState",
+    "bidirectional_inline",
     "bidirectional_linear",
     "bidirectional_power",
     "bidirectional_softmax",
     "fold_length",
+    "inline_attention",
     "linear_attention",
     "power_attention",
     "reference",

@@ -150,6 +150,10 @@ def _reference_linear(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None 
     return reference.linear_attention(q, k, v, log_decay, **options)
 
 
+def _reference_inline(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return reference.inline_attention(q, k, v, **options)
+
+
 def _reference_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return reference.short_conv(x, weight, bias)
 
@@ -168,6 +172,10 @@ def linear(name: str, decay: str | None, **options: Any) -> Op:
 
 def softmax(name: str, decay: str | None = None, **options: Any) -> Op:
     return Op(name, attention_inputs(decay), ops.softmax_attention, _reference_softmax, options)
+
+
+def inline(name: str, **options: Any) -> Op:
+    return Op(name, attention_inputs(), ops.inline_attention, _reference_inline, options)
 
 
 def conv(name: str, width: int, bias: bool = True) -> Op:
@@ -205,6 +213,8 @@ ALL = [
     softmax("softmax-cap", "kv", score_cap=0.4),
     softmax("softmax-relu", "kv", numerator="relu"),
     softmax("softmax-relu-count", numerator="relu", divisor="count"),
+    inline("inline"),
+    inline("inline-scale", scale=2.0),
     conv("conv-4", 4),
     conv("conv-1", 1, bias=False),
     conv("conv-2", 2, bias=False),
@@ -223,6 +233,7 @@ FEW = [
         "softmax",
         "softmax-window-decay",
         "softmax-count",
+        "inline",
         "conv-4",
     )
 ]
