@@ -6,7 +6,7 @@
 means and t are over the tokens that t sees: N tokens of an image, or those so far. Weights sum to 1 and may be negative.
 Dividing by a sum makes queries on one ray indistinguishable; subtracting the mean is injective wherever softmax is.
 
-The paper is about images: `causal=False, grid=(h, w)`. There R is a square of 3 x 3 taps a sample and channel, and tokens before
+The paper is about images: `causal=False, grid=(h, w)`. There R is a square of 3 x 3 taps a sample and channel; tokens before
 the grid (`class_tokens`) attend but are not filtered. An image is whole: padding is refused. The authors' code has biases
 on the projections and takes every image for a square. What they do not have is ours: the causal form with a filter over
 the last tokens, and over sequences without a grid a filter centred on the token.
@@ -28,6 +28,7 @@ from maclaurin.mixers.base import MixerState, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import running_sum
 from maclaurin.ops.inline import InlineState, bidirectional_inline, counts, inline_attention, mean
 from maclaurin.ops.local import causal_filter, centred_filter, grid_filter
 from maclaurin.ops.states import ConvState
@@ -174,7 +175,7 @@ class Inline(ProjectedMixer):
         """A filter a token from the mean of the tokens so far: the mean of all would tell of the future."""
         assert self.local is not None
         wide = torch.promote_types(x.dtype, torch.float32)
-        sums, values, count = x.to(wide).cumsum(1), None, None  # padding is zero
+        sums, values, count = running_sum(x.to(wide)), None, None  # padding is zero
         if state is not None:
             assert state.input_sum is not None and isinstance(state.attention, InlineState)
             sums, values, count = sums + state.input_sum[:, None], state.values, state.attention.count

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.ops import checks
-from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
+from maclaurin.ops.arithmetic import default_scale, repeat_heads, running_sum, without_autocast
 from maclaurin.ops.linear import CHUNK, linear_attention
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import PowerState, State
@@ -74,7 +74,7 @@ def inline_attention(
         assert inputs[0] is not None and inputs[1] is not None and inputs[2] is not None
         q_BTHK, k_BTGK, v_BTGV = (x.to(dtype) for x in inputs if x is not None)
         count_BT = counts(None if state is None else state.count, q_BTHK)
-        z_BTGK = k_BTGK.cumsum(1)  # padding has the key 0
+        z_BTGK = running_sum(k_BTGK)  # padding has the key 0
         if state is not None:
             z_BTGK = z_BTGK + state.key_sum.to(dtype)[:, None]
         per_token_BT11 = count_BT.to(dtype).reciprocal()[..., None, None]
