@@ -56,7 +56,7 @@ def running_sum(x: Tensor) -> Tensor:
     T = x.shape[1]
     if T <= SUMMED_AT_ONCE or x.device.type != "cpu":
         return x.cumsum(1)
-    blocks = pad(x.flatten(2), (0, 0, 0, -T % SUMMED_AT_ONCE)).unflatten(1, (-1, SUMMED_AT_ONCE))
+    blocks: Tensor = pad(x.flatten(2), (0, 0, 0, -T % SUMMED_AT_ONCE)).unflatten(1, (-1, SUMMED_AT_ONCE))
     within = x.new_ones(SUMMED_AT_ONCE, SUMMED_AT_ONCE).tril() @ blocks
     before = pad(within[:, :-1, -1].cumsum(1), (0, 0, 1, 0))
     return (within + before[:, :, None]).flatten(1, 2)[:, :T].view_as(x)
