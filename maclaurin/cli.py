@@ -7,6 +7,7 @@ import importlib.util
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Attention fr
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 LENGTHS = (1024, 8192, 65536)
+CONTEXTS = (1024, 4096)  # at which the cost a token is counted
 
 
 @app.command()
@@ -31,10 +33,12 @@ def mixers(
     num_heads: Annotated[int, typer.Option(help="Number of heads.")] = 16,
     as_json: Json = False,
 ) -> None:
-    """List the mixers: complexity, state size at 1k, 8k and 64k tokens, crossover with softmax, options."""
-    from maclaurin.mixers.overview import overview, size_text
+    """List the mixers: complexity, state size at 1k, 8k and 64k tokens, crossover with softmax. With a name, explain one."""
+    from maclaurin.mixers.overview import explanation, overview, size_text
 
     facts = overview(name or "*", d_model, num_heads, LENGTHS)
+    if name == facts[0]["name"]:
+        facts[0] |= explanation(facts[0]["name"], d_model, num_heads, CONTEXTS)
     if as_json:
         print(json.dumps(facts, indent=2))
         return
@@ -59,10 +63,27 @@ def mixers(
     console.print(table)
     console.print("crossover: from this many tokens on the state is no larger than softmax's keys and values\n")
     for row in facts:
-        options = ", ".join(f"{option}={value!r}" for option, value in row["options"].items())
         console.print(f"[bold]{row['name']}[/bold]  {row['citation']}")
-        for text in (options, *(row["help"].splitlines() if name else ())):
+        options = ", ".join(f"{option}={value!r}" for option, value in row["options"].items())
+        for title, text in (("", options), *(_explained(row) if "maths" in row else ())):
+            if title:
+                console.print(f"\n[bold]{title}[/bold]")
             console.print(Padding(Text(text), (0, 0, 0, 4)))
+
+
+def _explained(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The sections about one mixer."""
+    yield "what its options mean", row["help"]
+    yield "maths", row["maths"]
+    shapes = (f"{tensor} {' x '.join(map(str, shape)) or '1'}" for tensor, shape in row["state"].items())
+    yield f"state after {CONTEXTS[-1]} tokens", "\n".join(shapes)
+    lines = (
+        f"{int(context):,} tokens: {cost['training']:,} training (forward), {cost['decoding']:,} decoding"
+        for context, cost in row["multiply_adds"].items()
+    )
+    yield "multiply-adds a token, in products of matrices", "\n".join(lines)
+    both = "can" if row["bidirectional"] else "cannot"
+    yield "parameters", f"{row['parameters']:,}; it {both} see whole sequences (causal=False)"
 
 
 @app.command()
@@ -168,7 +189,7 @@ def report(
 @app.command()
 def bench(
     parts: Annotated[
-        list[str] | None, typer.Argument(help="limits, attention, decode, peers, memory, training; all by default.")
+        list[str] | None, typer.Argument(help="limits, attention, decode, mixers, peers, memory, training; all by default.")
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of PyTorch and of the kernels.")] = 2,
     long: Annotated[bool, typer.Option("--long", help="The longest sequences too, which take softmax minutes.")] = False,

@@ -45,7 +45,17 @@ def test_mixers_as_json():
 
 def test_one_mixer_or_a_pattern():
     assert [row["name"] for row in json.loads(run("mixers", "2mamba*", "--json").stdout)] == ["2mamba", "2mamba-e"]
-    assert "value_discretization" in run("mixers", "2mamba").stdout
+
+
+def test_mixers_explains_one():
+    (row,) = json.loads(run("mixers", "2mamba", "--d-model", "64", "--num-heads", "4", "--json").stdout)
+    assert "w_ts" in row["maths"] and row["bidirectional"]
+    assert row["state"]["attention.memory"] == [4, 136, 17]
+    cost = row["multiply_adds"]
+    assert cost["1024"]["decoding"] == pytest.approx(cost["4096"]["decoding"], rel=0.1)
+    printed = run("mixers", "2mamba", "--d-model", "64", "--num-heads", "4").stdout
+    for part in ("value_discretization", "maths", "state after 4096 tokens", "attention.memory 4 x 136 x 17", "decoding"):
+        assert part in printed
 
 
 def test_an_unknown_mixer_is_one_sentence_and_exit_code_2():

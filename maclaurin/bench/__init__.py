@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from maclaurin.bench import attention, decode, limits, memory, peers, training
+from maclaurin.bench import attention, decode, limits, memory, mixers, peers, training
 from maclaurin.doctor import devices
 from maclaurin.ops import linear_attention, native, power_attention, reference
 from maclaurin.ops.checks import one_of
@@ -19,6 +19,7 @@ PARTS = {
     "limits": limits.run,
     "attention": attention.run,
     "decode": decode.run,
+    "mixers": mixers.run,
     "peers": peers.run,
     "memory": memory.run,
     "training": training.run,

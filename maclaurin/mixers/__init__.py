@@ -2,6 +2,7 @@
 
 from maclaurin.mixers import (
     attention,
+    fox,
     gated,
     gla,
     inline,
@@ -17,6 +18,7 @@ __all__ = [
     "attention",
     "available_mixers",
     "build_mixer",
+    "fox",
     "gated",
     "gla",
     "inline",

@@ -121,10 +121,7 @@ class Attention(ProjectedMixer):
             y = y * F.silu(self.gate_proj(x))
         if self.out_norm is not None:
             y = self.out_norm(y)
-        y = self.out_proj(y.to(x.dtype))
-        if attention is None:
-            return y, None
-        return y, MixerState(attention, p.conv, p.position if self._needs_position else None)
+        return self.out_proj(y.to(x.dtype)), self.state_after(p, attention)
 
     def _attend(
         self,
@@ -214,7 +211,7 @@ class Attention(ProjectedMixer):
 
     @property
     def _needs_position(self) -> bool:
-        return self.rotary != "none" or self.position_power is not None
+        return super()._needs_position or self.position_power is not None
 
     @property
     def _state_heads(self) -> int:
@@ -226,7 +223,7 @@ class Attention(ProjectedMixer):
         return self._state_heads * self.kernel.feature_count(self.key_dim) * (self.head_dim + (self.norm == "sum"))
 
     def _fold_at(self, dtype: torch.dtype) -> int:
-        """The first length at which memory and convolution take less than the keys and values of softmax would.
+        """The first length at which memory and all else take less than the keys and values of softmax would.
 
         1058 tokens for d = 64 if both have the same precision, twice that beside a bfloat16 cache.
         """
@@ -238,25 +235,21 @@ class Attention(ProjectedMixer):
             return 2**62
         token = self.num_kv_heads * (self.key_dim + self.head_dim) * dtype.itemsize
         wide = torch.promote_types(dtype, torch.float32).itemsize
-        carried = self._carried_elements() * dtype.itemsize
         waiting_decays = (self.fold_every - 1) * self._state_heads * wide * (self.decay != "none")
-        return (self._memory_elements() * wide + carried + waiting_decays) // token + 1
+        return (self._memory_elements() * wide + self._carried_nbytes(dtype) + waiting_decays) // token + 1
 
     def init_state(
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> MixerState:
         device, dtype = self._placement(device, dtype)
         kind = TokenState if self.kernel is None else PowerState
-        return MixerState(
-            self._no_tokens(kind, self._state_heads, batch_size, device, dtype),
-            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
-            torch.zeros(batch_size, dtype=torch.long, device=device) if self._needs_position else None,
-        )
+        tokens = self._no_tokens(kind, self._state_heads, batch_size, device, dtype)
+        return self.state_before(tokens, batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         token = self._token_nbytes(self._state_heads)
-        fixed = self._carried_elements() * dtype.itemsize + self._needs_position * torch.long.itemsize
+        fixed = self._carried_nbytes()
         if self.kernel is None:
             return fixed + token * (length if self.window is None else min(length, self.window - 1))
         kept = waiting(length, self._fold_at(dtype), 1 if self.order == 1 else self.fold_every)

@@ -29,6 +29,7 @@ class MixerState(State):
     conv: ConvState | None = None
     position: Tensor | None = None  # (B,) int64: how many tokens came before
     gate_sum: Tensor | None = None  # (B, H): the running divisor of a cumulative gate
+    rotation: State | None = None  # how far selective rotary angles have turned
 
 
 class Mixer(nn.Module, ABC):

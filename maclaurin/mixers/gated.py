@@ -10,6 +10,7 @@ gate whose sum runs over an axis of length one, and a decay that may grow (here 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -115,7 +116,7 @@ class GatedSoftmax(ProjectedMixer):
             grown = without_padding(g.exp(), lengths).cumsum(1)
             if state is not None and state.gate_sum is not None:
                 grown = grown + state.gate_sum[:, None]
-            gate_sum = grown[:, -1]
+            gate_sum = grown[:, -1].clone()  # a view would keep the sums of all tokens alive
             y = (y / grown.clamp(min=1)[..., None]).to(y.dtype)
         if self.out_gate == "before-norm":
             y = y * self._out_gate(x)
@@ -123,9 +124,8 @@ class GatedSoftmax(ProjectedMixer):
         if self.out_gate == "after-norm":
             y = y * self._out_gate(x)
         y = self.out_proj(y.flatten(2).to(x.dtype))
-        if attention is None:
-            return y, None
-        return y, MixerState(attention, p.conv, p.position if self.rotary != "none" else None, gate_sum)
+        after = self.state_after(p, attention)
+        return y, None if after is None else replace(after, gate_sum=gate_sum)
 
     def _out_gate(self, x: Tensor) -> Tensor:
         assert self.out_gate_proj is not None
@@ -150,19 +150,14 @@ class GatedSoftmax(ProjectedMixer):
     ) -> MixerState:
         device, dtype = self._placement(device, dtype)
         wide = torch.promote_types(dtype, torch.float32)
-        return MixerState(
-            self._no_tokens(TokenState, self.num_kv_heads, batch_size, device, dtype),
-            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
-            torch.zeros(batch_size, dtype=torch.long, device=device) if self.rotary != "none" else None,
-            None if self.divisor_proj is None else torch.zeros(batch_size, self.num_heads, device=device, dtype=wide),
-        )
+        tokens = self._no_tokens(TokenState, self.num_kv_heads, batch_size, device, dtype)
+        nothing = None if self.divisor_proj is None else torch.zeros(batch_size, self.num_heads, device=device, dtype=wide)
+        return replace(self.state_before(tokens, batch_size, device, dtype), gate_sum=nothing)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         gate = 0 if self.divisor_proj is None else self.num_heads * torch.promote_types(dtype, torch.float32).itemsize
-        position = (self.rotary != "none") * torch.long.itemsize
-        tokens = self._token_nbytes(self.num_kv_heads) * length
-        return tokens + self._carried_elements() * dtype.itemsize + gate + position
+        return self._token_nbytes(self.num_kv_heads) * length + self._carried_nbytes() + gate
 
 
 register(

@@ -90,10 +90,7 @@ class GLA(ProjectedMixer):
             y = bidirectional_linear(p.q, p.k, p.v, log_decay, normalize=False, form=form, lengths=lengths)
             memory = None
         y = self.out_norm(y).flatten(2) * F.silu(self.gate_proj(x))
-        y = self.out_proj(y.to(x.dtype))
-        if memory is None:
-            return y, None
-        return y, MixerState(memory, p.conv, p.position if self.rotary != "none" else None)
+        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
 
     def log_decay(self, x: Tensor) -> Tensor:
         """log α (B, T, G, key_dim), in float32 at least."""
@@ -115,18 +112,11 @@ class GLA(ProjectedMixer):
         device, dtype = self._placement(device, dtype)
         wide = torch.promote_types(dtype, torch.float32)
         memory = torch.zeros(batch_size, self.num_kv_heads, self.key_dim, self.head_dim, device=device, dtype=wide)
-        return MixerState(
-            LinearState(memory),
-            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
-            torch.zeros(batch_size, dtype=torch.long, device=device) if self.rotary != "none" else None,
-        )
+        return self.state_before(LinearState(memory), batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
-        dtype = next(self.parameters()).dtype
-        memory = math.prod((self.num_kv_heads, self.key_dim, self.head_dim))
-        wide = torch.promote_types(dtype, torch.float32).itemsize
-        position = (self.rotary != "none") * torch.long.itemsize
-        return memory * wide + self._carried_elements() * dtype.itemsize + position
+        wide = torch.promote_types(next(self.parameters()).dtype, torch.float32).itemsize
+        return math.prod((self.num_kv_heads, self.key_dim, self.head_dim)) * wide + self._carried_nbytes()
 
 
 def positive_tau(tau: float) -> None:

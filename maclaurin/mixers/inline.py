@@ -31,16 +31,17 @@ from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import running_sum
 from maclaurin.ops.inline import InlineState, bidirectional_inline, counts, inline_attention, mean
 from maclaurin.ops.local import causal_filter, centred_filter, grid_filter
-from maclaurin.ops.states import ConvState
+from maclaurin.ops.states import ConvState, State
 
 FEATURE_MAPS = ("identity", "relu", "leaky-relu", "exp")
 LARGEST_EXPONENT = 30.0  # of the exp map: the product of two such features is still a float32
 
 
 @dataclass(frozen=True)
-class InlineMixerState(MixerState):
-    """Beside what every mixer may carry, what the local filter needs."""
+class FilteredInlineState(State):
+    """The attention's state, and what the local filter needs of the past."""
 
+    attention: InlineState
     input_sum: Tensor | None = None  # (B, d_model): of all inputs so far
     values: ConvState | None = None  # the last taps-1 values
 
@@ -126,9 +127,9 @@ class Inline(ProjectedMixer):
     def mix(
         self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, MixerState | None]:
-        before = checks.initial_state(state, InlineMixerState)
+        before = None if state is None else checks.initial_state(state.attention, FilteredInlineState)
         self._check_image(x, lengths)
-        p = self.project(x, before, form, lengths)
+        p = self.project(x, state, form, lengths)
         q, k = self._features(p.q), self._features(p.k)
         scale = None
         if self.scale is not None:
@@ -143,7 +144,7 @@ class Inline(ProjectedMixer):
             k,
             p.v,
             scale=scale,
-            state=None if before is None else checks.initial_state(before.attention, InlineState),
+            state=None if before is None else before.attention,
             return_state=return_state,
             form=form,
             lengths=lengths,
@@ -152,11 +153,8 @@ class Inline(ProjectedMixer):
         if self.local is not None:
             local, input_sum, values = self._local_so_far(x, p.v, before, lengths)
             y = y + local
-        y = self.out_proj(y.flatten(2).to(x.dtype))
-        if attention is None:
-            return y, None
-        position = p.position if self.rotary != "none" else None
-        return y, InlineMixerState(attention, p.conv, position, input_sum=input_sum, values=values)
+        after = None if attention is None else FilteredInlineState(attention, input_sum, values)
+        return self.out_proj(y.flatten(2).to(x.dtype)), self.state_after(p, after)
 
     def _features(self, x: Tensor) -> Tensor:
         match self.feature_map:
@@ -170,14 +168,14 @@ class Inline(ProjectedMixer):
         return x
 
     def _local_so_far(
-        self, x: Tensor, v: Tensor, state: InlineMixerState | None, lengths: Tensor | None
+        self, x: Tensor, v: Tensor, state: FilteredInlineState | None, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor, ConvState]:
         """A filter a token from the mean of the tokens so far: the mean of all would tell of the future."""
         assert self.local is not None
         wide = torch.promote_types(x.dtype, torch.float32)
         sums, values, count = running_sum(x.to(wide)), None, None  # padding is zero
         if state is not None:
-            assert state.input_sum is not None and isinstance(state.attention, InlineState)
+            assert state.input_sum is not None
             sums, values, count = sums + state.input_sum[:, None], state.values, state.attention.count
         taps = self.local((sums / counts(count, x)[..., None]).to(x.dtype))
         local, values = causal_filter(v, taps, state=values, lengths=lengths)
@@ -216,22 +214,21 @@ class Inline(ProjectedMixer):
 
         heads = (self.num_kv_heads, self.key_dim)
         attention = InlineState(zeros(heads[0], heads[1] + 1, self.head_dim), zeros(*heads), zeros(dtype=torch.long))
-        conv = None if self.conv is None else self.conv.init_state(batch_size, device, dtype)
-        position = zeros(dtype=torch.long) if self.rotary != "none" else None
-        if self.local is None:
-            return InlineMixerState(attention, conv, position)
-        values = ConvState(zeros(self.local.taps - 1, self.num_kv_heads * self.head_dim, dtype=dtype))
-        return InlineMixerState(attention, conv, position, input_sum=zeros(self.d_model), values=values)
+        input_sum = values = None
+        if self.local is not None:
+            input_sum = zeros(self.d_model)
+            values = ConvState(zeros(self.local.taps - 1, self.num_kv_heads * self.head_dim, dtype=dtype))
+        return self.state_before(FilteredInlineState(attention, input_sum, values), batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         sums = self.num_kv_heads * ((self.key_dim + 1) * self.head_dim + self.key_dim)
-        carried = self._carried_elements()
+        values = 0
         if self.local is not None:
             sums += self.d_model
-            carried += (self.local.taps - 1) * self.num_kv_heads * self.head_dim
-        positions = (1 + (self.rotary != "none")) * torch.long.itemsize
-        return sums * torch.promote_types(dtype, torch.float32).itemsize + carried * dtype.itemsize + positions
+            values = (self.local.taps - 1) * self.num_kv_heads * self.head_dim
+        wide = torch.promote_types(dtype, torch.float32).itemsize
+        return sums * wide + values * dtype.itemsize + torch.long.itemsize + self._carried_nbytes()
 
 
 register(

@@ -6,7 +6,10 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from maclaurin.mixers.base import Mixer
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
 
 
@@ -31,6 +34,38 @@ def overview(pattern: str, d_model: int, num_heads: int, lengths: Sequence[int])
             }
         )
     return rows
+
+
+def explanation(name: str, d_model: int, num_heads: int, contexts: Sequence[int]) -> dict[str, Any]:
+    """What there is to know about one mixer beside its row: maths, state, cost a token. The cost is counted, not timed."""
+    mixer = build_mixer(name, d_model, num_heads)
+    counts = {context: _multiply_adds(mixer, context) for context in contexts}
+    return {
+        "maths": inspect.cleandoc(inspect.getmodule(type(mixer)).__doc__ or ""),
+        "parameters": sum(parameter.numel() for parameter in mixer.parameters()),
+        "bidirectional": mixer.bidirectional,
+        "state": {tensor: list(x.shape[1:]) for tensor, x in _after(mixer, contexts[-1]).tensors().items()},
+        "multiply_adds": {str(context): count for context, count in counts.items()},
+    }
+
+
+@torch.no_grad()
+def _after(mixer: Mixer, context: int) -> MixerState:
+    state: MixerState | None
+    _, state = mixer(torch.randn(1, context, mixer.d_model, generator=torch.Generator().manual_seed(0)))
+    assert state is not None
+    return state
+
+
+@torch.no_grad()
+def _multiply_adds(mixer: Mixer, context: int) -> dict[str, int]:
+    """A token's products of matrices: in a forward pass over `context` tokens, and in one step behind them."""
+    x = torch.zeros(1, context, mixer.d_model)
+    with FlopCounterMode(display=False) as forward:
+        _, state = mixer(x)
+    with FlopCounterMode(display=False) as step:
+        mixer(x[:, :1], state)
+    return {"training": forward.get_total_flops() // (2 * context), "decoding": step.get_total_flops() // 2}
 
 
 def size_text(nbytes: int) -> str:

@@ -8,20 +8,22 @@ rounded to bfloat16 under autocast, decays that may grow (−silu, −z·softplu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.mixers.base import Mixer, MixerState, ShortConv, advanced, initial_dt_bias
+from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
 from maclaurin.ops import checks
 from maclaurin.ops.conv import ACTIVATIONS
-from maclaurin.ops.rotary import rotary as rotate
-from maclaurin.ops.states import ConvState, TokenState
+from maclaurin.ops.rotary import rotary as turn_by_position
+from maclaurin.ops.rotary import rotate
+from maclaurin.ops.states import ConvState, State, TokenState
 
-ROTARIES = ("none", "rope")
-DECAYS = ("none", "softplus", "mamba")
+ROTARIES = ("none", "rope", "selective")
+DECAYS = ("none", "softplus", "forget", "mamba")
 DISCRETISATIONS = ("none", "dt", "sigmoid")
 
 
@@ -37,6 +39,7 @@ class Projections:
     conv: ConvState | None
     positions: Tensor  # (B, T)
     position: Tensor  # (B,): after the last token
+    rotation: RotationState | None
 
 
 class ProjectedMixer(Mixer):
@@ -45,9 +48,11 @@ class ProjectedMixer(Mixer):
     num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads. head_dim: d_model / num_heads.
     key_dim: channels of a query and a key; head_dim unless given, or the part of it that the mechanism's paper takes.
     conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it.
-    rotary: "rope" turns q and k by exact positions; rope_theta; rotary_interleaved pairs channels (0,1), (2,3)…
-    decay: "softplus" a = −softplus(x·W), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
+    rotary: "rope" turns q and k by exact positions, with rope_theta; "selective" by angles that the tokens choose, with
+    rotary_options (`selective_rope.py`). rotary_interleaved pairs channels (0,1), (2,3)…
+    decay: "softplus" a = −softplus(x·W), "forget" a = log σ(x·W + b), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
     value_discretization: v·dt with dt = softplus(x·W_dt), or its sigmoid; dt_bias adds Mamba's bias to dt.
+    projection_bias: biases on the projections to q, k, v and to the output, as vision transformers have them.
     """
 
     key_divisor: ClassVar[int] = 1  # key_dim is head_dim divided by it, unless given
@@ -65,11 +70,13 @@ class ProjectedMixer(Mixer):
         activation: str = "identity",
         rotary: str = "none",
         rope_theta: float = 10000.0,
+        rotary_options: dict[str, Any] | None = None,
         rotary_interleaved: bool = False,
         decay: str = "none",
         decay_scale: float = 1.0,
         value_discretization: str = "none",
         dt_bias: bool = False,
+        projection_bias: bool = False,
         causal: bool = True,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
@@ -95,6 +102,12 @@ class ProjectedMixer(Mixer):
         self.num_kv_heads = num_kv_heads or num_heads
         if rotary != "none" and self.key_dim % 2:
             raise ValueError(f"rotary={rotary!r} needs an even number of channels a head, got {self.key_dim}")
+        if rotary == "selective" and not causal:
+            raise ValueError("rotary='selective' adds angles up over time: it needs causal=True")
+        if rotary_options and rotary != "selective":
+            raise ValueError(f"rotary_options belong to rotary='selective', got rotary={rotary!r}")
+        for option in rotary_options or {}:
+            checks.one_of("every key of rotary_options", option, SELECTIVE_OPTIONS)
         self.activation = activation
         self.rotary = rotary
         self.rope_theta = rope_theta
@@ -105,16 +118,23 @@ class ProjectedMixer(Mixer):
 
         self.inner_dim = self.num_heads * self.head_dim
         self.qkv_sizes = [num_heads * self.key_dim, self.num_kv_heads * self.key_dim, self.num_kv_heads * self.head_dim]
-        self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=False)
+        self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=projection_bias)
         self.conv = ShortConv(sum(self.qkv_sizes), conv_width, conv_bias) if conv_width else None
-        self.decay_proj = nn.Linear(d_model, self.num_kv_heads, bias=False) if decay == "softplus" else None
+        self.selective: SelectiveRotary | None = None
+        if rotary == "selective":
+            self.selective = SelectiveRotary(d_model, self.num_kv_heads, self.key_dim // 2, **(rotary_options or {}))
+        self.decay_proj: nn.Linear | None = None
+        if decay in ("softplus", "forget"):
+            self.decay_proj = nn.Linear(d_model, self.num_kv_heads, bias=decay == "forget")
+            if self.decay_proj.bias is not None:
+                nn.init.zeros_(self.decay_proj.bias)
         needs_dt = decay == "mamba" or value_discretization != "none"
         self.dt_proj = nn.Linear(d_model, self.num_kv_heads, bias=False) if needs_dt else None
         if dt_bias and not needs_dt:
             raise ValueError("dt_bias=True needs a time step: decay='mamba' or a value_discretization")
         self.dt_bias = nn.Parameter(initial_dt_bias(self.num_kv_heads)) if dt_bias else None
         self.A_log = nn.Parameter(torch.empty(self.num_kv_heads).uniform_(1, 16).log()) if decay == "mamba" else None
-        self.out_proj = nn.Linear(self.inner_dim, d_model, bias=False)
+        self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
 
     def project(self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None) -> Projections:
         qkv = self.qkv_proj(x)
@@ -128,13 +148,17 @@ class ProjectedMixer(Mixer):
         parts = zip(qkv.split(self.qkv_sizes, dim=-1), widths, strict=True)
         q, k, v = (part.unflatten(-1, (-1, width)) for part, width in parts)
         positions, position = advanced(state, x, lengths)
+        rotation, interleaved = None, self.rotary_interleaved
         if self.rotary == "rope":
-            q, k = (rotate(part, positions, theta=self.rope_theta, interleaved=self.rotary_interleaved) for part in (q, k))
+            q, k = (turn_by_position(part, positions, theta=self.rope_theta, interleaved=interleaved) for part in (q, k))
+        elif self.selective is not None:
+            angles, rotation = self.selective(x, None if state is None else state.rotation, form, lengths)
+            q, k = (rotate(part, angles, interleaved=interleaved) for part in (q, k))
         plain_v, dt = v, self._time_step(x)
         if self.value_discretization != "none":
             assert dt is not None
             v = (v * dt[..., None]).to(v.dtype)
-        return Projections(q, k, v, plain_v, self._log_decay(x, dt), conv_state, positions, position)
+        return Projections(q, k, v, plain_v, self._log_decay(x, dt), conv_state, positions, position, rotation)
 
     def _time_step(self, x: Tensor) -> Tensor | None:
         """dt (B, T, G), in float32 at least: a decay is an exponent, and bfloat16 would round it to three digits."""
@@ -149,11 +173,38 @@ class ProjectedMixer(Mixer):
     def _log_decay(self, x: Tensor, dt: Tensor | None) -> Tensor | None:
         if self.decay_proj is not None:
             z = self.decay_proj(x)
-            return -F.softplus(z.to(torch.promote_types(z.dtype, torch.float32))) * self.decay_scale
+            z = z.to(torch.promote_types(z.dtype, torch.float32))
+            return (F.logsigmoid(z) if self.decay == "forget" else -F.softplus(z)) * self.decay_scale
         if self.A_log is not None:
             assert dt is not None
             return -self.A_log.to(dt.dtype).exp() * dt * self.decay_scale
         return None
+
+    def state_after(self, p: Projections, attention: State | None) -> MixerState | None:
+        """What the mixer carries on from a call: the attention's state, and that of all that `project` does."""
+        if attention is None:
+            return None
+        return MixerState(attention, p.conv, p.position if self._needs_position else None, rotation=p.rotation)
+
+    def state_before(self, attention: State, batch_size: int, device: torch.device | str, dtype: torch.dtype) -> MixerState:
+        """The same before the first token."""
+        return MixerState(
+            attention,
+            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
+            torch.zeros(batch_size, dtype=torch.long, device=device) if self._needs_position else None,
+            rotation=None if self.selective is None else self.selective.init_state(batch_size, device, dtype),
+        )
+
+    def _carried_nbytes(self, dtype: torch.dtype | None = None) -> int:
+        """What a sequence carries beside the attention's state, in the dtype of the parameters unless given."""
+        device, dtype = self._placement(None, dtype)
+        conv = 0 if self.conv is None else self.conv.state_size * dtype.itemsize
+        rotation = 0 if self.selective is None else self.selective.state_nbytes(torch.device(device), dtype)
+        return conv + rotation + self._needs_position * torch.long.itemsize
+
+    @property
+    def _needs_position(self) -> bool:
+        return self.rotary == "rope"
 
     def _no_tokens(
         self, kind: type[TokenState], heads: int, batch_size: int, device: torch.device | str, dtype: torch.dtype
@@ -169,7 +220,3 @@ class ProjectedMixer(Mixer):
         dtype = next(self.parameters()).dtype
         wide = torch.promote_types(dtype, torch.float32).itemsize
         return heads * ((self.key_dim + self.head_dim) * dtype.itemsize + (self.decay != "none") * wide)
-
-    def _carried_elements(self) -> int:
-        """How many numbers the convolution carries."""
-        return 0 if self.conv is None else self.conv.state_size

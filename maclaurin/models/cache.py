@@ -71,6 +71,7 @@ class StateLayer(CacheLayerMixin):
             or folded
             or state.conv is not None
             or state.gate_sum is not None
+            or state.rotation is not None
         ):
             raise ValueError(
                 "this mixer's state cannot be cropped: past tokens are folded into it and cannot be taken out again"

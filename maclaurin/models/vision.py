@@ -1,11 +1,12 @@
 """The vision model: patches, learned positions and pre-norm layers with any mixer that sees whole sequences.
 
 One stage is DeiT's layout, four stages with patches of 4, 2, 2, 2 are PVT's without its reduction of keys and values: a
-linear mixer needs none. The class token joins in the last stage. Projections of mixers have no bias, MLPs have.
+linear mixer needs none. A class token joins in the last stage. Unlike the InLine paper's PVT, all have a last norm.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -49,17 +50,14 @@ class VisionStage(nn.Module):
         super().__init__()
         assert config.hidden_sizes and config.patch_sizes and config.depths
         channels = config.hidden_sizes[stage - 1] if stage else config.num_channels
-        width, patch, (rows, columns) = config.hidden_sizes[stage], config.patch_sizes[stage], config.grids()[stage]
+        width, patch, grid = config.hidden_sizes[stage], config.patch_sizes[stage], config.grids()[stage]
         is_last = stage == len(config.depths) - 1
-        self.grid = (rows, columns)
-        self.class_tokens = int(is_last and config.pooling == "class")
+        class_tokens = int(is_last and config.pooling == "class")
         self.patch_proj = nn.Conv2d(channels, width, patch, stride=patch)
         self.patch_norm = nn.LayerNorm(width, config.layer_norm_eps) if config.patch_norm else nn.Identity()
-        self.class_token = nn.Parameter(torch.zeros(1, 1, width)) if self.class_tokens else None
-        self.position = nn.Parameter(torch.zeros(1, self.class_tokens + rows * columns, width))
-        self.layers = nn.ModuleList(
-            VisionLayer(config, stage, self.grid, self.class_tokens) for _ in range(config.depths[stage])
-        )
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width)) if class_tokens else None
+        self.position = nn.Parameter(torch.zeros(1, class_tokens + math.prod(grid), width))
+        self.layers = nn.ModuleList(VisionLayer(config, stage, grid, class_tokens) for _ in range(config.depths[stage]))
         for parameter in (self.position, self.class_token):
             if parameter is not None:
                 nn.init.normal_(parameter, std=config.initializer_range)
@@ -72,10 +70,6 @@ class VisionStage(nn.Module):
         for layer in self.layers:
             tokens = layer(tokens)
         return tokens
-
-    def as_image(self, tokens: Tensor) -> Tensor:
-        """The tokens of a stage without class token, as the image that the next stage takes."""
-        return tokens.transpose(1, 2).unflatten(2, self.grid)
 
 
 class MaclaurinVisionPreTrainedModel(MaclaurinPreTrainedModel):
@@ -114,9 +108,11 @@ class MaclaurinVisionModel(MaclaurinVisionPreTrainedModel):
                 f"pixel_values must have shape (batch, {', '.join(map(str, expected))}), got {shape(pixel_values)}"
             )
         image = pixel_values.to(self.norm.weight.dtype)
-        for stage in self.stages[:-1]:
-            image = stage.as_image(stage(image))
-        tokens = self.norm(self.stages[-1](image))
+        for stage, (rows, columns) in zip(self.stages, self.config.grids(), strict=True):
+            tokens = stage(image)
+            if stage is not self.stages[-1]:
+                image = tokens.transpose(1, 2).unflatten(2, (rows, columns))
+        tokens = self.norm(tokens)
         pooled = tokens[:, 0] if self.config.pooling == "class" else tokens.mean(1)
         return BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled)
 

@@ -35,6 +35,7 @@ def _pvt(*depths: int) -> dict[str, Any]:
         "mlp_ratios": [8, 8, 4, 4],
         "patch_sizes": [4, 2, 2, 2],
         "patch_norm": True,
+        "pooling": "mean",
         "image_size": 224,
         "num_labels": 1000,
     }
@@ -130,12 +131,11 @@ class MaclaurinVisionConfig(PretrainedConfig):
     def options_of(self, name: str, grid: tuple[int, int], class_tokens: int) -> dict[str, Any]:
         """The options of a mixer of that name. One that knows of grids is told of its own.
 
-        Positions are learned, so that rotary positions, which would count along rows, are off unless they are asked for.
+        Projections have biases. Positions are learned; rotary ones, which would count along rows, are off unless asked for.
         """
         known = mixer_entry(name).options()
         chosen: dict[str, Any] = {"init": self.init}
-        if "rotary" in known:
-            chosen["rotary"] = "none"
+        chosen |= {option: value for option, value in (("rotary", "none"), ("projection_bias", True)) if option in known}
         if "grid" in known:
             chosen |= {"grid": grid, "class_tokens": class_tokens}
         return chosen | named_options(self.mixer_options, name)

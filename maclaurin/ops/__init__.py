@@ -7,7 +7,7 @@ from maclaurin.ops.features import symmetric_power
 from maclaurin.ops.inline import InlineState, bidirectional_inline, inline_attention
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import fold_length, power_attention
-from maclaurin.ops.rotary import rotary
+from maclaurin.ops.rotary import rotary, rotate
 from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.states import ConvState, LinearState, PowerState, State, TokenState
 
@@ -28,6 +28,7 @@ __all__ = [
     "power_attention",
     "reference",
     "rotary",
+    "rotate",
     "short_conv",
     "softmax_attention",
     "symmetric_power",

@@ -70,6 +70,15 @@ def power_attention(
     fold_at, fold_every: when kept tokens are folded into the memory; by default where the memory becomes the smaller one.
     backend: "native" (C++, order 2 in float32 on a CPU), "torch" (everything), or "auto", the faster one that can.
     """
+    usual = order == 2 and order_weights is None and scale is None and form in ("auto", "recurrent") and backend == "auto"
+    ragged = attention_mask is not None or cu_seqlens is not None or lengths is not None
+    if isinstance(state, PowerState) and return_state and usual and not ragged and native.available():
+        first_fold = fold_at
+        if fold_at is None and state.memory is None:
+            first_fold = fold_length(state.keys.shape[3], state.values.shape[3], normalize=normalize)
+        done = native.plain_step(q, k, v, log_decay, state, normalize, first_fold, fold_every)
+        if done is not None:
+            return done
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)

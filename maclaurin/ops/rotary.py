@@ -1,7 +1,7 @@
-"""Rotary positions: each pair of channels turns by position · theta^(-2i/K).
+"""Turning pairs of channels: by given angles, or by rotary positions, where pair i turns by position · theta^(-2i/K).
 
-Angles are computed in float64 and only their sines and cosines are rounded: positions are exact at any length and in any
-input dtype. (bfloat16 positions, as some published runs had them, merge 2048 positions into 641.)
+The angles of positions are computed in float64 and only their sines and cosines are rounded: they are exact at any length
+and in any input dtype. (bfloat16 positions, as some published runs had them, merge 2048 positions into 641.)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from maclaurin.ops.arithmetic import repeat_heads
 from maclaurin.ops.checks import shape, tensor
 from maclaurin.ops.decay import widest
 
@@ -24,9 +25,20 @@ def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0, interleaved:
         raise ValueError(f"positions must have shape ({x.shape[1]},) or {tuple(x.shape[:2])}, got {got}")
     wide = widest(x.device)
     frequency = theta ** (-torch.arange(0, K, 2, dtype=wide, device=x.device) / K)
-    angle = positions.to(wide)[..., None, None] * frequency  # (..., T, 1, K/2)
+    angles = positions.to(wide)[..., None, None] * frequency  # (..., T, 1, K/2)
+    return rotate(x, angles if angles.dim() == 4 else angles[None], interleaved=interleaved)
+
+
+def rotate(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:
+    """x (B,T,H,K) turned by angles (B or 1, T, G, K/2); each of the G serves H/G heads. Pairs as in `rotary`."""
+    tensor("x", x, "batch, time, heads, channels")
+    tensor("angles", angles, "batch, time, heads, pairs")
+    B, T, H, K = x.shape
+    G = angles.shape[2]
+    if angles.shape[0] not in (1, B) or angles.shape[1] != T or G == 0 or H % G or 2 * angles.shape[3] != K:
+        raise ValueError(f"angles must match x {shape(x)} in batch, time, heads and pairs of channels, got {shape(angles)}")
     dtype = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    cos, sin = (repeat_heads(part.to(dtype), H) for part in (angles.cos(), angles.sin()))
     if interleaved:
         first, second = x.to(dtype).unflatten(-1, (-1, 2)).unbind(-1)
     else:

@@ -7,6 +7,10 @@ import maclaurin
 from maclaurin.mixers.published import published_mixer
 
 
+def selective(**options):
+    return {"rotary": "selective", "rotary_options": options}
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -14,7 +18,7 @@ from maclaurin.mixers.published import published_mixer
         (("2mamba", 32, 4), {"conv_widht": 2}, r"no option 'conv_widht', did you mean 'conv_width'\?"),
         (("2mamba", 32, 5), {}, "d_model must be a multiple of num_heads"),
         (("2mamba", 32, 4), {"num_kv_heads": 3}, "num_kv_heads must divide the 4 heads, got 3"),
-        (("2mamba", 32, 4), {"decay": "fast"}, "decay must be one of 'none', 'softplus', 'mamba', got 'fast'"),
+        (("2mamba", 32, 4), {"decay": "fast"}, "decay must be one of 'none', 'softplus', 'forget', 'mamba', got 'fast'"),
         (("2mamba", 32, 4), {"norm": "max"}, "norm must be one of"),
         (("2mamba", 32, 4), {"order": 0}, "order must be a whole number >= 1"),
         (("2mamba", 32, 4), {"fold_every": 0}, "fold_every must be at least 1"),
@@ -29,6 +33,22 @@ from maclaurin.mixers.published import published_mixer
         (("2mamba", 0, 4), {}, "d_model must be at least 1"),
         (("2mamba", 32, 0), {}, "num_heads must be at least 1"),
         (("softmax", 36, 4), {}, "rotary='rope' needs an even number of channels a head, got 9"),
+        (("softmax", 36, 4), {"rotary": "selective"}, "rotary='selective' needs an even number of channels a head, got 9"),
+        (("softmax", 32, 4), {"rotary": "selective", "causal": False}, "rotary='selective' adds angles up over time"),
+        (
+            ("softmax", 32, 4),
+            {"rotary_options": {"rank": 2}},
+            "rotary_options belong to rotary='selective', got rotary='rope'",
+        ),
+        (("linear", 30, 4), {"head_dim": 8, "rotary": "selective"}, "a slice for each key-value head, got 30 for 4 heads"),
+        (("linear", 32, 4), selective(rnk=2), "every key of rotary_options must be one of 'rank', .*, got 'rnk'"),
+        (("linear", 32, 4), selective(rank=0), "rank must be at least 1, got 0"),
+        (("linear", 32, 4), selective(increments="tanh"), "increments must be one of 'silu', 'linear', 'difference'"),
+        (("linear", 32, 4), selective(gate=True), "gate must be one of 'none', 'standard', 'low-rank', 'gla', got True"),
+        (("linear", 32, 4), selective(temperature="hot"), "temperature must be one of 'rope', 'rfa'"),
+        (("linear", 32, 4), selective(theta=0.5), "theta must be at least 1 for temperature='rope', got 0.5"),
+        (("linear", 32, 4), selective(temperature="rfa", theta=1.0), "theta must lie between 0 and 1 for temperature='rfa'"),
+        (("fox", 32, 4), {"causal": False}, "mixer 'fox' is causal only"),
         (("softmax", 32, 4), {"window": 0}, "window must be at least 1"),
         (("softmax", 32, 4), {"norm": "none"}, "leaves exp\\(score\\) unbounded"),
         (("gated-softmax", 32, 4), {"score_cap": None, "norm": "none"}, "give a score_cap or a norm"),

@@ -12,7 +12,10 @@ MIXERS = maclaurin.available_mixers()
 FORMS = ("parallel", "chunked", "recurrent", "auto")
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 2e-2}
 
-every_mixer = pytest.mark.parametrize("name", MIXERS)
+# options that change what a mixer carries: the name of a variant -> (mixer, options)
+VARIANTS = {f"{name}+selective": (name, {"rotary": "selective"}) for name in ("softmax", "fox", "linear", "2mamba")}
+
+every_mixer = pytest.mark.parametrize("name", [*MIXERS, *VARIANTS])
 
 # a memory so small that a few dozen tokens cross every switch of the state
 SMALL_FOLDS = {"2mamba": {"fold_at": 9, "fold_every": 4}, "taylor": {"fold_at": 7, "fold_every": 3}}
@@ -20,7 +23,9 @@ SMALL_FOLDS = {"2mamba": {"fold_at": 9, "fold_every": 4}, "taylor": {"fold_at": 
 
 def build(name, dtype=torch.float64, d_model=24, num_heads=4, seed=0, **options):
     torch.manual_seed(seed)
-    return maclaurin.build_mixer(name, d_model, num_heads, **{**SMALL_FOLDS.get(name, {}), **options}).to(dtype)
+    mixer, variant = VARIANTS.get(name, (name, {}))
+    options = {**SMALL_FOLDS.get(mixer, {}), **variant, **options}
+    return maclaurin.build_mixer(mixer, d_model, num_heads, **options).to(dtype)
 
 
 def inputs(mixer, batch, length, seed=1):
@@ -186,7 +191,7 @@ def test_gradients_of_all_forms_agree(name):
 @every_mixer
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 1), (4, 2), (6, 3)])
 def test_grouped_heads_equal_repeated_heads(name, num_heads, num_kv_heads):
-    if "num_kv_heads" not in mixer_entry(name).options():
+    if "num_kv_heads" not in mixer_entry(VARIANTS.get(name, (name, {}))[0]).options():
         with pytest.raises(ValueError, match="num_kv_heads"):
             build(name, num_heads=num_heads, num_kv_heads=num_kv_heads)
         return

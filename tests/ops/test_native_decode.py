@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maclaurin import ops
-from maclaurin.ops import growing, native
+from maclaurin.ops import growing, native, power
 from maclaurin.ops.growing import append
 from tests.ops.helpers import Sizes, assert_close, assert_same_state, attention_inputs
 from tests.ops.native_helpers import ISAS, assert_same_as_torch
@@ -182,4 +182,42 @@ def test_nobody_who_looks_on_is_passed_by():
         ops.power_attention(**token, backend="native")
     assert any("maclaurin.quadratic" in name for name in seen)
     y, _ = ops.power_attention(**{name: x.requires_grad_() for name, x in token.items()}, backend="native")
+    assert y.requires_grad
+
+
+@settings(max_examples=100)
+@given(step=steps())
+def test_the_plain_step_is_the_general_one(step):
+    batch, options, state = step
+    with torch.no_grad():
+        y, after = ops.power_attention(**batch.tokens, **options, state=state)
+        expected, expected_after = ops.power_attention(**batch.tokens, **options, state=state, backend="torch")
+    assert_close(y, expected, 1e-5)
+    assert_same_state(after, expected_after, 1e-5)
+
+
+def test_decoding_takes_the_plain_step_and_anything_else_does_not(monkeypatch):
+    """From tokens alone to the first fold, which is a large one, and from there on."""
+    ways = []
+    general = power.over_documents
+    monkeypatch.setattr(power, "over_documents", lambda *args, **kwargs: ways.append("general") or general(*args, **kwargs))
+    batch = attention_inputs("kv")(Sizes(T=60, K=8, V=8)).to(torch.float32)
+    with torch.no_grad():
+        _, state = ops.power_attention(**batch.between(0, 20).tokens)
+        ways.clear()
+        for t in range(20, 60):
+            before = len(ways)
+            y, state = ops.power_attention(**batch.between(t, t + 1).tokens, state=state)
+            if len(ways) > before:
+                assert state.slots == 0 and state.memory is not None
+        assert len(ways) == 1
+        token = batch.between(0, 1).tokens
+        with pytest.raises(ValueError, match="log_decay must be <= 0"):
+            ops.power_attention(**token | {"log_decay": token["log_decay"] + 9}, state=state)
+        with pytest.raises(ValueError, match="same heads and channels"):
+            ops.power_attention(**{name: x[:, :, :1] for name, x in token.items()}, state=state)
+        with pytest.raises(ValueError, match="v must have 4 dimensions"):
+            ops.power_attention(**token | {"v": token["v"][0]}, state=state)
+        assert ops.power_attention(**token, state=state, attention_mask=torch.zeros(2, 1))[0].eq(0).all()
+    y, _ = ops.power_attention(**{name: x.requires_grad_() for name, x in token.items()}, state=state)
     assert y.requires_grad

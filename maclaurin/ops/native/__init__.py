@@ -6,5 +6,6 @@ To add one: its struct and functions in `library.py`, its `operator` in a file b
 from maclaurin.ops.native import attention, conv, linear
 from maclaurin.ops.native.library import available, isa, refusal, using_isa
 from maclaurin.ops.native.operators import call
+from maclaurin.ops.native.step import plain_step
 
-__all__ = ["attention", "available", "call", "conv", "isa", "linear", "refusal", "using_isa"]
+__all__ = ["attention", "available", "call", "conv", "isa", "linear", "plain_step", "refusal", "using_isa"]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -164,4 +165,19 @@ def run(kernel: str, call: ctypes.Structure) -> None:
         raise MemoryError(f"the native kernel {kernel} found no memory for its blocks")
 
 
+def bare_kernel(kernel: str, packed: bytes) -> None:
+    """`run` with a struct that is packed already, threads included."""
+    if _bare[kernel](packed):
+        raise MemoryError(f"the native kernel {kernel} found no memory for its blocks")
+
+
+def _bare_kernels(library: ctypes.CDLL) -> dict[str, Any]:
+    """By item, not by attribute: function objects of their own, with argument types of their own."""
+    found = {name: library[f"maclaurin_{name}"] for name in ATTENTION_KERNELS}
+    for function in found.values():
+        function.argtypes = [ctypes.c_char_p]
+    return found
+
+
 _LIBRARY = _load()  # when imported, so that torch.compile sees a constant
+_bare = {} if _LIBRARY is None else _bare_kernels(_LIBRARY)

@@ -52,12 +52,12 @@ def operator(
 
 def call(name: str, *arguments: Any) -> Any:
     """torch.ops.maclaurin.<name>(*arguments), directly where no gradient, compiler, mode or kind of tensor asks for more."""
-    if torch.compiler.is_compiling() or _is_watched(arguments):
+    if torch.compiler.is_compiling() or is_watched(arguments):
         return getattr(torch.ops.maclaurin, name)(*arguments)
     return _KERNELS[name](*arguments)
 
 
-def _is_watched(arguments: tuple[Any, ...]) -> bool:
+def is_watched(arguments: tuple[Any, ...]) -> bool:
     tensors = [x for x in arguments if isinstance(x, Tensor)]
     with_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     return (

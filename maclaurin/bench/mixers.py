@@ -1,0 +1,90 @@
+"""What linear means: the cost of a token of every linear mixer, at 2048 and at 16384 tokens, must be the same.
+
+Training: forward and backward of one layer, 16384 tokens a step, as eight sequences or as one. Decoding: one token more,
+after 1024 and after 16384 others. Second order takes the quadratic form up to a few thousand tokens, because that is
+faster there; its linear form is the one that is measured here, and both times are printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import maclaurin
+from maclaurin.bench.timing import interleaved
+
+WIDTH, HEADS = 256, 4
+SHORT, LONG = 2048, 16384
+CONTEXTS = (1024, 16384)
+STEPS = 32
+LIMIT = 1.15
+
+
+def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    names = [name for name in maclaurin.available_mixers() if maclaurin.build_mixer(name, WIDTH, HEADS).finite_state]
+    table = Table(title=f"one layer of width {WIDTH}, {HEADS} heads: a token's cost by length")
+    for column in ("mixer", f"µs at {SHORT}", f"µs at {LONG}", "ratio", f"µs at {SHORT}, auto", "decoding ms", "ratio"):
+        table.add_column(column, justify="right")
+    rows = []
+    for name in track(names, description="mixers", console=console, transient=True):
+        row = _measure(name)
+        rows.append(row)
+        table.add_row(
+            name,
+            *(f"{row['us'][T]:.1f}" for T in (str(SHORT), str(LONG))),
+            f"{row['ratio']:.2f}",
+            f"{row['us']['auto']:.1f}",
+            " ".join(f"{ms:.2f}" for ms in row["decode_ms"]),
+            f"{row['decode_ratio']:.2f}",
+        )
+    console.print(table)
+    above = [row["name"] for row in rows if max(row["ratio"], row["decode_ratio"]) > LIMIT]
+    console.print(f"limit {LIMIT}: {'DOES NOT HOLD for ' + ', '.join(above) if above else 'holds for all'}")
+    return rows
+
+
+def _measure(name: str) -> dict[str, Any]:
+    mixer = maclaurin.build_mixer(name, WIDTH, HEADS)
+
+    def train(length: int, form: str) -> None:
+        x = torch.randn(LONG // length, length, WIDTH, requires_grad=True)
+        y, _ = mixer(x, return_state=False, form=form)
+        y.sum().backward()
+
+    runs: dict[str, Callable[[], object]] = {
+        str(SHORT): partial(train, SHORT, "chunked"),
+        str(LONG): partial(train, LONG, "chunked"),
+        "auto": partial(train, SHORT, "auto"),
+    }
+    times = interleaved(runs, seconds=4)
+    decode = interleaved({str(context): _Decoding(mixer, context) for context in CONTEXTS}, seconds=1)
+    milliseconds = [decode[str(context)].median / STEPS for context in CONTEXTS]
+    return {
+        "name": name,
+        "us": {key: 1000 * timing.median / LONG for key, timing in times.items()},
+        "ratio": times[str(LONG)].median / times[str(SHORT)].median,
+        "decode_ms": milliseconds,
+        "decode_ratio": milliseconds[1] / milliseconds[0],
+    }
+
+
+class _Decoding:
+    """Tokens one by one after `context` others. 1024 are enough for a state to have its final size, where it has one."""
+
+    @torch.no_grad()
+    def __init__(self, mixer: maclaurin.Mixer, context: int) -> None:
+        self.mixer = mixer
+        _, self.state = mixer(torch.randn(1, context, WIDTH))
+        self.token = torch.randn(1, 1, WIDTH)
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        for _ in range(STEPS):
+            _, self.state = self.mixer(self.token, self.state)
