@@ -37,7 +37,7 @@ class Entry:
 _entries: dict[str, Entry] = {}
 
 # options that make no sense for most mixers, and why
-WHY_NOT = {"tie_decay_pairs": "only a decay a key channel can differ within a rotary pair"}
+WHY_NOT = {"tie_decay_pairs": "it needs a decay a key channel and rotary positions"}
 
 
 def register(name: str, mixer: type[Mixer], summary: str, citation: str, **preset: Any) -> None:

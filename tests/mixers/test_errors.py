@@ -60,7 +60,12 @@ def selective(**options):
         (("gla", 32, 4), {"decay_rank": 0}, "decay_rank must be at least 1"),
         (("gla", 32, 4), {"tau": 0}, "tau must be positive, got 0"),
         (("gla", 24, 4), {"tie_decay_pairs": True}, "tie_decay_pairs=True needs an even key_dim, got 3"),
-        (("2mamba", 32, 4), {"tie_decay_pairs": True}, "'tie_decay_pairs' \\(only a decay a key channel can differ"),
+        (
+            ("2mamba", 32, 4),
+            {"tie_decay_pairs": True},
+            "'tie_decay_pairs' \\(it needs a decay a key channel and rotary positions",
+        ),
+        (("metala", 32, 4), {"tie_decay_pairs": True}, "'tie_decay_pairs' \\(it needs a decay a key channel"),
         (("inline", 32, 4), {"decay": "softplus"}, "decay must be 'none': inline weighs all tokens alike"),
         (("inline", 32, 4), {"feature_map": "elu"}, "feature_map must be one of 'identity', 'relu', 'leaky-relu', 'exp'"),
         (("inline", 32, 4), {"grid": (2, 3)}, "grid needs causal=False: an image has no order of time"),

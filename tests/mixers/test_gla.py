@@ -79,6 +79,24 @@ def test_a_tied_decay_and_a_rotation_are_one_complex_recurrence():
         torch.testing.assert_close(got[0, t, 0], (complex_q[t] @ memory).real, rtol=1e-12, atol=1e-12)
 
 
+def test_selective_rotations_are_carried_and_relative():
+    """Angles that the tokens choose: handed over at a split, and of no effect if all of them are turned alike."""
+    options = {"rotary": "selective", "tie_decay_pairs": True, "tau": 1.0}
+    mixer = maclaurin.build_mixer("gla", 64, 2, **options).double()
+    x = torch.randn(2, 50, 64, dtype=torch.float64)
+    with torch.no_grad():
+        whole, final = mixer(x)
+        first, state = mixer(x[:, :21], form="chunked")
+        second, state = mixer(x[:, 21:], state, form="recurrent")
+        start = mixer.init_state(2)
+        rotation = dataclasses.replace(start.rotation, phase=start.rotation.phase + 1)
+        turned = dataclasses.replace(start, rotation=rotation)
+        elsewhere, _ = mixer(x, turned)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-10, atol=1e-10)
+    assert state.nbytes == final.nbytes == 2 * mixer.state_nbytes(50)
+    torch.testing.assert_close(elsewhere, whole, rtol=1e-9, atol=1e-10)
+
+
 def test_options_keep_the_laws():
     """Grouped heads, convolution, rotary positions and tied decays at once: forms and bytes."""
     options = {"num_kv_heads": 2, "conv_width": 3, "activation": "silu", "rotary": "rope", "tie_decay_pairs": True}

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from maclaurin import ops
 from maclaurin.ops import reference
+from maclaurin.ops.arithmetic import running_sum
 
 N, K, V = 50, 8, 5
 
@@ -225,3 +226,22 @@ def test_a_state_of_other_sizes_is_refused():
         ops.inline_attention(q, k, v[..., :-1], state=state)
     with pytest.raises(ValueError, match="scale must be a finite number"):
         ops.inline_attention(q, k, v, scale=math.inf)
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
+def test_running_sums_in_blocks(count):
+    x = torch.randn(2, count, 3, 5, dtype=torch.float64, requires_grad=True)
+    wanted = torch.randn(2, count, 3, 5, dtype=torch.float64)
+    got, expected = running_sum(x), x.cumsum(1)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    for result in zip(*(torch.autograd.grad((y * wanted).sum(), x) for y in (got, expected)), strict=True):
+        torch.testing.assert_close(*result, rtol=1e-12, atol=1e-12)
+
+
+def test_long_sequences_are_the_matrix():
+    """Over several blocks of the running sum and chunks of the memory, with a state handed over between them."""
+    q, k, v = one_head(*drawn(count=300))
+    expected = reference.inline_attention(q, k, v)
+    first, state = ops.inline_attention(*(x[:, :130] for x in (q, k, v)), form="chunked")
+    second, _ = ops.inline_attention(*(x[:, 130:] for x in (q, k, v)), state=state, form="chunked")
+    torch.testing.assert_close(torch.cat([first, second], 1), expected, rtol=1e-11, atol=1e-12)
