@@ -27,7 +27,6 @@ from maclaurin.ops.checks import shape
 class VisionLayer(GradientCheckpointingLayer):
     def __init__(self, config: MaclaurinVisionConfig, stage: int, grid: tuple[int, int], class_tokens: int) -> None:
         super().__init__()
-        assert config.hidden_sizes and config.num_attention_heads and config.mlp_ratios
         width, heads = config.hidden_sizes[stage], config.num_attention_heads[stage]
         name = config.stage_mixers()[stage]
         inner = config.mlp_ratios[stage] * width
@@ -48,7 +47,6 @@ class VisionStage(nn.Module):
 
     def __init__(self, config: MaclaurinVisionConfig, stage: int) -> None:
         super().__init__()
-        assert config.hidden_sizes and config.patch_sizes and config.depths
         channels = config.hidden_sizes[stage - 1] if stage else config.num_channels
         width, patch, grid = config.hidden_sizes[stage], config.patch_sizes[stage], config.grids()[stage]
         is_last = stage == len(config.depths) - 1
@@ -94,7 +92,6 @@ class MaclaurinVisionModel(MaclaurinVisionPreTrainedModel):
 
     def __init__(self, config: MaclaurinVisionConfig) -> None:
         super().__init__(config)
-        assert config.depths and config.hidden_sizes
         self.stages = nn.ModuleList(VisionStage(config, stage) for stage in range(len(config.depths)))
         self.norm = nn.LayerNorm(config.hidden_sizes[-1], config.layer_norm_eps)
         self.gradient_checkpointing = False
@@ -122,7 +119,6 @@ class MaclaurinForImageClassification(MaclaurinVisionPreTrainedModel):
 
     def __init__(self, config: MaclaurinVisionConfig) -> None:
         super().__init__(config)
-        assert config.hidden_sizes
         self.model = MaclaurinVisionModel(config)
         self.classifier = nn.Linear(config.hidden_sizes[-1], config.num_labels)
         self.post_init()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -12,6 +13,7 @@ from maclaurin.models.config import named_options
 from maclaurin.ops.checks import one_of
 
 POOLINGS = ("class", "mean")
+A_STAGE = ("hidden_sizes", "depths", "num_attention_heads", "mlp_ratios", "patch_sizes")  # fields with an entry a stage
 
 
 def _deit(width: int, heads: int, image_size: int) -> dict[str, Any]:
@@ -60,18 +62,19 @@ class MaclaurinVisionConfig(PretrainedConfig):
     patch_norm: a LayerNorm behind each patch embedding. pooling: "class" (a token of the last stage) or "mean".
     mixer: one name for all stages, or a list with one a stage; any mixer that can see whole sequences.
     mixer_options: options for every mixer, or a dict of options by mixer name.
-    init: "llama" (N(0, initializer_range), biases zero) or "thesis" (PyTorch's defaults) in the layers.
+    init: of the layers, "llama" (N(0, 0.02), biases zero) or "thesis" (PyTorch's defaults). Positions, class token and head
+    are drawn from N(0, initializer_range).
     """
 
     model_type = "maclaurin_vision"
 
     image_size: int | list[int] = 32
     num_channels: int = 3
-    hidden_sizes: list[int] | None = None
-    depths: list[int] | None = None
-    num_attention_heads: list[int] | None = None
-    mlp_ratios: list[int] | None = None
-    patch_sizes: list[int] | None = None
+    hidden_sizes: list[int] = field(default_factory=lambda: [96])
+    depths: list[int] = field(default_factory=lambda: [4])
+    num_attention_heads: list[int] = field(default_factory=lambda: [4])
+    mlp_ratios: list[int] = field(default_factory=lambda: [4])
+    patch_sizes: list[int] = field(default_factory=lambda: [4])
     patch_norm: bool = False
     pooling: str = "class"
     mixer: str | list[str] = "inline"
@@ -87,15 +90,11 @@ class MaclaurinVisionConfig(PretrainedConfig):
         return cls(**{**SIZES[size], **fields})
 
     def __post_init__(self, **kwargs: Any) -> None:
-        tiny = {"hidden_sizes": [96], "depths": [4], "num_attention_heads": [4], "mlp_ratios": [4], "patch_sizes": [4]}
-        for name, default in tiny.items():
-            if getattr(self, name) is None:
-                setattr(self, name, default)
         super().__post_init__(**kwargs)
         one_of("init", self.init, INITS)
         one_of("pooling", self.pooling, POOLINGS)
-        stages = len(self.depths or [])
-        lengths = {name: len(getattr(self, name)) for name in tiny}
+        stages = len(self.depths)
+        lengths = {name: len(getattr(self, name)) for name in A_STAGE}
         if len(set(lengths.values())) > 1 or not stages:
             shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise ValueError(f"every list must have one entry a stage, got {shown}")
@@ -112,7 +111,7 @@ class MaclaurinVisionConfig(PretrainedConfig):
 
     def stage_mixers(self) -> list[str]:
         """The name of every stage's mixer."""
-        return [self.mixer] * len(self.depths or []) if isinstance(self.mixer, str) else list(self.mixer)
+        return [self.mixer] * len(self.depths) if isinstance(self.mixer, str) else list(self.mixer)
 
     def grids(self) -> list[tuple[int, int]]:
         """The (rows, columns) of every stage."""
@@ -121,7 +120,7 @@ class MaclaurinVisionConfig(PretrainedConfig):
             raise ValueError(f"image_size must be a number or [rows, columns], got {self.image_size}")
         rows, columns = sides
         found = []
-        for stage, patch in enumerate(self.patch_sizes or []):
+        for stage, patch in enumerate(self.patch_sizes):
             if patch < 1 or rows % patch or columns % patch or not rows or not columns:
                 raise ValueError(f"patch_sizes must divide the grid of {rows} x {columns} before stage {stage}, got {patch}")
             rows, columns = rows // patch, columns // patch
