@@ -5,7 +5,10 @@ from maclaurin.mixers import (
     delta,
     fox,
     gated,
+    gla,
+    inline,
     mamba2,
+    metala,
 )
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
@@ -19,6 +22,9 @@ __all__ = [
     "delta",
     "fox",
     "gated",
+    "gla",
+    "inline",
     "mamba2",
+    "metala",
     "mixer_entry",
 ]

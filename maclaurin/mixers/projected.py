@@ -8,7 +8,7 @@ rounded to bfloat16 under autocast, decays that may grow (−silu, −z·softplu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -46,13 +46,16 @@ class ProjectedMixer(Mixer):
     """Options, the same names everywhere:
 
     num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads. head_dim: d_model / num_heads.
-    key_dim: channels of a query and a key, head_dim unless given.
+    key_dim: channels of a query and a key; head_dim unless given, or the part of it that the mechanism's paper takes.
     conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it.
     rotary: "rope" turns q and k by exact positions, with rope_theta; "selective" by angles that the tokens choose, with
     rotary_options (`selective_rope.py`). rotary_interleaved pairs channels (0,1), (2,3)…
     decay: "softplus" a = −softplus(x·W), "forget" a = log σ(x·W + b), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
     value_discretization: v·dt with dt = softplus(x·W_dt), or its sigmoid; dt_bias adds Mamba's bias to dt.
+    projection_bias: biases on the projections to q, k, v and to the output, as vision transformers have them.
     """
+
+    key_divisor: ClassVar[int] = 1  # key_dim is head_dim divided by it, unless given
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class ProjectedMixer(Mixer):
         decay_scale: float = 1.0,
         value_discretization: str = "none",
         dt_bias: bool = False,
+        projection_bias: bool = False,
         causal: bool = True,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
@@ -94,7 +98,7 @@ class ProjectedMixer(Mixer):
         if decay_scale <= 0:
             raise ValueError(f"decay_scale must be positive, got {decay_scale}")
         self.head_dim = head_dim or d_model // num_heads
-        self.key_dim = key_dim or self.head_dim
+        self.key_dim = key_dim or max(1, self.head_dim // self.key_divisor)
         self.num_kv_heads = num_kv_heads or num_heads
         if rotary != "none" and self.key_dim % 2:
             raise ValueError(f"rotary={rotary!r} needs an even number of channels a head, got {self.key_dim}")
@@ -114,7 +118,7 @@ class ProjectedMixer(Mixer):
 
         self.inner_dim = self.num_heads * self.head_dim
         self.qkv_sizes = [num_heads * self.key_dim, self.num_kv_heads * self.key_dim, self.num_kv_heads * self.head_dim]
-        self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=False)
+        self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=projection_bias)
         self.conv = ShortConv(sum(self.qkv_sizes), conv_width, conv_bias) if conv_width else None
         self.selective: SelectiveRotary | None = None
         if rotary == "selective":
@@ -130,7 +134,7 @@ class ProjectedMixer(Mixer):
             raise ValueError("dt_bias=True needs a time step: decay='mamba' or a value_discretization")
         self.dt_bias = nn.Parameter(initial_dt_bias(self.num_kv_heads)) if dt_bias else None
         self.A_log = nn.Parameter(torch.empty(self.num_kv_heads).uniform_(1, 16).log()) if decay == "mamba" else None
-        self.out_proj = nn.Linear(self.inner_dim, d_model, bias=False)
+        self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
 
     def project(self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None) -> Projections:
         qkv = self.qkv_proj(x)

@@ -36,6 +36,9 @@ class Entry:
 
 _entries: dict[str, Entry] = {}
 
+# options that make no sense for most mixers, and why
+WHY_NOT = {"tie_decay_pairs": "it needs a decay a key channel and rotary positions"}
+
 
 def register(name: str, mixer: type[Mixer], summary: str, citation: str, **preset: Any) -> None:
     if name in _entries:
@@ -60,7 +63,8 @@ def build_mixer(name: str, d_model: int, num_heads: int, *, causal: bool = True,
     known = entry.options()
     for option in options:
         if option not in known:
-            raise ValueError(f"mixer {name!r} has no option {option!r}{_hint(option, known)}; it takes: {', '.join(known)}")
+            why = f" ({WHY_NOT[option]})" if option in WHY_NOT else _hint(option, known)
+            raise ValueError(f"mixer {name!r} has no option {option!r}{why}; it takes: {', '.join(known)}")
     if not causal:
         if not entry.mixer.bidirectional:
             raise ValueError(f"mixer {name!r} is causal only, causal=False is not possible")

@@ -67,10 +67,7 @@ class MaclaurinConfig(PretrainedConfig):
 
     def options_of(self, name: str) -> dict[str, Any]:
         """The options of the mixers of that name."""
-        options = dict(self.mixer_options or {})
-        if options and all(isinstance(value, dict) for value in options.values()):
-            options = dict(options.get(name, {}))
-        options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+        options = named_options(self.mixer_options, name)
         known = mixer_entry(name).options()
         if self.num_key_value_heads not in (None, self.num_attention_heads):
             if "num_kv_heads" not in known:
@@ -79,3 +76,11 @@ class MaclaurinConfig(PretrainedConfig):
                 )
             options.setdefault("num_kv_heads", self.num_key_value_heads)
         return {"init": self.init, **options}
+
+
+def named_options(options: dict[str, Any] | None, name: str) -> dict[str, Any]:
+    """Of options for every mixer, or by mixer name, those of one. JSON knows no tuples: they come back as lists."""
+    options = dict(options or {})
+    if options and all(isinstance(value, dict) for value in options.values()):
+        options = dict(options.get(name, {}))
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}

@@ -5,6 +5,7 @@ from maclaurin.ops.bidirectional import bidirectional_linear, bidirectional_powe
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.delta import delta_rule
 from maclaurin.ops.features import symmetric_power
+from maclaurin.ops.inline import InlineState, bidirectional_inline, inline_attention
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import fold_length, power_attention
 from maclaurin.ops.rotary import rotary, rotate
@@ -14,15 +15,18 @@ from maclaurin.ops.states import ConvState, DeltaState, LinearState, PowerState,
 __all__ = [
     "ConvState",
     "DeltaState",
+    "InlineState",
     "LinearState",
     "PowerState",
     "State",
     "TokenState",
+    "bidirectional_inline",
     "bidirectional_linear",
     "bidirectional_power",
     "bidirectional_softmax",
     "delta_rule",
     "fold_length",
+    "inline_attention",
     "linear_attention",
     "power_attention",
     "reference",

@@ -66,13 +66,13 @@ def short_conv(
             tensors = (None if tensor is None else tensor.float() for tensor in (x, weight, bias, before))
             y = native.call("short_conv", *tensors, activation == "silu").to(x.dtype)
         else:
-            padded = _padded(x, before, width)
+            padded = with_past(x, before, width)
             pieces = [
                 _taps(padded[:, start : start + step + width - 1], weight, bias) for start in range(0, x.shape[1], step)
             ]
             y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
             y = silu(y) if activation == "silu" else y
-        return y, ConvState(_last(x, before, width - 1, lengths)) if return_state else None
+        return y, ConvState(last_inputs(x, before, width - 1, lengths)) if return_state else None
 
     return over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths)
 
@@ -88,15 +88,16 @@ def _taps(x_BTC: Tensor, weight_CW: Tensor, bias_C: Tensor | None) -> Tensor:
     return (y_BTC if bias_C is None else y_BTC + bias_C.to(dtype)).to(given)
 
 
-def _padded(x: Tensor, before: Tensor | None, width: int) -> Tensor:
+def with_past(x: Tensor, before: Tensor | None, width: int) -> Tensor:
+    """x behind the width-1 inputs before it, which are zero where nothing came before."""
     return torch.cat([x.new_zeros(x.shape[0], width - 1, x.shape[2]) if before is None else before, x], dim=1)
 
 
-def _last(x: Tensor, before: Tensor | None, count: int, lengths: Tensor | None) -> Tensor:
+def last_inputs(x: Tensor, before: Tensor | None, count: int, lengths: Tensor | None) -> Tensor:
     """The last inputs of every row, those before the first new token included."""
     if lengths is None and x.shape[1] >= count:
         return x[:, x.shape[1] - count :].clone()  # a view would keep all of the input alive
-    padded = _padded(x, before, count + 1)
+    padded = with_past(x, before, count + 1)
     if lengths is None:
         return padded[:, padded.shape[1] - count :].clone()
     index = lengths[:, None] + torch.arange(count, device=padded.device)

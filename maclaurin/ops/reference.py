@@ -164,6 +164,25 @@ def delta_rule(
     return torch.stack(outputs, dim=1)
 
 
+def inline_attention(
+    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, *, scale: float | None = None, causal: bool = True
+) -> Tensor:
+    """w_ts = (scale·q_t·k_s − mean_r scale·q_t·k_r + 1)/n_t over the n_t tokens that t sees; y_t = Σ_s w_ts v_s.
+
+    With causal=False every token sees every token.
+    """
+    H, T = q_BTHK.shape[2], q_BTHK.shape[1]
+    k_BTHK, v_BTHV = repeat_heads(k_BTHK, H), repeat_heads(v_BTHV, H)
+    visible_TS = torch.ones(T, T, dtype=q_BTHK.dtype, device=q_BTHK.device)
+    if causal:
+        visible_TS = visible_TS.tril()
+    count_T1 = visible_TS.sum(-1, keepdim=True)
+    score_BHTS = default_scale(scale, q_BTHK) * torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
+    mean_BHT1 = (score_BHTS * visible_TS).sum(-1, keepdim=True) / count_T1
+    weight_BHTS = (score_BHTS - mean_BHT1 + 1) / count_T1 * visible_TS
+    return torch.einsum("bhts,bshv->bthv", weight_BHTS, v_BTHV)
+
+
 def short_conv(x_BTC: Tensor, weight_CW: Tensor, bias_C: Tensor | None = None) -> Tensor:
     """y_t = b + Σ_r w[:, r] ⊙ x_{t-(width-1)+r}: the last tap is the current token, nothing comes before the first."""
     width = weight_CW.shape[1]

@@ -164,6 +164,10 @@ def _reference_linear(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None 
     return reference.linear_attention(q, k, v, log_decay, **options)
 
 
+def _reference_inline(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return reference.inline_attention(q, k, v, **options)
+
+
 def _reference_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return reference.short_conv(x, weight, bias)
 
@@ -192,6 +196,10 @@ def _reference_delta(
 
 def delta(name: str, order: int, decay: str | None = None, **options: Any) -> Op:
     return Op(name, delta_inputs(decay), ops.delta_rule, _reference_delta, {"order": order, **options})
+
+
+def inline(name: str, **options: Any) -> Op:
+    return Op(name, attention_inputs(), ops.inline_attention, _reference_inline, options)
 
 
 def conv(name: str, width: int, bias: bool = True) -> Op:
@@ -229,6 +237,8 @@ ALL = [
     softmax("softmax-cap", "kv", score_cap=0.4),
     softmax("softmax-relu", "kv", numerator="relu"),
     softmax("softmax-relu-count", numerator="relu", divisor="count"),
+    inline("inline"),
+    inline("inline-scale", scale=2.0),
     conv("conv-4", 4),
     conv("conv-1", 1, bias=False),
     conv("conv-2", 2, bias=False),
@@ -252,6 +262,7 @@ FEW = [
         "softmax",
         "softmax-window-decay",
         "softmax-count",
+        "inline",
         "conv-4",
         "delta-decay",
         "delta-2-decay",

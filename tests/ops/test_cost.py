@@ -94,7 +94,7 @@ def test_the_cost_of_a_token_does_not_depend_on_the_length(name):
     assert counts[1] / counts[0] == pytest.approx(2, rel=0.05)
 
 
-@pytest.mark.parametrize("name", [*OPS, "linear-decay"])
+@pytest.mark.parametrize("name", [*OPS, "linear-decay", "inline"])
 def test_what_is_written_for_a_token_does_not_depend_on_the_length(name):
     counts = []
     for T in (1024, 2048):
@@ -104,7 +104,7 @@ def test_what_is_written_for_a_token_does_not_depend_on_the_length(name):
     assert counts[1] / counts[0] == pytest.approx(2, rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["linear-decay", "linear-channel"])
+@pytest.mark.parametrize("name", ["linear-decay", "linear-channel", "inline"])
 def test_linear_attention_costs_the_same_for_every_token(name):
     counts = []
     for T in (512, 1024):

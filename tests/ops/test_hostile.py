@@ -25,7 +25,7 @@ ATTENTION = [op for op in ALL if not op.name.startswith("conv")]
 DECAYED = [op for op in ATTENTION if "log_decay" in op.draw(Sizes(T=1)).tokens]
 FINITE = [op for op in ATTENTION if op.function is not ops.softmax_attention]
 # outputs are zero where all scores are: not with a term of order 0, which is a weight without a score
-ZERO_AT_ZERO = [op for op in FINITE if not op.name.startswith("taylor-2") and op.name != "taylor-5"]
+ZERO_AT_ZERO = [op for op in FINITE if not op.name.startswith(("taylor-2", "taylor-5", "inline"))]  # no weight of order 0
 
 
 def run(op, batch, form, **options):

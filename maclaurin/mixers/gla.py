@@ -1,0 +1,138 @@
+"""Gated linear attention: first order behind a decay a key channel, which is a low-rank function of the token.
+
+    q, k, v = x·W_qkv;   log α_t = logsigmoid(x_t·W₁·W₂ + b)/τ;   S_t = diag(α_t) S_{t-1} + k_t v_tᵀ
+    y_t = q_t S_t / √d_k;   out = W_o · (RMSNorm(y) a head ⊙ silu(x·W_g))
+
+The published layer is the default: keys half as wide as values, rank 16, τ = 16, no convolution, no positions. Its code has
+one norm weight for all heads, as here, and an optional short convolution (`conv_width=4, activation="silu"`).
+
+With rotary positions the state turns as well as decays, diag(α) R(θ). Decay and rotation commute, so that only relative
+positions matter, exactly if α is equal within each rotary pair: `tie_decay_pairs`. Published runs leave it untied.
+
+Yang et al.: Gated Linear Attention Transformers with Hardware-Efficient Training, arXiv 2312.06635.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.base import MixerState, RMSNorm, initialise
+from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.registry import register
+from maclaurin.ops import checks
+from maclaurin.ops.bidirectional import bidirectional_linear
+from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.states import LinearState
+
+
+class GLA(ProjectedMixer):
+    """Options beside those of every projected mixer (key_dim is half of head_dim unless given):
+
+    decay_rank: of the map from a token to its decays. tau: divides the log decay, so α = sigmoid(…)^(1/tau).
+    tie_decay_pairs: one decay for both channels of a rotary pair. norm_eps: of the norm of each head's output.
+    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    """
+
+    bidirectional = True
+    key_divisor = 2
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        decay_rank: int = 16,
+        tau: float = 16.0,
+        tie_decay_pairs: bool = False,
+        norm_eps: float = 1e-5,
+        init: str = "thesis",
+        **projection: Any,
+    ) -> None:
+        super().__init__(d_model, num_heads, **projection)
+        checks.at_least_one("decay_rank", decay_rank)
+        positive_tau(tau)
+        if self.decay != "none":
+            raise ValueError(f"decay must be 'none' beside the decay a channel that gla has, got {self.decay!r}")
+        if tie_decay_pairs and self.key_dim % 2:
+            raise ValueError(f"tie_decay_pairs=True needs an even key_dim, got {self.key_dim}")
+        self.tau = tau
+        self.tie_decay_pairs = tie_decay_pairs
+        decays = self.num_kv_heads * (self.key_dim // 2 if tie_decay_pairs else self.key_dim)
+        self.decay_down = nn.Linear(d_model, decay_rank, bias=False)
+        self.decay_up = nn.Linear(decay_rank, decays)
+        self.gate_proj = nn.Linear(d_model, self.inner_dim, bias=False)
+        self.out_norm = RMSNorm(self.head_dim, norm_eps)
+        initialise(self, init)
+
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, form, lengths)
+        log_decay = self.log_decay(x)
+        if self.causal:
+            y, memory = linear_attention(
+                p.q,
+                p.k,
+                p.v,
+                log_decay,
+                normalize=False,
+                state=None if state is None else state.attention,
+                return_state=return_state,
+                form=form,
+                lengths=lengths,
+            )
+        else:
+            y = bidirectional_linear(p.q, p.k, p.v, log_decay, normalize=False, form=form, lengths=lengths)
+            memory = None
+        y = self.out_norm(y).flatten(2) * F.silu(self.gate_proj(x))
+        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
+
+    def log_decay(self, x: Tensor) -> Tensor:
+        """log α (B, T, G, key_dim), in float32 at least."""
+        logits: Tensor = self.decay_up(self.decay_down(x)).unflatten(-1, (self.num_kv_heads, -1))
+        decays = log_sigmoid_decay(logits, self.tau)
+        if not self.tie_decay_pairs:
+            return decays
+        if self.rotary_interleaved:
+            return decays.repeat_interleave(2, dim=-1)
+        return torch.cat([decays, decays], dim=-1)
+
+    @property
+    def finite_state(self) -> bool:
+        return True
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MixerState:
+        device, dtype = self._placement(device, dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        memory = torch.zeros(batch_size, self.num_kv_heads, self.key_dim, self.head_dim, device=device, dtype=wide)
+        return self.state_before(LinearState(memory), batch_size, device, dtype)
+
+    def state_nbytes(self, length: int) -> int:
+        wide = torch.promote_types(next(self.parameters()).dtype, torch.float32).itemsize
+        return math.prod((self.num_kv_heads, self.key_dim, self.head_dim)) * wide + self._carried_nbytes()
+
+
+def positive_tau(tau: float) -> None:
+    checks.number("tau", tau)
+    if tau is None or tau <= 0:
+        raise ValueError(f"tau must be positive, got {tau}")
+
+
+def log_sigmoid_decay(logits: Tensor, tau: float) -> Tensor:
+    """log σ(logits)^(1/τ), in float32 at least: it is an exponent, and bfloat16 would round it to three digits."""
+    return F.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))) / tau
+
+
+register(
+    "gla",
+    GLA,
+    "gated linear attention: first order behind a low-rank decay a key channel, head norm, output gate",
+    "Yang et al.: Gated Linear Attention Transformers with Hardware-Efficient Training, arXiv 2312.06635, 2023",
+)

@@ -1,0 +1,239 @@
+"""InLine: linear attention whose weights are centred instead of divided, and a local filter made from the mean token.
+
+    w_ts = (s/t)·φ(q_t)·(φ(k_s) − mean φ(k)) + 1/t        y_t = Σ_s w_ts v_s + Σ_r R_t[r] ⊙ v_{t+r}
+    R_t = G₂·gelu(G₁·mean(x) + b₁) + b₂                   G₁, G₂: one block a head; s = 1/√d
+
+means and t are over the tokens that t sees: N tokens of an image, or those so far. Weights sum to 1 and may be negative.
+Dividing by a sum makes queries on one ray indistinguishable; subtracting the mean is injective wherever softmax is.
+
+The paper is about images: `causal=False, grid=(h, w)`. There R is a square of 3 x 3 taps a sample and channel; tokens before
+the grid (`class_tokens`) attend but are not filtered. An image is whole: padding is refused. The authors' code has biases
+on the projections and takes every image for a square. What they do not have is ours: the causal form with a filter over
+the last tokens, and over sequences without a grid a filter centred on the token.
+
+Han et al.: Bridging the Divide: Reconsidering Softmax and Linear Attention, arXiv 2412.06590.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.base import MixerState, initialise
+from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.registry import register
+from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import running_sum
+from maclaurin.ops.inline import InlineState, bidirectional_inline, counts, inline_attention, mean
+from maclaurin.ops.local import causal_filter, centred_filter, grid_filter
+from maclaurin.ops.states import ConvState, State
+
+FEATURE_MAPS = ("identity", "relu", "leaky-relu", "exp")
+LARGEST_EXPONENT = 30.0  # of the exp map: the product of two such features is still a float32
+
+
+@dataclass(frozen=True)
+class FilteredInlineState(State):
+    """The attention's state, and what the local filter needs of the past."""
+
+    attention: InlineState
+    input_sum: Tensor | None = None  # (B, d_model): of all inputs so far
+    values: ConvState | None = None  # the last taps-1 values
+
+
+class LocalFilter(nn.Module):
+    """From a mean token to the taps of a filter a channel; each head sees its own part of the token only."""
+
+    def __init__(self, d_model: int, channels: int, heads: int, taps: int) -> None:
+        super().__init__()
+        self.taps = taps
+        self.hidden = nn.Conv1d(d_model, channels, 1, groups=heads)
+        self.out = nn.Conv1d(channels, taps * channels, 1, groups=heads)
+
+    def forward(self, mean_BTD: Tensor) -> Tensor:
+        """Taps (B, T, heads, channels a head, taps)."""
+        hidden = F.gelu(self._of_heads(self.hidden, mean_BTD.unflatten(-1, (self.hidden.groups, -1))))
+        taps_BTHVW: Tensor = self._of_heads(self.out, hidden).unflatten(-1, (-1, self.taps))
+        return taps_BTHVW
+
+    @staticmethod
+    def _of_heads(conv: nn.Conv1d, x_BTHI: Tensor) -> Tensor:
+        """A convolution of width 1 in groups, as one matrix product a head: time need not be the last dimension."""
+        assert conv.bias is not None
+        weight_HOI, bias_HO = conv.weight.view(conv.groups, -1, x_BTHI.shape[-1]), conv.bias.view(conv.groups, -1)
+        return torch.einsum("bthi,hoi->btho", x_BTHI, weight_HOI) + bias_HO
+
+
+class Inline(ProjectedMixer):
+    """Options beside those of every projected mixer:
+
+    feature_map: φ of q and k, "identity", "relu", "leaky-relu" or "exp", e^(0.2x). learn_scale: s is a parameter a head.
+    local_residual: the filter R; local_width: how many taps it has, to each side of a square if there is a grid.
+    grid: (rows, columns) of an image, row by row, where causal=False. class_tokens: how many tokens come before the grid.
+    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    """
+
+    bidirectional = True
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        feature_map: str = "identity",
+        learn_scale: bool = False,
+        local_residual: bool = True,
+        local_width: int = 3,
+        grid: tuple[int, int] | None = None,
+        class_tokens: int = 0,
+        init: str = "thesis",
+        **projection: Any,
+    ) -> None:
+        super().__init__(d_model, num_heads, **projection)
+        checks.one_of("feature_map", feature_map, FEATURE_MAPS)
+        checks.at_least_one("local_width", local_width)
+        checks.at_least(0, "class_tokens", class_tokens)
+        if self.decay != "none":
+            raise ValueError(f"decay must be 'none': inline weighs all tokens alike, got {self.decay!r}")
+        if local_residual and d_model % num_heads:
+            raise ValueError(f"local_residual=True needs a d_model that is a multiple of num_heads, got {d_model}")
+        if grid is None and class_tokens:
+            raise ValueError(f"class_tokens needs a grid behind them, got {class_tokens} and grid=None")
+        if grid is not None:
+            self._check_grid(grid, local_width)
+        self.feature_map = feature_map
+        self.grid = grid
+        self.class_tokens = class_tokens
+        self.scale = nn.Parameter(torch.full((num_heads, 1), self.key_dim**-0.5)) if learn_scale else None
+        taps = local_width if grid is None else local_width**2
+        self.local = LocalFilter(d_model, self.inner_dim, num_heads, taps) if local_residual else None
+        initialise(self, init)
+
+    def _check_grid(self, grid: tuple[int, int], local_width: int) -> None:
+        if self.causal:
+            raise ValueError("grid needs causal=False: an image has no order of time")
+        if not isinstance(grid, tuple) or len(grid) != 2:
+            raise ValueError(f"grid must be a pair (rows, columns), got {grid!r}")
+        for side in grid:
+            checks.at_least_one("grid", side)
+        if local_width % 2 == 0:
+            raise ValueError(f"local_width must be odd on a grid, got {local_width}")
+
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        before = None if state is None else checks.initial_state(state.attention, FilteredInlineState)
+        self._check_image(x, lengths)
+        p = self.project(x, state, form, lengths)
+        q, k = self._features(p.q), self._features(p.k)
+        scale = None
+        if self.scale is not None:
+            q, scale = q * self.scale, 1.0
+        if not self.causal:
+            y = bidirectional_inline(q, k, p.v, scale=scale, lengths=lengths)
+            if self.local is not None:
+                y = y + self._local_of_all(x, p.v, lengths)
+            return self.out_proj(y.flatten(2).to(x.dtype)), None
+        y, attention = inline_attention(
+            q,
+            k,
+            p.v,
+            scale=scale,
+            state=None if before is None else before.attention,
+            return_state=return_state,
+            form=form,
+            lengths=lengths,
+        )
+        input_sum = values = None
+        if self.local is not None:
+            local, input_sum, values = self._local_so_far(x, p.v, before, lengths)
+            y = y + local
+        after = None if attention is None else FilteredInlineState(attention, input_sum, values)
+        return self.out_proj(y.flatten(2).to(x.dtype)), self.state_after(p, after)
+
+    def _features(self, x: Tensor) -> Tensor:
+        match self.feature_map:
+            case "relu":
+                return F.relu(x)
+            case "leaky-relu":
+                return F.leaky_relu(x)
+            case "exp":
+                x = x.to(torch.promote_types(x.dtype, torch.float32))
+                return (0.2 * x).clamp(max=LARGEST_EXPONENT).exp()
+        return x
+
+    def _local_so_far(
+        self, x: Tensor, v: Tensor, state: FilteredInlineState | None, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor, ConvState]:
+        """A filter a token from the mean of the tokens so far: the mean of all would tell of the future."""
+        assert self.local is not None
+        wide = torch.promote_types(x.dtype, torch.float32)
+        sums, values, count = running_sum(x.to(wide)), None, None  # padding is zero
+        if state is not None:
+            assert state.input_sum is not None
+            sums, values, count = sums + state.input_sum[:, None], state.values, state.attention.count
+        taps = self.local((sums / counts(count, x)[..., None]).to(x.dtype))
+        local, values = causal_filter(v, taps, state=values, lengths=lengths)
+        return local, sums[:, -1].clone(), values
+
+    def _local_of_all(self, x: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+        assert self.local is not None
+        taps = self.local(mean(x.to(torch.promote_types(x.dtype, torch.float32)), lengths).to(x.dtype))
+        if self.grid is None:
+            return centred_filter(v, taps, lengths=lengths)
+        filtered = grid_filter(v[:, self.class_tokens :], taps, grid=self.grid)
+        return F.pad(filtered, (0, 0, 0, 0, self.class_tokens, 0))
+
+    def _check_image(self, x: Tensor, lengths: Tensor | None) -> None:
+        if self.grid is None:
+            return
+        places = self.class_tokens + math.prod(self.grid)
+        if lengths is not None or x.shape[1] != places:
+            raise ValueError(
+                f"with grid={self.grid} and class_tokens={self.class_tokens} every sequence must be one whole image of "
+                f"{places} tokens, got {x.shape[1]}{'' if lengths is None else ' with padding'}"
+            )
+
+    @property
+    def finite_state(self) -> bool:
+        return True
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MixerState:
+        device, dtype = self._placement(device, dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+
+        def zeros(*shape: int, dtype: torch.dtype = wide) -> Tensor:
+            return torch.zeros(batch_size, *shape, device=device, dtype=dtype)
+
+        heads = (self.num_kv_heads, self.key_dim)
+        attention = InlineState(zeros(heads[0], heads[1] + 1, self.head_dim), zeros(*heads), zeros(dtype=torch.long))
+        input_sum = values = None
+        if self.local is not None:
+            input_sum = zeros(self.d_model)
+            values = ConvState(zeros(self.local.taps - 1, self.num_kv_heads * self.head_dim, dtype=dtype))
+        return self.state_before(FilteredInlineState(attention, input_sum, values), batch_size, device, dtype)
+
+    def state_nbytes(self, length: int) -> int:
+        dtype = next(self.parameters()).dtype
+        sums = self.num_kv_heads * ((self.key_dim + 1) * self.head_dim + self.key_dim)
+        values = 0
+        if self.local is not None:
+            sums += self.d_model
+            values = (self.local.taps - 1) * self.num_kv_heads * self.head_dim
+        wide = torch.promote_types(dtype, torch.float32).itemsize
+        return sums * wide + values * dtype.itemsize + torch.long.itemsize + self._carried_nbytes()
+
+
+register(
+    "inline",
+    Inline,
+    "InLine: injective linear attention, its weights centred instead of divided, with a local filter",
+    "Han et al.: Bridging the Divide: Reconsidering Softmax and Linear Attention, arXiv 2412.06590, 2024",
+)

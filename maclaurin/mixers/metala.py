@@ -1,0 +1,161 @@
+"""MetaLA: linear attention whose decay is also its key, so that what a token writes is what it makes room for.
+
+    x ← silu(conv(x));   q, a, v = x·W_q, x·W_α, x·W_v;   log α_t = logsigmoid(a_t)/τ;   k_t = 1 − α_t
+    S_t = diag(α_t) S_{t-1} + k_t v_tᵀ;   o_t = q_t S_t/√d_k + aug(s_t, v_t),   s_t = q_t·(w ⊙ k_t)
+    out = W_o · (silu(x·W_g + b) ⊙ LayerNorm(o) a head)
+
+aug, the token's own term, never enters the memory: "code" σ(s·v) is what the authors run, "linear" s·v the paper's parallel
+formula, "gate" σ(s)·v keeps the sign of v. w starts at 0, where "code" adds the constant ½ that the LayerNorm removes again.
+
+The authors' code runs causal language models only; its kernel scales q by 1/√d_k, which the paper leaves out, but not the q
+of the augmentation. Over whole sequences (causal=False) the recurrence runs both ways, a token's weight on itself counted
+once; the short convolution stays causal. Variants: recall tasks `key_dim=head_dim, conv_width=2`; the ablations `aug="off"`,
+`conv_width=0, activation="identity"` and `own_key=True`. τ = 16 keeps α above 0.73 for logits above −5: a token that
+must overwrite its slots at once needs a smaller one.
+
+Chou et al.: MetaLA: Unified Optimal Linear Approximation to Softmax Attention Map, arXiv 2411.10741.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.base import Mixer, MixerState, ShortConv, initialise
+from maclaurin.mixers.gla import log_sigmoid_decay, positive_tau
+from maclaurin.mixers.registry import register
+from maclaurin.ops import checks
+from maclaurin.ops.bidirectional import bidirectional_linear
+from maclaurin.ops.conv import ACTIVATIONS
+from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.states import LinearState
+
+AUGMENTATIONS = ("off", "code", "linear", "gate")
+
+
+class MetaLA(Mixer):
+    """Options:
+
+    aug: a token's own term, "off", "code" σ(s·v), "linear" s·v or "gate" σ(s)·v. tau: divides the log decay.
+    own_key: a key matrix in place of k = 1 − α. head_dim: d_model / num_heads. key_dim: half of head_dim.
+    conv_width, conv_bias: the causal short convolution over x; 0 for none. activation: "silu" on x after it, or "identity".
+    norm_eps: of the norm of each head's output. init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    """
+
+    bidirectional = True
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        aug: str = "code",
+        tau: float = 16.0,
+        own_key: bool = False,
+        head_dim: int | None = None,
+        key_dim: int | None = None,
+        conv_width: int = 4,
+        conv_bias: bool = False,
+        activation: str = "silu",
+        norm_eps: float = 1e-5,
+        init: str = "thesis",
+        causal: bool = True,
+    ) -> None:
+        super().__init__(d_model, num_heads, causal=causal)
+        checks.one_of("aug", aug, AUGMENTATIONS)
+        checks.one_of("activation", activation, ACTIVATIONS)
+        positive_tau(tau)
+        if head_dim is None and d_model % num_heads:
+            raise ValueError(
+                f"d_model must be a multiple of num_heads unless head_dim is given, got {d_model} and {num_heads}"
+            )
+        for name, given in (("head_dim", head_dim), ("key_dim", key_dim)):
+            if given is not None:
+                checks.at_least_one(name, given)
+        checks.at_least(0, "conv_width", conv_width)
+        self.aug = aug
+        self.tau = tau
+        self.activation = activation
+        self.norm_eps = norm_eps
+        self.head_dim = head_dim or d_model // num_heads
+        self.key_dim = key_dim or max(1, self.head_dim // 2)
+
+        keys, values = num_heads * self.key_dim, num_heads * self.head_dim
+        self.in_sizes = [keys, keys, values, *([keys] if own_key else [])]
+        self.conv = ShortConv(d_model, conv_width, conv_bias) if conv_width else None
+        self.in_proj = nn.Linear(d_model, sum(self.in_sizes), bias=False)  # q, decay, v, and k where it is its own
+        self.gate_proj = nn.Linear(d_model, values)
+        self.aug_weight = nn.Parameter(torch.zeros(num_heads, self.key_dim)) if aug != "off" else None
+        self.out_proj = nn.Linear(values, d_model, bias=False)
+        initialise(self, init)
+
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        conv = None
+        if self.conv is not None:
+            x, conv = self.conv.run(x, None if state is None else state.conv, form, lengths, activation=self.activation)
+        elif self.activation == "silu":
+            x = F.silu(x)
+        parts = self.in_proj(x).split(self.in_sizes, dim=-1)
+        q, decay_logits, v, *own_key = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
+        log_decay = log_sigmoid_decay(decay_logits, self.tau)
+        # expm1, because 1 − α of a decay near 1 would keep only its last digits
+        k = own_key[0] if own_key else -torch.expm1(log_decay)
+        if self.causal:
+            y, memory = linear_attention(
+                q,
+                k,
+                v,
+                log_decay,
+                normalize=False,
+                state=None if state is None else state.attention,
+                return_state=return_state,
+                form=form,
+                lengths=lengths,
+            )
+        else:
+            y = bidirectional_linear(q, k, v, log_decay, normalize=False, form=form, lengths=lengths)
+            memory = None
+        if self.aug_weight is not None:
+            y = y + self._augmentation(q, k, v, self.aug_weight)
+        wide = torch.promote_types(y.dtype, torch.float32)
+        y = F.layer_norm(y.to(wide), (self.head_dim,), eps=self.norm_eps).flatten(2) * F.silu(self.gate_proj(x))
+        y = self.out_proj(y.to(x.dtype))
+        return y, None if memory is None else MixerState(memory, conv)
+
+    def _augmentation(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+        score = (q * k * weight).sum(-1, keepdim=True)
+        if self.aug == "code":
+            return torch.sigmoid(score * v)
+        return score * v if self.aug == "linear" else torch.sigmoid(score) * v
+
+    @property
+    def finite_state(self) -> bool:
+        return True
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MixerState:
+        device, dtype = self._placement(device, dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        memory = torch.zeros(batch_size, self.num_heads, self.key_dim, self.head_dim, device=device, dtype=wide)
+        conv = None if self.conv is None else self.conv.init_state(batch_size, device, dtype)
+        return MixerState(LinearState(memory), conv)
+
+    def state_nbytes(self, length: int) -> int:
+        dtype = next(self.parameters()).dtype
+        memory = math.prod((self.num_heads, self.key_dim, self.head_dim))
+        carried = 0 if self.conv is None else self.conv.state_size
+        return memory * torch.promote_types(dtype, torch.float32).itemsize + carried * dtype.itemsize
+
+
+register(
+    "metala",
+    MetaLA,
+    "MetaLA: linear attention with a decay a key channel that is also its key, short convolution, gate",
+    "Chou et al.: MetaLA: Unified Optimal Linear Approximation to Softmax Attention Map, arXiv 2411.10741, 2024",
+)

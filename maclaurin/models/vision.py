@@ -1,0 +1,136 @@
+"""The vision model: patches, learned positions and pre-norm layers with any mixer that sees whole sequences.
+
+One stage is DeiT's layout, four stages with patches of 4, 2, 2, 2 are PVT's without its reduction of keys and values: a
+linear mixer needs none. A class token joins in the last stage. Unlike the InLine paper's PVT, all have a last norm.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+
+from maclaurin.mixers import build_mixer
+from maclaurin.mixers.base import initialise
+from maclaurin.models.decoder import MaclaurinPreTrainedModel
+from maclaurin.models.vision_config import MaclaurinVisionConfig
+from maclaurin.ops.checks import shape
+
+
+class VisionLayer(GradientCheckpointingLayer):
+    def __init__(self, config: MaclaurinVisionConfig, stage: int, grid: tuple[int, int], class_tokens: int) -> None:
+        super().__init__()
+        width, heads = config.hidden_sizes[stage], config.num_attention_heads[stage]
+        name = config.stage_mixers()[stage]
+        inner = config.mlp_ratios[stage] * width
+        self.norm_before_mixer = nn.LayerNorm(width, config.layer_norm_eps)
+        self.mixer = build_mixer(name, width, heads, causal=False, **config.options_of(name, grid, class_tokens))
+        self.norm_before_mlp = nn.LayerNorm(width, config.layer_norm_eps)
+        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+        initialise(self.mlp, config.init)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        mixed, _ = self.mixer(self.norm_before_mixer(hidden), return_state=False)
+        hidden = hidden + mixed
+        return hidden + self.mlp(self.norm_before_mlp(hidden))
+
+
+class VisionStage(nn.Module):
+    """An image (B, channels, rows, columns) -> tokens (B, class tokens + rows·columns of the stage, width)."""
+
+    def __init__(self, config: MaclaurinVisionConfig, stage: int) -> None:
+        super().__init__()
+        channels = config.hidden_sizes[stage - 1] if stage else config.num_channels
+        width, patch, grid = config.hidden_sizes[stage], config.patch_sizes[stage], config.grids()[stage]
+        is_last = stage == len(config.depths) - 1
+        class_tokens = int(is_last and config.pooling == "class")
+        self.patch_proj = nn.Conv2d(channels, width, patch, stride=patch)
+        self.patch_norm = nn.LayerNorm(width, config.layer_norm_eps) if config.patch_norm else nn.Identity()
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width)) if class_tokens else None
+        self.position = nn.Parameter(torch.zeros(1, class_tokens + math.prod(grid), width))
+        self.layers = nn.ModuleList(VisionLayer(config, stage, grid, class_tokens) for _ in range(config.depths[stage]))
+        for parameter in (self.position, self.class_token):
+            if parameter is not None:
+                nn.init.normal_(parameter, std=config.initializer_range)
+
+    def forward(self, image: Tensor) -> Tensor:
+        tokens = self.patch_norm(self.patch_proj(image).flatten(2).transpose(1, 2))
+        if self.class_token is not None:
+            tokens = torch.cat([self.class_token.to(tokens.dtype).expand(len(tokens), -1, -1), tokens], dim=1)
+        tokens = tokens + self.position
+        for layer in self.layers:
+            tokens = layer(tokens)
+        return tokens
+
+
+class MaclaurinVisionPreTrainedModel(MaclaurinPreTrainedModel):
+    config: MaclaurinVisionConfig
+    config_class = MaclaurinVisionConfig
+    base_model_prefix = "model"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    _no_split_modules = ("VisionLayer",)
+    _is_stateful = False
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Everything but the head has initialised itself when it was built."""
+        if module is getattr(self, "classifier", None):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+            nn.init.zeros_(module.bias)
+
+
+class MaclaurinVisionModel(MaclaurinVisionPreTrainedModel):
+    """Images (batch, channels, rows, columns) -> tokens of the last stage, and one vector an image."""
+
+    def __init__(self, config: MaclaurinVisionConfig) -> None:
+        super().__init__(config)
+        self.stages = nn.ModuleList(VisionStage(config, stage) for stage in range(len(config.depths)))
+        self.norm = nn.LayerNorm(config.hidden_sizes[-1], config.layer_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor, **_: Any) -> BaseModelOutputWithPooling:
+        size = self.config.image_size
+        expected = (self.config.num_channels, *((size, size) if isinstance(size, int) else size))
+        if pixel_values.dim() != 4 or tuple(pixel_values.shape[1:]) != expected:
+            raise ValueError(
+                f"pixel_values must have shape (batch, {', '.join(map(str, expected))}), got {shape(pixel_values)}"
+            )
+        image = pixel_values.to(self.norm.weight.dtype)
+        for stage, (rows, columns) in zip(self.stages, self.config.grids(), strict=True):
+            tokens = stage(image)
+            if stage is not self.stages[-1]:
+                image = tokens.transpose(1, 2).unflatten(2, (rows, columns))
+        tokens = self.norm(tokens)
+        pooled = tokens[:, 0] if self.config.pooling == "class" else tokens.mean(1)
+        return BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled)
+
+
+class MaclaurinForImageClassification(MaclaurinVisionPreTrainedModel):
+    """The classifier: logits (batch, labels), and with labels (batch,) the mean cross entropy in float32."""
+
+    def __init__(self, config: MaclaurinVisionConfig) -> None:
+        super().__init__(config)
+        self.model = MaclaurinVisionModel(config)
+        self.classifier = nn.Linear(config.hidden_sizes[-1], config.num_labels)
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **_: Any) -> ImageClassifierOutput:
+        logits = self.classifier(self.model(pixel_values).pooler_output)
+        loss = None if labels is None else F.cross_entropy(logits.float(), labels)
+        return ImageClassifierOutput(loss=loss, logits=logits)
+
+
+AutoConfig.register("maclaurin_vision", MaclaurinVisionConfig)
+AutoModel.register(MaclaurinVisionConfig, MaclaurinVisionModel)
+AutoModelForImageClassification.register(MaclaurinVisionConfig, MaclaurinForImageClassification)
+# pipelines and evaluation tools look up by name what a model is for
+MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES["maclaurin_vision"] = MaclaurinForImageClassification.__name__

@@ -1,0 +1,140 @@
+"""The configuration of a vision model: stages of layers, each on a coarser grid than the one before, and a mixer."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from maclaurin.mixers.base import INITS
+from maclaurin.mixers.registry import mixer_entry
+from maclaurin.models.config import named_options
+from maclaurin.ops.checks import one_of
+
+POOLINGS = ("class", "mean")
+A_STAGE = ("hidden_sizes", "depths", "num_attention_heads", "mlp_ratios", "patch_sizes")  # fields with an entry a stage
+
+
+def _deit(width: int, heads: int, image_size: int) -> dict[str, Any]:
+    return {
+        "hidden_sizes": [width],
+        "depths": [12],
+        "num_attention_heads": [heads],
+        "mlp_ratios": [4],
+        "patch_sizes": [16],
+        "patch_norm": False,
+        "image_size": image_size,
+        "num_labels": 1000,
+    }
+
+
+def _pvt(*depths: int) -> dict[str, Any]:
+    return {
+        "hidden_sizes": [64, 128, 320, 512],
+        "depths": list(depths),
+        "num_attention_heads": [2, 4, 10, 16],
+        "mlp_ratios": [8, 8, 4, 4],
+        "patch_sizes": [4, 2, 2, 2],
+        "patch_norm": True,
+        "pooling": "mean",
+        "image_size": 224,
+        "num_labels": 1000,
+    }
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "deit-t": _deit(192, 6, 224),
+    "deit-s": _deit(320, 10, 288),
+    "deit-b": _deit(384, 12, 448),
+    "pvt-t": _pvt(2, 2, 2, 2),
+    "pvt-s": _pvt(3, 4, 6, 3),
+    "pvt-m": _pvt(3, 4, 18, 3),
+    "pvt-l": _pvt(3, 8, 27, 3),
+}
+
+
+class MaclaurinVisionConfig(PretrainedConfig):
+    """Lists have one entry a stage; a model of one stage is a plain vision transformer.
+
+    image_size: a number for squares, or [rows, columns]. patch_sizes: how many places of the grid before become one.
+    patch_norm: a LayerNorm behind each patch embedding. pooling: "class" (a token of the last stage) or "mean".
+    mixer: one name for all stages, or a list with one a stage; any mixer that can see whole sequences.
+    mixer_options: options for every mixer, or a dict of options by mixer name.
+    init: of the layers, "llama" (N(0, 0.02), biases zero) or "thesis" (PyTorch's defaults). Positions, class token and head
+    are drawn from N(0, initializer_range).
+    """
+
+    model_type = "maclaurin_vision"
+
+    image_size: int | list[int] = 32
+    num_channels: int = 3
+    hidden_sizes: list[int] = field(default_factory=lambda: [96])
+    depths: list[int] = field(default_factory=lambda: [4])
+    num_attention_heads: list[int] = field(default_factory=lambda: [4])
+    mlp_ratios: list[int] = field(default_factory=lambda: [4])
+    patch_sizes: list[int] = field(default_factory=lambda: [4])
+    patch_norm: bool = False
+    pooling: str = "class"
+    mixer: str | list[str] = "inline"
+    mixer_options: dict[str, Any] | None = None
+    layer_norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    init: str = "llama"
+
+    @classmethod
+    def of_size(cls, size: str, **fields: Any) -> MaclaurinVisionConfig:
+        """`tiny` for small images on a laptop; the others as in the InLine paper, whose s and b are narrower than DeiT's."""
+        one_of("size", size, tuple(SIZES))
+        return cls(**{**SIZES[size], **fields})
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        one_of("init", self.init, INITS)
+        one_of("pooling", self.pooling, POOLINGS)
+        stages = len(self.depths)
+        lengths = {name: len(getattr(self, name)) for name in A_STAGE}
+        if len(set(lengths.values())) > 1 or not stages:
+            shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise ValueError(f"every list must have one entry a stage, got {shown}")
+        self._check_mixers(stages)
+        self.grids()
+
+    def _check_mixers(self, stages: int) -> None:
+        names = self.stage_mixers()
+        if len(names) != stages:
+            raise ValueError(f"mixer must name one mixer for each of the {stages} stages, got {len(names)}")
+        for name in names:
+            if not mixer_entry(name).mixer.bidirectional:
+                raise ValueError(f"mixer {name!r} is causal only: a vision model needs one that sees whole images")
+
+    def stage_mixers(self) -> list[str]:
+        """The name of every stage's mixer."""
+        return [self.mixer] * len(self.depths) if isinstance(self.mixer, str) else list(self.mixer)
+
+    def grids(self) -> list[tuple[int, int]]:
+        """The (rows, columns) of every stage."""
+        sides = [self.image_size] * 2 if isinstance(self.image_size, int) else list(self.image_size)
+        if len(sides) != 2:
+            raise ValueError(f"image_size must be a number or [rows, columns], got {self.image_size}")
+        rows, columns = sides
+        found = []
+        for stage, patch in enumerate(self.patch_sizes):
+            if patch < 1 or rows % patch or columns % patch or not rows or not columns:
+                raise ValueError(f"patch_sizes must divide the grid of {rows} x {columns} before stage {stage}, got {patch}")
+            rows, columns = rows // patch, columns // patch
+            found.append((rows, columns))
+        return found
+
+    def options_of(self, name: str, grid: tuple[int, int], class_tokens: int) -> dict[str, Any]:
+        """The options of a mixer of that name. One that knows of grids is told of its own.
+
+        Projections have biases. Positions are learned; rotary ones, which would count along rows, are off unless asked for.
+        """
+        known = mixer_entry(name).options()
+        chosen: dict[str, Any] = {"init": self.init}
+        chosen |= {option: value for option, value in (("rotary", "none"), ("projection_bias", True)) if option in known}
+        if "grid" in known:
+            chosen |= {"grid": grid, "class_tokens": class_tokens}
+        return chosen | named_options(self.mixer_options, name)

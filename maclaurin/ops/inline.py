@@ -1,0 +1,153 @@
+"""InLine attention: linear attention that divides by nothing, and is injective where softmax is.
+
+    w_ts = (s/t)·φ(q_t)·(φ(k_s) − mean φ(k)) + 1/t        means and t over the tokens that t sees
+
+Weights sum to 1 and may be negative. With φ = identity they are the first-order expansion of softmax(s·q·k) about uniform
+attention. Over a whole sequence the centred keys meet the values once. Causally the mean moves with t; it is a running sum
+of keys beside the memory, and the rest is first-order attention with one more key channel, which holds 1 for every token:
+
+    y_t = Σ_s q'_t·k'_s v_s,    q'_t = [s·φ(q_t)/t, (1 − (s/t)·φ(q_t)·z_t)/t],    k'_s = [φ(k_s), 1],    z_t = Σ_{s≤t} φ(k_s)
+
+Feature maps are applied to q and k before the call.
+"""
+
+# B batch, T time, H heads, G key-value heads, K key channels, V value channels
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import default_scale, repeat_heads, running_sum, without_autocast
+from maclaurin.ops.linear import CHUNK, linear_attention
+from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.states import PowerState, State
+from maclaurin.ops.tokens import without_padding
+
+
+@dataclass(frozen=True)
+class InlineState(State):
+    """What a prefix leaves behind: Σ φ(k) vᵀ, and as its last row Σ v; Σ φ(k); and how many tokens there were."""
+
+    memory: Tensor  # (B, G, K+1, V)
+    key_sum: Tensor  # (B, G, K)
+    count: Tensor  # (B,) int64
+
+
+def inline_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    state: InlineState | None = None,
+    return_state: bool = True,
+    form: str = "auto",
+    backend: str = "auto",
+    attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    lengths: Tensor | None = None,
+    chunk_size: int = CHUNK,
+) -> tuple[Tensor, InlineState | None]:
+    """Causal InLine attention: q (B,T,H,K), k (B,T,G,K), v (B,T,G,V) -> y (B,T,H,V) and the state.
+
+    scale: s above, 1/√K unless given. Other arguments as in `linear_attention`.
+    """
+    checks.heads(q, k, v)
+    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
+    checks.number("scale", scale)
+    checks.initial_state(state, InlineState)
+    memory_shape = (k.shape[2], k.shape[3] + 1, v.shape[3])
+    if state is not None and tuple(state.memory.shape[1:]) != memory_shape:
+        raise ValueError(
+            f"state must hold a memory of {memory_shape} (heads, key channels + 1, value channels) a row, "
+            f"got {tuple(state.memory.shape[1:])}"
+        )
+    dtype = torch.promote_types(q.dtype, torch.float32)
+
+    @without_autocast
+    def dense(inputs: Inputs, state: InlineState | None, lengths: Tensor | None) -> tuple[Tensor, InlineState | None]:
+        assert inputs[0] is not None and inputs[1] is not None and inputs[2] is not None
+        q_BTHK, k_BTGK, v_BTGV = (x.to(dtype) for x in inputs if x is not None)
+        count_BT = counts(None if state is None else state.count, q_BTHK)
+        z_BTGK = running_sum(k_BTGK)  # padding has the key 0
+        if state is not None:
+            z_BTGK = z_BTGK + state.key_sum.to(dtype)[:, None]
+        per_token_BT11 = count_BT.to(dtype).reciprocal()[..., None, None]
+        q_BTHK = q_BTHK * (default_scale(scale, q) * per_token_BT11)
+        offset_BTH1 = per_token_BT11 * (1 - (q_BTHK * repeat_heads(z_BTGK, q.shape[2])).sum(-1, keepdim=True))
+        y, inner = linear_attention(
+            torch.cat([q_BTHK, offset_BTH1], dim=-1),
+            torch.cat([k_BTGK, torch.ones_like(k_BTGK[..., :1])], dim=-1),
+            v_BTGV,
+            scale=1.0,
+            normalize=False,
+            state=None if state is None else _first_order(state.memory.to(dtype)),
+            return_state=return_state,
+            form=form,
+            backend=backend,
+            lengths=lengths,
+            chunk_size=chunk_size,
+        )
+        if inner is None:
+            return y.to(q.dtype), None
+        assert isinstance(inner, PowerState) and inner.memory is not None
+        end = count_BT[:, 0] - 1 + (q_BTHK.shape[1] if lengths is None else lengths)
+        return y.to(q.dtype), InlineState(inner.memory, z_BTGK[:, -1].clone(), end)
+
+    return over_documents(dense, (q, k, v), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths)
+
+
+def bidirectional_inline(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, lengths: Tensor | None = None
+) -> Tensor:
+    """InLine attention over whole sequences, in linear time: q (B,T,H,K), k (B,T,G,K), v (B,T,G,V) -> (B,T,H,V).
+
+    lengths (B,): how many tokens of each row are real; those behind them have no influence and give zero.
+    """
+    checks.heads(q, k, v)
+    checks.number("scale", scale)
+    return _whole(q, k, v, default_scale(scale, q), lengths)
+
+
+@without_autocast
+def _whole(q: Tensor, k: Tensor, v: Tensor, scale: float, lengths: Tensor | None) -> Tensor:
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    G = k.shape[2]
+    q_BTHK, k_BTGK, v_BTGV = (without_padding(x.to(dtype), lengths) for x in (q, k, v))
+    centred_BTGK = without_padding(k_BTGK - mean(k_BTGK, lengths), lengths)
+    # the 1/N stands with the values, so that sums over a large image stay in range
+    v_BTGV = v_BTGV / real_tokens(v_BTGV, lengths)
+    memory_BGKV = torch.einsum("btgk,btgv->bgkv", centred_BTGK, v_BTGV * scale)
+    read = torch.einsum("btgrk,bgkv->btgrv", q_BTHK.unflatten(2, (G, -1)), memory_BGKV).flatten(2, 3)
+    y = read + repeat_heads(v_BTGV.sum(1, keepdim=True), q.shape[2])
+    return without_padding(y, lengths).to(q.dtype)
+
+
+def mean(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """The mean over the real tokens of x (B, T, ...), which is zero at padding: (B, 1, ...)."""
+    return x.sum(1, keepdim=True) / real_tokens(x, lengths)
+
+
+def real_tokens(x: Tensor, lengths: Tensor | None) -> Tensor | int:
+    """How many tokens of each row of x (B, T, ...) are real, at least 1, in a shape that divides x."""
+    if lengths is None:
+        return x.shape[1]
+    return lengths.clamp(min=1).view(-1, *(1,) * (x.dim() - 1))
+
+
+def counts(before: Tensor | None, x: Tensor) -> Tensor:
+    """How many tokens each token of x (B, T, ...) sees, itself included: (B, T) int64."""
+    B, T = x.shape[:2]
+    own = torch.arange(1, T + 1, device=x.device)
+    return own.expand(B, T) if before is None else before[:, None] + own
+
+
+def _first_order(memory: Tensor) -> PowerState:
+    """The state of first-order attention that has folded every token into this memory."""
+    B, G, K, V = memory.shape
+    return PowerState(memory.new_zeros(B, 0, G, K), memory.new_zeros(B, 0, G, V), memory=memory)

@@ -1,0 +1,62 @@
+"""Depthwise filters whose taps come with the data: one filter a token (causally), or one a sequence or image.
+
+Values have G heads and taps H: a key-value head serves the filters of H/G heads. Sums are float32 at least.
+"""
+
+# B batch, T time, G key-value heads, H heads, V value channels, W taps
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from maclaurin.ops.arithmetic import repeat_heads
+from maclaurin.ops.conv import last_inputs, with_past
+from maclaurin.ops.states import ConvState
+from maclaurin.ops.tokens import without_padding
+
+
+def causal_filter(
+    v_BTGV: Tensor, taps_BTHVW: Tensor, *, state: ConvState | None = None, lengths: Tensor | None = None
+) -> tuple[Tensor, ConvState]:
+    """y_t = Σ_r taps_t[…, r] ⊙ v_{t-(W-1)+r}: the last tap is the token. The state is the last values."""
+    T, G = v_BTGV.shape[1:3]
+    W = taps_BTHVW.shape[-1]
+    values = v_BTGV.flatten(2)
+    before = None if state is None else state.inputs.to(values.dtype)
+    v_BSHV = _repeated(with_past(values, before, W).unflatten(2, (G, -1)), taps_BTHVW)
+    y = _sum_of_taps([v_BSHV[:, r : r + T] for r in range(W)], taps_BTHVW)
+    return y.to(v_BTGV.dtype), ConvState(last_inputs(values, before, W - 1, lengths))
+
+
+def centred_filter(v_BTGV: Tensor, taps_B1HVW: Tensor, *, lengths: Tensor | None = None) -> Tensor:
+    """y_t = Σ_r taps[…, r] ⊙ v_{t-W//2+r}, with nothing before the first token and behind the last real one."""
+    T, W = v_BTGV.shape[1], taps_B1HVW.shape[-1]
+    v_BSHV = pad(without_padding(v_BTGV, lengths), (0, 0, 0, 0, W // 2, (W - 1) // 2))
+    v_BSHV = _repeated(v_BSHV, taps_B1HVW)
+    return _sum_of_taps([v_BSHV[:, r : r + T] for r in range(W)], taps_B1HVW).to(v_BTGV.dtype)
+
+
+def grid_filter(v_BTGV: Tensor, taps_B1HVW: Tensor, *, grid: tuple[int, int]) -> Tensor:
+    """Tokens are the h·w places of a grid, row by row; taps are a square, row by row, its middle at the token."""
+    h, w = grid
+    side = round(taps_B1HVW.shape[-1] ** 0.5)
+    edge = side // 2
+    rows_BYXGV = v_BTGV.unflatten(1, (h, w))
+    rows_BYXGV = pad(rows_BYXGV, (0, 0, 0, 0, edge, edge, edge, edge))
+    shifted = [rows_BYXGV[:, i : i + h, j : j + w].flatten(1, 2) for i in range(side) for j in range(side)]
+    return _sum_of_taps([_repeated(v_BTGV, taps_B1HVW) for v_BTGV in shifted], taps_B1HVW).to(v_BTGV.dtype)
+
+
+def _repeated(v_BTGV: Tensor, taps_BTHVW: Tensor) -> Tensor:
+    v_BTHV = repeat_heads(v_BTGV, taps_BTHVW.shape[2])
+    return v_BTHV.to(torch.promote_types(v_BTHV.dtype, torch.float32))
+
+
+def _sum_of_taps(shifted: list[Tensor], taps_BTHVW: Tensor) -> Tensor:
+    """Taps are taken apart once: a slice a tap would make a gradient as large as all taps for each of them."""
+    y, *rest = (v * tap for v, tap in zip(shifted, taps_BTHVW.to(shifted[0].dtype).unbind(-1), strict=True))
+    for term in rest:
+        y = y + term
+    return y
