@@ -4,6 +4,9 @@ from maclaurin.mixers import (
     attention,
     gated,
     mamba2,
+    normalized,
+    recurrent,
+    s6,
 )
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
@@ -17,4 +20,7 @@ __all__ = [
     "gated",
     "mamba2",
     "mixer_entry",
+    "normalized",
+    "recurrent",
+    "s6",
 ]

@@ -7,13 +7,16 @@ from maclaurin.ops.features import symmetric_power
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import fold_length, power_attention
 from maclaurin.ops.rotary import rotary
+from maclaurin.ops.scan import linear_scan
+from maclaurin.ops.selective import selective_scan
 from maclaurin.ops.softmax import softmax_attention
-from maclaurin.ops.states import ConvState, LinearState, PowerState, State, TokenState
+from maclaurin.ops.states import ConvState, LinearState, PowerState, ScanState, State, TokenState
 
 __all__ = [
     "ConvState",
     "LinearState",
     "PowerState",
+    "ScanState",
     "State",
     "TokenState",
     "bidirectional_linear",
@@ -21,9 +24,11 @@ __all__ = [
     "bidirectional_softmax",
     "fold_length",
     "linear_attention",
+    "linear_scan",
     "power_attention",
     "reference",
     "rotary",
+    "selective_scan",
     "short_conv",
     "softmax_attention",
     "symmetric_power",
