@@ -54,7 +54,7 @@ def selective_scan(
     refusal = native.refusal(x, dtype)
     if backend == "native" and refusal is not None:
         raise ValueError(f"backend='native' needs {refusal}")
-    natively = False
+    natively = backend != "torch" and refusal is None
 
     @without_autocast
     def dense(inputs: Inputs, state: ScanState | None, lengths: Tensor | None) -> tuple[Tensor, ScanState | None]:

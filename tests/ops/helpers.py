@@ -137,6 +137,28 @@ def conv_inputs(width: int, bias: bool) -> Callable[[Sizes], Batch]:
     return draw
 
 
+def scan_inputs(s: Sizes) -> Batch:
+    generator = torch.Generator().manual_seed(s.seed)
+    x, a = (torch.randn(s.B, s.T, s.G * s.K, generator=generator, dtype=torch.float64) for _ in range(2))
+    return Batch({"x": x, "log_decay": -a.abs()})
+
+
+def selective_inputs(s: Sizes) -> Batch:
+    generator = torch.Generator().manual_seed(s.seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    C = s.G * s.K
+    tokens = {
+        "x": normal(s.B, s.T, C),
+        "dt": normal(s.B, s.T, C).abs(),
+        "b": normal(s.B, s.T, s.V),
+        "c": normal(s.B, s.T, s.V),
+    }
+    return Batch(tokens, {"rate": normal(C, s.V).abs()})
+
+
 def _reference_power(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, **options: Any) -> Tensor:
     weights = options.pop("order_weights", None)
     return reference.power_attention(q, k, v, log_decay, order_weights_HN=weights, **options)
@@ -152,6 +174,14 @@ def _reference_linear(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None 
 
 def _reference_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return reference.short_conv(x, weight, bias)
+
+
+def _reference_scan(x: Tensor, log_decay: Tensor) -> Tensor:
+    return reference.linear_scan(x, log_decay)
+
+
+def _reference_selective(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, rate: Tensor) -> Tensor:
+    return reference.selective_scan(x, dt, rate, b, c)
 
 
 def power(
@@ -205,6 +235,8 @@ ALL = [
     softmax("softmax-cap", "kv", score_cap=0.4),
     softmax("softmax-relu", "kv", numerator="relu"),
     softmax("softmax-relu-count", numerator="relu", divisor="count"),
+    Op("scan", scan_inputs, ops.linear_scan, _reference_scan),
+    Op("selective", selective_inputs, ops.selective_scan, _reference_selective),
     conv("conv-4", 4),
     conv("conv-1", 1, bias=False),
     conv("conv-2", 2, bias=False),
@@ -223,6 +255,8 @@ FEW = [
         "softmax",
         "softmax-window-decay",
         "softmax-count",
+        "scan",
+        "selective",
         "conv-4",
     )
 ]
