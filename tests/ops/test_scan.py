@@ -57,6 +57,16 @@ def test_any_decay_beside_any_other(form, backend, value):
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(y.square().sum(), leaves))
 
 
+@pytest.mark.parametrize("memory", [10.0, 1e3, 1e4])
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_a_long_memory_is_as_exact_as_its_decay(memory, backend):
+    """A float32 number near 1 is known to 6e-8; over n tokens that makes n times as much, and no more."""
+    x, a = torch.randn(1, 32768, 2), torch.full((1, 32768, 2), -1 / memory)
+    y, _ = ops.linear_scan(x, a, backend=backend)
+    exact, _ = ops.linear_scan(x.double(), a.double())
+    assert_close(y, exact, 6e-8 * (memory + 10))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_nan_is_never_hidden(form):
     x, a = draw(12)
