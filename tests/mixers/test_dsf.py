@@ -203,6 +203,20 @@ def test_the_order_of_a_term_is_the_number_of_its_states():
     assert rank(scan[0]) == 1
 
 
+@pytest.mark.parametrize("order", range(9))
+def test_softmax_is_approached_by_the_features_of_more_orders(order):
+    """D4 (lemma 1): C(m+P, P) features, and an error below e^z z^(P+1)/(P+1)! for scores up to z."""
+    q, k = normal(30, K), normal(30, K)
+    features = [
+        torch.cat([reference.symmetric_power(x, n) / math.sqrt(math.factorial(n)) for n in range(order + 1)], dim=-1)
+        for x in (q, k)
+    ]
+    assert features[0].shape[-1] == math.comb(K + order, order)
+    z = (q @ k.T).abs().max().item()
+    bound = math.exp(z) * z ** (order + 1) / math.factorial(order + 1)
+    assert (features[0] @ features[1].T - (q @ k.T).exp()).abs().max() <= bound
+
+
 def test_more_states_can_do_what_fewer_do():
     """D7 (lemma 2): extra states that nothing reads change nothing."""
     N, extra = 5, 3
@@ -286,13 +300,11 @@ def test_s6_is_mambas_core_in_transformers():
         theirs.in_proj.weight[32:] = 0
         theirs.in_proj.weight[32:, 0] = 1  # the gate of all channels is the first one of x
     x = torch.randn(2, 50, 32)
-    x[..., 0] = 2.0  # silu(gate) and the gate itself are then constants
-    gate = {"linear": 2.0, "silu": F.silu(torch.tensor(2.0)).item()}
+    x[..., 0] = 2.0  # so that the gate is a constant, silu(2)
     with torch.no_grad():
         y, _ = mixer(x)
-        expected = theirs(x)
-    scale = min(gate.values(), key=lambda g: (expected / g - y).norm())
-    assert (expected / scale - y).norm() <= 1e-5 * y.norm()
+        expected = theirs(x) / F.silu(torch.tensor(2.0))
+    assert (y - expected).norm() <= 1e-5 * expected.norm()
 
 
 def test_rglru_is_that_of_transformers():
@@ -323,10 +335,10 @@ def test_rglru_is_that_of_transformers():
 
 def test_rglru_starts_with_long_memories_and_exact_complements():
     """λ at an open gate is uniform in [0.9, 0.999]; √(1-λ²) keeps its digits where 1-λ² would have none left."""
-    mixer = maclaurin.build_mixer("rglru", 4096, 4)
+    mixer = maclaurin.build_mixer("rglru", 2048, 64)
     decay = torch.exp(-LARGEST_RATE * F.softplus(mixer.A))
     assert 0.899 < decay.min() < 0.902 and 0.997 < decay.max() < 0.9991
-    assert abs(decay.mean().item() - 0.9495) < 0.002
+    assert abs(decay.mean().item() - 0.9495) < 0.003
     for log_decay in (-1e-3, -1e-6, -1e-9, -1e-12):
         a = torch.tensor(log_decay)
         exact = math.sqrt(-math.expm1(2 * a.double().item()))
