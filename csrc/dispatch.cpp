@@ -69,3 +69,7 @@ int32_t maclaurin_linear_forward(const MaclaurinLinear* call) { return !chosen()
 int32_t maclaurin_linear_backward(const MaclaurinLinear* call) { return !chosen().load()->linear_backward(*call); }
 int32_t maclaurin_conv_forward(const MaclaurinConv* call) { return !chosen().load()->conv_forward(*call); }
 int32_t maclaurin_conv_backward(const MaclaurinConv* call) { return !chosen().load()->conv_backward(*call); }
+int32_t maclaurin_scan_forward(const MaclaurinScan* call) { return !chosen().load()->scan_forward(*call); }
+int32_t maclaurin_scan_backward(const MaclaurinScan* call) { return !chosen().load()->scan_backward(*call); }
+int32_t maclaurin_selective_forward(const MaclaurinSelective* call) { return !chosen().load()->selective_forward(*call); }
+int32_t maclaurin_selective_backward(const MaclaurinSelective* call) { return !chosen().load()->selective_backward(*call); }

@@ -8,6 +8,7 @@
 #include "linear_forward.h"
 #include "quadratic_backward.h"
 #include "quadratic_forward.h"
+#include "selective.h"
 #include "step_memory.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
@@ -35,6 +36,10 @@ const Kernels kernels = {
     linear_backward,
     conv_forward,
     conv_backward,
+    scan_forward,
+    scan_backward,
+    selective_forward,
+    selective_backward,
 };
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

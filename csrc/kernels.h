@@ -15,6 +15,10 @@ struct Kernels {
     bool (*linear_backward)(const MaclaurinLinear&);
     bool (*conv_forward)(const MaclaurinConv&);
     bool (*conv_backward)(const MaclaurinConv&);
+    bool (*scan_forward)(const MaclaurinScan&);
+    bool (*scan_backward)(const MaclaurinScan&);
+    bool (*selective_forward)(const MaclaurinSelective&);
+    bool (*selective_backward)(const MaclaurinSelective&);
 };
 
 namespace avx512 {

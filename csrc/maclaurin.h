@@ -61,6 +61,31 @@ struct MaclaurinConv {
     int32_t silu;  // y·sigmoid(y) instead of y
     int32_t threads;
 };
+
+// One call of the elementwise recurrence over C channels. Tensors are (B,T,C), the memory before the first token (B,C) dense.
+struct MaclaurinScan {
+    int64_t B, T, C;
+    MaclaurinTensor x, log_decay;
+    MaclaurinTensor y;  // the memory after every token
+    MaclaurinTensor dy, dx, dlog_decay;
+    const float* start;  // absent for zeros
+    float* dstart;
+    int32_t threads;
+};
+
+// One call of the selective scan over C channels with N numbers each: x, dt, y (B,T,C), b and c (B,T,N), rate dense (C,N).
+struct MaclaurinSelective {
+    int64_t B, T, C, N;
+    MaclaurinTensor x, dt, b, c;
+    MaclaurinTensor y;
+    MaclaurinTensor dy, dx, ddt;
+    MaclaurinTensor db, dc;  // (B,T,groups,N): a part for every 64 channels
+    const float* rate;
+    float* drate;                       // dense (B,C,N): a part for every row of the batch
+    const float *start, *dnew_memory;   // dense (B,C,N), absent or present
+    float *new_memory, *dstart;
+    int32_t threads;
+};
 }
 
 // All return 0, or 1 where memory ran out.
@@ -72,6 +97,10 @@ MACLAURIN_EXPORT int32_t maclaurin_linear_forward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_linear_backward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_conv_forward(const MaclaurinConv* call);
 MACLAURIN_EXPORT int32_t maclaurin_conv_backward(const MaclaurinConv* call);
+MACLAURIN_EXPORT int32_t maclaurin_scan_forward(const MaclaurinScan* call);
+MACLAURIN_EXPORT int32_t maclaurin_scan_backward(const MaclaurinScan* call);
+MACLAURIN_EXPORT int32_t maclaurin_selective_forward(const MaclaurinSelective* call);
+MACLAURIN_EXPORT int32_t maclaurin_selective_backward(const MaclaurinSelective* call);
 
 // The function GOMP_parallel of an OpenMP that is already loaded: kernels then share its threads. Null for their own ones.
 MACLAURIN_EXPORT void maclaurin_use_openmp(void* parallel);

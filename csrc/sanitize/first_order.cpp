@@ -1,5 +1,5 @@
-// Calls the kernels of first-order attention and of the short convolution with hostile shapes, like driver.cpp: every tensor
-// is allocated to the byte, and outputs are compared with plain loops in double precision.
+// Calls the kernels of first-order attention, of the short convolution and of the scans with hostile shapes, like driver.cpp:
+// every tensor is allocated to the byte, and outputs are compared with plain loops in double precision.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -116,6 +116,70 @@ void run(const ConvCase& c, const char* isa, int threads, int number) {
     check((!c.bias || finite(dbias)) && (!has_before || finite(dbefore)), "convolution gradients", isa, threads, number);
 }
 
+struct ScanCase {
+    int64_t B, T, C, N;
+    bool start;
+};
+
+// N = 0: the elementwise recurrence, else the selective scan.
+void run(const ScanCase& c, const char* isa, int threads, int number) {
+    const int64_t tokens = c.B * c.T, groups = (c.C + 63) / 64;
+    const Numbers x = random_numbers(tokens * c.C, -1, 1), dy = random_numbers(tokens * c.C, -1, 1);
+    const Numbers y = unwritten(x.size()), dx = unwritten(x.size()), da = unwritten(x.size());
+    bool done, exact = true;
+    if (c.N == 0) {
+        const Numbers a = random_numbers(tokens * c.C, -2, 0), start = random_numbers(c.B * c.C, -1, 1);
+        Numbers dstart = unwritten(start.size());
+        MaclaurinScan call{};
+        call.B = c.B, call.T = c.T, call.C = c.C, call.threads = threads;
+        call.x = view(x, c.T, 1, c.C), call.log_decay = view(a, c.T, 1, c.C), call.y = view(y, c.T, 1, c.C);
+        call.dy = view(dy, c.T, 1, c.C), call.dx = view(dx, c.T, 1, c.C), call.dlog_decay = view(da, c.T, 1, c.C);
+        if (c.start) call.start = start.data(), call.dstart = dstart.data();
+        done = maclaurin_scan_forward(&call) == 0 && maclaurin_scan_backward(&call) == 0 && (!c.start || finite(dstart));
+        for (int64_t i = 0; i < c.C; ++i) {
+            double h = c.start ? start[(c.B - 1) * c.C + i] : 0;
+            for (int64_t t = 0; t < c.T; ++t) {
+                const int64_t at = ((c.B - 1) * c.T + t) * c.C + i;
+                h = std::exp(a[at]) * h + x[at];
+                exact = exact && std::abs(y[at] - h) < 1e-5;
+            }
+        }
+    } else {
+        const int64_t size = c.B * c.C * c.N;
+        const Numbers dt = random_numbers(tokens * c.C, 0, 1), rate = random_numbers(c.C * c.N, 0, 2);
+        const Numbers b = random_numbers(tokens * c.N, -1, 1), out = random_numbers(tokens * c.N, -1, 1);
+        const Numbers start = random_numbers(size, -1, 1), dnew = random_numbers(size, -1, 1);
+        const Numbers db = unwritten(tokens * groups * c.N), dc = unwritten(tokens * groups * c.N);
+        Numbers drate = unwritten(size), memory = unwritten(size), dstart = unwritten(size);
+        MaclaurinSelective call{};
+        call.B = c.B, call.T = c.T, call.C = c.C, call.N = c.N, call.threads = threads;
+        call.x = view(x, c.T, 1, c.C), call.dt = view(dt, c.T, 1, c.C), call.y = view(y, c.T, 1, c.C);
+        call.b = view(b, c.T, 1, c.N), call.c = view(out, c.T, 1, c.N), call.dy = view(dy, c.T, 1, c.C);
+        call.dx = view(dx, c.T, 1, c.C), call.ddt = view(da, c.T, 1, c.C);
+        call.db = view(db, c.T, groups, c.N), call.dc = view(dc, c.T, groups, c.N);
+        call.rate = rate.data(), call.drate = drate.data(), call.dnew_memory = dnew.data();
+        call.new_memory = memory.data();
+        if (c.start) call.start = start.data(), call.dstart = dstart.data();
+        done = maclaurin_selective_forward(&call) == 0 && maclaurin_selective_backward(&call) == 0;
+        done = done && finite(memory) && finite(db) && finite(dc) && finite(drate) && (!c.start || finite(dstart));
+        for (int64_t i = 0; i < c.C; ++i) {
+            std::vector<double> h(c.N);
+            for (int64_t n = 0; n < c.N && c.start; ++n) h[n] = start[((c.B - 1) * c.C + i) * c.N + n];
+            for (int64_t t = 0; t < c.T; ++t) {
+                const int64_t token = (c.B - 1) * c.T + t, at = token * c.C + i;
+                double total = 0;
+                for (int64_t n = 0; n < c.N; ++n) {
+                    h[n] = std::exp(-dt[at] * rate[i * c.N + n]) * h[n] + dt[at] * x[at] * b[token * c.N + n];
+                    total += h[n] * out[token * c.N + n];
+                }
+                exact = exact && std::abs(y[at] - total) < 1e-4;
+            }
+        }
+    }
+    check(done && finite(y) && finite(dx) && finite(da), "scan", isa, threads, number);
+    check(exact, "scan outputs", isa, threads, number);
+}
+
 }  // namespace
 
 int main() {
@@ -131,12 +195,18 @@ int main() {
         {1, 1, 1, 1, false, false, false},   {2, 70, 20, 4, true, true, true},   {1, 2, 130, 5, true, false, true},
         {3, 64, 128, 2, false, true, false}, {1, 200, 300, 3, true, true, true},
     };
+    const ScanCase scans[] = {
+        // B, T, C, N, start
+        {1, 1, 1, 0, false},  {2, 40, 70, 0, true},   {1, 17, 128, 0, false}, {1, 1, 1, 1, true},     {2, 33, 70, 5, true},
+        {1, 16, 64, 16, false}, {3, 50, 130, 17, true}, {1, 15, 200, 1, false}, {1, 35, 65, 40, true},
+    };
     for (const char* isa : {"avx512", "avx2", "portable"}) {
         if (maclaurin_choose_isa(isa) != 0) continue;
         for (const int threads : {1, 2, 3, 8}) {
             int number = 0;
             for (const LinearCase& c : linear) run(c, isa, threads, number++);
             for (const ConvCase& c : conv) run(c, isa, threads, number++);
+            for (const ScanCase& c : scans) run(c, isa, threads, number++);
         }
         std::printf("%s: done\n", isa);
     }

@@ -9,6 +9,9 @@ from maclaurin.mixers import (
     inline,
     mamba2,
     metala,
+    normalized,
+    recurrent,
+    s6,
 )
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
@@ -27,4 +30,7 @@ __all__ = [
     "mamba2",
     "metala",
     "mixer_entry",
+    "normalized",
+    "recurrent",
+    "s6",
 ]

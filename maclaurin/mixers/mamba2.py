@@ -9,7 +9,15 @@ authors' code and of `transformers`, so their weights load as they are.
 The thesis configured `d_ssm` = head size: one SSM head, and a gated MLP path for all other channels. Its Algorithm 3
 instead has H heads with keys and queries of their own: `expand=1, d_state=head_dim, n_groups=num_heads, conv_width=2`.
 
-Dao, Gu: Transformers are SSMs, arXiv 2405.21060.
+`ssd=True`, registered as `ssd`, is the state space core alone, as DSF compares it to S6 and attention:
+
+    B, C, dt = u·W_in;   S_t = exp(−exp(A_log)·dt) S_{t-1} + dt·u_t B_tᵀ;   out = W_out·(S_t C_t + D⊙u_t)
+
+The input is its own value, and nothing convolves, activates, gates or normalises. DSF's formula has one decay a head, and so
+has this; what its code calls SSD is S6 with one dt and one A for all channels but a bias a channel inside the softplus, so
+that its decays differ by channel after all. It also starts with A = 1 and, by accident, with all biases zero.
+
+Dao, Gu: Transformers are SSMs, arXiv 2405.21060. Sieber et al.: DSF, arXiv 2405.15731.
 """
 
 from __future__ import annotations
@@ -31,8 +39,10 @@ from maclaurin.ops.states import PowerState
 class Mamba2(Mixer):
     """Options:
 
-    expand: inner width over d_model. d_state: key channels. n_groups: how many sets of keys and queries the heads share.
-    conv_width, conv_bias: the short convolution over x, B, C. skip_per_channel: D has an entry a channel, not a head.
+    expand: inner width over d_model, 2 unless given. d_state: key channels. n_groups: how many sets of keys and queries the
+    heads share. conv_width, conv_bias: the short convolution over x, B, C, of 4 taps unless given.
+    skip_per_channel: D has an entry a channel, not a head.
+    ssd: the core alone, without convolution, activation, gate and norm, on the input itself (so expand is 1).
     single_head: only one head of inner width / num_heads goes through the recurrence, the rest through a gated MLP path.
     norm_eps: of the gated norm. init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
@@ -42,17 +52,22 @@ class Mamba2(Mixer):
         d_model: int,
         num_heads: int,
         *,
-        expand: int = 2,
+        expand: int | None = None,
         d_state: int = 128,
         n_groups: int = 1,
-        conv_width: int = 4,
+        conv_width: int | None = None,
         conv_bias: bool = True,
         skip_per_channel: bool = False,
+        ssd: bool = False,
         single_head: bool = False,
         norm_eps: float = 1e-5,
         init: str = "thesis",
     ) -> None:
         super().__init__(d_model, num_heads)
+        if ssd and (expand is not None or conv_width is not None or single_head):
+            raise ValueError("ssd=True is the core alone: it takes no expand, conv_width and single_head")
+        expand = (1 if ssd else 2) if expand is None else expand
+        conv_width = 4 if conv_width is None else conv_width
         checks.at_least_one("expand", expand)
         checks.at_least_one("d_state", d_state)
         checks.at_least_one("conv_width", conv_width)
@@ -66,25 +81,31 @@ class Mamba2(Mixer):
         self.d_state, self.n_groups = d_state, n_groups
         self.ssm_dim = self.ssm_heads * self.head_dim
         self.mlp_dim = inner - self.ssm_dim
+        self.ssd = ssd
         self.xbc_sizes = [self.ssm_dim, n_groups * d_state, n_groups * d_state]
 
         sizes = [self.mlp_dim, self.mlp_dim, self.ssm_dim, sum(self.xbc_sizes), self.ssm_heads]
-        self.in_sizes = sizes
-        self.in_proj = nn.Linear(d_model, sum(sizes), bias=False)
-        self.conv1d = ShortConv(sum(self.xbc_sizes), conv_width, conv_bias)
+        self.in_sizes = [*self.xbc_sizes[1:], self.ssm_heads] if ssd else sizes
+        self.in_proj = nn.Linear(d_model, sum(self.in_sizes), bias=False)
+        self.conv1d = None if ssd else ShortConv(sum(self.xbc_sizes), conv_width, conv_bias)
         self.dt_bias = nn.Parameter(initial_dt_bias(self.ssm_heads))
         self.A_log = nn.Parameter(torch.empty(self.ssm_heads).uniform_(1, 16).log())
         self.D = nn.Parameter(torch.ones(self.ssm_dim if skip_per_channel else self.ssm_heads))
-        self.norm = RMSNorm(self.ssm_dim, norm_eps)
+        self.norm = None if ssd else RMSNorm(self.ssm_dim, norm_eps)
         self.out_proj = nn.Linear(inner, d_model, bias=False)
         initialise(self, init)
 
     def mix(
         self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, MixerState | None]:
-        mlp_gate, mlp, gate, xbc, dt = self.in_proj(x).split(self.in_sizes, dim=-1)
-        xbc, conv = self.conv1d.run(xbc, None if state is None else state.conv, form, lengths, activation="silu")
-        values, keys, queries = xbc.split(self.xbc_sizes, dim=-1)
+        parts = self.in_proj(x).split(self.in_sizes, dim=-1)
+        conv = None
+        if self.conv1d is None:
+            values, (keys, queries, dt) = x, parts
+        else:
+            mlp_gate, mlp, gate, xbc, dt = parts
+            xbc, conv = self.conv1d.run(xbc, None if state is None else state.conv, form, lengths, activation="silu")
+            values, keys, queries = xbc.split(self.xbc_sizes, dim=-1)
         v = values.unflatten(-1, (self.ssm_heads, self.head_dim))
         k, q = (repeat_heads(part.unflatten(-1, (self.n_groups, self.d_state)), self.ssm_heads) for part in (keys, queries))
         dt = F.softplus(dt.to(torch.promote_types(dt.dtype, torch.float32)) + self.dt_bias)
@@ -100,8 +121,9 @@ class Mamba2(Mixer):
             form=form,
             lengths=lengths,
         )
-        y = torch.addcmul(y, v, self.D.view(self.ssm_heads, -1).to(y.dtype))
-        y = self.norm(y.flatten(2) * F.silu(gate))
+        y = torch.addcmul(y, v, self.D.view(self.ssm_heads, -1).to(y.dtype)).flatten(2)
+        if self.norm is not None:
+            y = self.norm(y * F.silu(gate))
         if self.mlp_dim:
             y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)
         return self.out_proj(y.to(x.dtype)), None if memory is None else MixerState(memory, conv)
@@ -118,18 +140,27 @@ class Mamba2(Mixer):
         keys = torch.zeros(batch_size, 0, self.ssm_heads, self.d_state, device=device, dtype=dtype)
         values = torch.zeros(batch_size, 0, self.ssm_heads, self.head_dim, device=device, dtype=dtype)
         decay = torch.zeros(keys.shape[:3], device=device, dtype=wide)
-        return MixerState(PowerState(keys, values, decay), self.conv1d.init_state(batch_size, device, dtype))
+        conv = None if self.conv1d is None else self.conv1d.init_state(batch_size, device, dtype)
+        return MixerState(PowerState(keys, values, decay), conv)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         memory = math.prod((self.ssm_heads, self.d_state, self.head_dim))
         wide = torch.promote_types(dtype, torch.float32).itemsize
-        return self.conv1d.state_size * dtype.itemsize + (length > 0) * memory * wide
+        carried = 0 if self.conv1d is None else self.conv1d.state_size
+        return carried * dtype.itemsize + (length > 0) * memory * wide
 
 
 CITATION = "Dao, Gu: Transformers are SSMs, 2024"
 
 register("mamba2", Mamba2, "Mamba-2: first order behind a decay, convolution, gated norm", CITATION)
+register(
+    "ssd",
+    Mamba2,
+    "SSD: Mamba-2's state space core alone, without convolution, gate and norm",
+    CITATION + "; as compared in Sieber et al.: DSF, arXiv 2405.15731, 2024",
+    ssd=True,
+)
 register(
     "mamba2-single-head",
     Mamba2,

@@ -9,8 +9,10 @@ from maclaurin.ops.inline import InlineState, bidirectional_inline, inline_atten
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import fold_length, power_attention
 from maclaurin.ops.rotary import rotary, rotate
+from maclaurin.ops.scan import linear_scan
+from maclaurin.ops.selective import selective_scan
 from maclaurin.ops.softmax import softmax_attention
-from maclaurin.ops.states import ConvState, DeltaState, LinearState, PowerState, State, TokenState
+from maclaurin.ops.states import ConvState, DeltaState, LinearState, PowerState, ScanState, State, TokenState
 
 __all__ = [
     "ConvState",
@@ -18,6 +20,7 @@ __all__ = [
     "InlineState",
     "LinearState",
     "PowerState",
+    "ScanState",
     "State",
     "TokenState",
     "bidirectional_inline",
@@ -28,10 +31,12 @@ __all__ = [
     "fold_length",
     "inline_attention",
     "linear_attention",
+    "linear_scan",
     "power_attention",
     "reference",
     "rotary",
     "rotate",
+    "selective_scan",
     "short_conv",
     "softmax_attention",
     "symmetric_power",

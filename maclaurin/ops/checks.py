@@ -48,8 +48,7 @@ def log_decay(decay: Tensor | None, q: Tensor, k: Tensor, *, per_channel: bool =
     """(B,T,heads of k or q), no value > 0; with `per_channel` also (B,T,heads,K). NaN goes through to the output."""
     if decay is None:
         return
-    if not isinstance(decay, Tensor):
-        raise TypeError(f"log_decay must be a tensor, got {type(decay).__name__}")
+    no_growth(decay)
     allowed_heads = (k.shape[2], q.shape[2])
     per_head = decay.dim() == 3
     if not per_head and not (per_channel and decay.dim() == 4):
@@ -62,6 +61,12 @@ def log_decay(decay: Tensor | None, q: Tensor, k: Tensor, *, per_channel: bool =
         )
     if not per_head and decay.shape[3] != k.shape[3]:
         raise ValueError(f"log_decay must have the {k.shape[3]} channels of k, got {shape(decay)}")
+
+
+def no_growth(decay: Tensor) -> None:
+    """A tensor of log decays: no value > 0. NaN goes through to the output."""
+    if not isinstance(decay, Tensor):
+        raise TypeError(f"log_decay must be a tensor, got {type(decay).__name__}")
     values_are_checkable = not torch.compiler.is_compiling()
     if values_are_checkable and _any_positive(decay):
         raise ValueError(
@@ -78,6 +83,13 @@ def beta(value: Tensor, q: Tensor, k: Tensor) -> None:
             f"beta must match q {shape(q)} in batch and time and have {' or '.join(map(str, allowed_heads))} heads, "
             f"got {shape(value)}"
         )
+
+
+def not_negative(name: str, value: Tensor) -> None:
+    """No value < 0. NaN goes through to the output."""
+    if not torch.compiler.is_compiling() and _any_positive(-value):
+        smallest = value.nan_to_num(nan=0.0).min().item()
+        raise ValueError(f"{name} must be >= 0 everywhere, got a smallest value of {smallest:g}")
 
 
 def _any_positive(x: Tensor) -> bool:

@@ -183,6 +183,19 @@ def inline_attention(
     return torch.einsum("bhts,bshv->bthv", weight_BHTS, v_BTHV)
 
 
+def linear_scan(x_BTC: Tensor, log_decay_BTC: Tensor) -> Tensor:
+    """h_t = exp(a_t)·h_{t-1} + x_t in every channel, that is h = Λ x with Λ_ts = exp(a_{s+1} + … + a_t) for s <= t."""
+    return torch.einsum("bcts,bsc->btc", decay_matrix(log_decay_BTC), x_BTC)
+
+
+def selective_scan(x_BTC: Tensor, dt_BTC: Tensor, rate_CN: Tensor, b_BTN: Tensor, c_BTN: Tensor) -> Tensor:
+    """S6: h_t = exp(-dt_t·rate)⊙h_{t-1} + (dt_t⊙x_t) b_tᵀ with h a matrix (C, N), and y_t = h_t c_t."""
+    x_BTCN = (dt_BTC * x_BTC)[..., None] * b_BTN[:, :, None]
+    a_BTCN = -dt_BTC[..., None] * rate_CN
+    h_BTCN = linear_scan(x_BTCN.flatten(2), a_BTCN.flatten(2)).view(x_BTCN.shape)
+    return torch.einsum("btcn,btn->btc", h_BTCN, c_BTN)
+
+
 def short_conv(x_BTC: Tensor, weight_CW: Tensor, bias_C: Tensor | None = None) -> Tensor:
     """y_t = b + Σ_r w[:, r] ⊙ x_{t-(width-1)+r}: the last tap is the current token, nothing comes before the first."""
     width = weight_CW.shape[1]

@@ -169,6 +169,13 @@ class DeltaState(State):
 
 
 @dataclass(frozen=True)
+class ScanState(State):
+    """The memory of an elementwise recurrence: one number a channel, or a channel and state dimension."""
+
+    memory: Tensor  # (B, C), (B, C, N), ...
+
+
+@dataclass(frozen=True)
 class TokenState(State):
     """Tokens kept as they are, right-aligned: the newest one of every row is last.
 

@@ -151,6 +151,28 @@ def conv_inputs(width: int, bias: bool) -> Callable[[Sizes], Batch]:
     return draw
 
 
+def scan_inputs(s: Sizes) -> Batch:
+    generator = torch.Generator().manual_seed(s.seed)
+    x, a = (torch.randn(s.B, s.T, s.G * s.K, generator=generator, dtype=torch.float64) for _ in range(2))
+    return Batch({"x": x, "log_decay": -a.abs()})
+
+
+def selective_inputs(s: Sizes) -> Batch:
+    generator = torch.Generator().manual_seed(s.seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    C = s.G * s.K
+    tokens = {
+        "x": normal(s.B, s.T, C),
+        "dt": normal(s.B, s.T, C).abs(),
+        "b": normal(s.B, s.T, s.V),
+        "c": normal(s.B, s.T, s.V),
+    }
+    return Batch(tokens, {"rate": normal(C, s.V).abs()})
+
+
 def _reference_power(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, **options: Any) -> Tensor:
     weights = options.pop("order_weights", None)
     return reference.power_attention(q, k, v, log_decay, order_weights_HN=weights, **options)
@@ -170,6 +192,14 @@ def _reference_inline(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor
 
 def _reference_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return reference.short_conv(x, weight, bias)
+
+
+def _reference_scan(x: Tensor, log_decay: Tensor) -> Tensor:
+    return reference.linear_scan(x, log_decay)
+
+
+def _reference_selective(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, rate: Tensor) -> Tensor:
+    return reference.selective_scan(x, dt, rate, b, c)
 
 
 def power(
@@ -239,6 +269,8 @@ ALL = [
     softmax("softmax-relu-count", numerator="relu", divisor="count"),
     inline("inline"),
     inline("inline-scale", scale=2.0),
+    Op("scan", scan_inputs, ops.linear_scan, _reference_scan),
+    Op("selective", selective_inputs, ops.selective_scan, _reference_selective),
     conv("conv-4", 4),
     conv("conv-1", 1, bias=False),
     conv("conv-2", 2, bias=False),
@@ -263,6 +295,8 @@ FEW = [
         "softmax-window-decay",
         "softmax-count",
         "inline",
+        "scan",
+        "selective",
         "conv-4",
         "delta-decay",
         "delta-2-decay",

@@ -21,7 +21,7 @@ from tests.ops.helpers import (
     projections,
 )
 
-ATTENTION = [op for op in ALL if not op.name.startswith("conv")]
+ATTENTION = [op for op in ALL if "q" in op.draw(Sizes(T=1)).tokens]
 DECAYED = [op for op in ATTENTION if "log_decay" in op.draw(Sizes(T=1)).tokens]
 FINITE = [op for op in ATTENTION if op.function is not ops.softmax_attention]
 # outputs are zero where all scores are: not with a term of order 0, which is a weight without a score

@@ -3,9 +3,21 @@
 To add one: its struct and functions in `library.py`, its `operator` in a file beside `attention.py`.
 """
 
-from maclaurin.ops.native import attention, conv, linear
+from maclaurin.ops.native import attention, conv, linear, scan, selective
 from maclaurin.ops.native.library import available, isa, refusal, using_isa
 from maclaurin.ops.native.operators import call
 from maclaurin.ops.native.step import plain_step
 
-__all__ = ["attention", "available", "call", "conv", "isa", "linear", "plain_step", "refusal", "using_isa"]
+__all__ = [
+    "attention",
+    "available",
+    "call",
+    "conv",
+    "isa",
+    "linear",
+    "plain_step",
+    "refusal",
+    "scan",
+    "selective",
+    "using_isa",
+]

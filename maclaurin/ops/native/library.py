@@ -72,9 +72,33 @@ class Conv(ctypes.Structure):
     ]
 
 
+class Scan(ctypes.Structure):
+    """MaclaurinScan, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "T", "C")),
+        *((name, Strided) for name in ("x", "log_decay", "y", "dy", "dx", "dlog_decay")),
+        *((name, ctypes.c_void_p) for name in ("start", "dstart")),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+class Selective(ctypes.Structure):
+    """MaclaurinSelective, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "T", "C", "N")),
+        *((name, Strided) for name in ("x", "dt", "b", "c", "y", "dy", "dx", "ddt", "db", "dc")),
+        *((name, ctypes.c_void_p) for name in ("rate", "drate", "start", "dnew_memory", "new_memory", "dstart")),
+        ("threads", ctypes.c_int32),
+    ]
+
+
 ATTENTION_KERNELS = ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward")
 LINEAR_KERNELS = ("linear_forward", "linear_backward")
 CONV_KERNELS = ("conv_forward", "conv_backward")
+SCAN_KERNELS = ("scan_forward", "scan_backward")
+SELECTIVE_KERNELS = ("selective_forward", "selective_backward")
 
 
 def _load() -> ctypes.CDLL | None:
@@ -92,6 +116,10 @@ def _load() -> ctypes.CDLL | None:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Linear)]
     for name in CONV_KERNELS:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Conv)]
+    for name in SCAN_KERNELS:
+        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Scan)]
+    for name in SELECTIVE_KERNELS:
+        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Selective)]
     library.maclaurin_use_openmp(_openmp_of_torch())
     if wanted := os.environ.get(ISA_VARIABLE):
         _choose(library, wanted)

@@ -1,0 +1,136 @@
+"""Normalised attention: linear attention whose divisor is a function of the token alone, learnt instead of summed.
+
+    n_t = x_t·W_η + b a head;        y_t = Σ_{s<=t} (q_t·k_s) v_s / η(n_t);        out = W_o · y
+
+No feature map, no scale and no sum of weights: weights may have either sign. Softmax's and linear attention's normaliser
+telescopes to a factor a row as well (DSF), so a free one is what is left of it when it need not be computed from the keys.
+η: "exp" e^n, the paper's best; "softplus"; "sigmoid"; "softplus_offset" e^softplus(n + offset), of the authors' later code
+(arXiv 2510.09379), which never amplifies; its offset, one a head, is learnt and starts between 4 and 9. That code also
+has positive features and a short convolution (`feature_map="elu", conv_width=4`), and divides scores by √d, which W_o can
+absorb.
+
+1/η of the other three has no bound, so n counts as -20 where it is less: no row is amplified more than e^20 = 4.9e8 times,
+and no gradient pushes n further down. The authors have no such guard, and divide by zero where it would act.
+
+A norm over each token behind this layer would cancel η altogether; only W_o follows. The paper's figures compare it with an
+MLP behind it to softmax and linear attention without one.
+
+Sieber et al.: Understanding the Differences in Foundation Models (DSF), arXiv 2405.15731.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.base import MixerState, initialise
+from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.registry import register
+from maclaurin.ops import checks
+from maclaurin.ops.bidirectional import bidirectional_linear
+from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.states import PowerState, State
+
+ETAS = ("exp", "softplus", "sigmoid", "softplus_offset")
+FEATURE_MAPS = ("identity", "elu")
+SMALLEST = -20.0  # of n
+
+
+class Normalized(ProjectedMixer):
+    """Options beside those of every projected mixer:
+
+    eta: "exp", "softplus", "sigmoid", or "softplus_offset" for exp(softplus(n + offset)). feature_map: "elu" (elu + 1).
+    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    """
+
+    bidirectional = True
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        eta: str = "exp",
+        feature_map: str = "identity",
+        init: str = "thesis",
+        **projection: Any,
+    ) -> None:
+        super().__init__(d_model, num_heads, **projection)
+        checks.one_of("eta", eta, ETAS)
+        checks.one_of("feature_map", feature_map, FEATURE_MAPS)
+        self.eta = eta
+        self.feature_map = feature_map
+        self.eta_proj = nn.Linear(d_model, num_heads)
+        self.offset = nn.Parameter(torch.linspace(4, 9, num_heads)) if eta == "softplus_offset" else None
+        initialise(self, init)
+
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, form, lengths)
+        q, k = (F.elu(part) + 1 if self.feature_map == "elu" else part for part in (p.q, p.k))
+        attention: State | None = None
+        if self.causal:
+            y, attention = linear_attention(
+                q,
+                k,
+                p.v,
+                p.log_decay,
+                scale=1.0,
+                normalize=False,
+                state=None if state is None else state.attention,
+                return_state=return_state,
+                form=form,
+                lengths=lengths,
+            )
+        else:
+            y = bidirectional_linear(q, k, p.v, p.log_decay, scale=1.0, normalize=False, form=form, lengths=lengths)
+        y = self.out_proj((y * self.gain(x)[..., None]).flatten(2).to(x.dtype))
+        if attention is None:
+            return y, None
+        return y, MixerState(attention, p.conv, p.position if self.rotary != "none" else None)
+
+    def gain(self, x: Tensor) -> Tensor:
+        """1/η (B, T, H), in float32 at least."""
+        n = self.eta_proj(x)
+        n = n.to(torch.promote_types(n.dtype, torch.float32))
+        if self.offset is not None:
+            return torch.sigmoid(-(n + self.offset))  # exp(-softplus(z)) = σ(-z)
+        n = n.clamp(min=SMALLEST)
+        match self.eta:
+            case "softplus":
+                return 1 / F.softplus(n)
+            case "sigmoid":
+                return 1 + torch.exp(-n)
+        return torch.exp(-n)
+
+    @property
+    def finite_state(self) -> bool:
+        return True
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MixerState:
+        device, dtype = self._placement(device, dtype)
+        return MixerState(
+            self._no_tokens(PowerState, self.num_kv_heads, batch_size, device, dtype),
+            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
+            torch.zeros(batch_size, dtype=torch.long, device=device) if self.rotary != "none" else None,
+        )
+
+    def state_nbytes(self, length: int) -> int:
+        dtype = next(self.parameters()).dtype
+        memory = self.num_kv_heads * self.key_dim * self.head_dim * torch.promote_types(dtype, torch.float32).itemsize
+        position = (self.rotary != "none") * torch.long.itemsize
+        return self._carried_elements() * dtype.itemsize + position + (length > 0) * memory
+
+
+register(
+    "normalized",
+    Normalized,
+    "normalised attention: linear attention divided by a learnt function of the token, instead of by a sum",
+    "Sieber et al.: Understanding the Differences in Foundation Models (DSF), arXiv 2405.15731, 2024",
+)

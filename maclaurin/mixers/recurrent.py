@@ -1,0 +1,172 @@
+"""Gated recurrences with one number a channel: the quasi-LSTM of DSF, and Griffin's RG-LRU.
+
+    g, u = x·W_in;   u ← conv(u);   h_t = λ_t⊙h_{t-1} + β_t⊙u_t;   out = W_o · (gelu(g_t) ⊙ o_t ⊙ h_t)
+
+    qLSTM                     λ = σ(W_f u)            β = σ(W_i u)                  o = σ(W_o u)
+    qLSTM, forget="reversed"  λ = σ(-W_f u)^relu(p)   β = σ(W_i u)                  o = σ(W_o u)
+    RG-LRU                    λ = exp(-c·r·softplus(A)), r = σ(W_r u)
+                                                      β = √(1-λ²)·σ(W_i u)          o = 1
+
+The qLSTM is an LSTM without its tanh and without its loop through the gates, so that it is linear in h. The reversed
+forget gate with its one learnt power p (1 at first) is S6's transition, because exp(-p·softplus(x)) = σ(-x)^p. The block
+around it is that of DSF's code, which has more than its formula: inner width 2·d_model, a convolution of width 4, the gelu
+gate. That code draws its weights with std fan_in^-½ and then overwrites them with N(0, 0.02), which is `init="llama"`.
+
+RG-LRU: gates in num_heads blocks, c = 8, A such that λ at r = 1 is uniform in [0.9, 0.999], as Griffin says. The authors'
+code draws exp(-softplus(A)) from that range, so that its λ start lower; it bounds the slope of the root by 1000; and it does
+not scale the first token of a document by √(1-λ²). Here 1-λ² is computed as -expm1(2 log λ), which loses no digits near
+λ = 1, and every token is scaled, so that a sequence may be cut anywhere. `conv_width=0, gate=False` leaves the bare layer.
+
+Sieber et al.: Understanding the Differences in Foundation Models (DSF), arXiv 2405.15731.
+De et al.: Griffin, arXiv 2402.19427.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.base import MixerState, ShortConv, initialise
+from maclaurin.mixers.registry import register
+from maclaurin.mixers.scanned import ScannedMixer, wide
+from maclaurin.ops import checks
+from maclaurin.ops.scan import linear_scan
+
+FORGETS = ("sigmoid", "reversed")
+LARGEST_RATE = 8.0  # Griffin's c
+LONGEST_AND_SHORTEST = (0.9, 0.999)  # the decay of a token whose recurrence gate is open, at first
+
+
+class QLSTM(ScannedMixer):
+    """Options. Every channel is a head of its own: num_heads is accepted and changes nothing.
+
+    forget: "sigmoid", or "reversed" for σ(-f)^p with one learnt power p. expand: inner width over d_model.
+    conv_width, conv_bias: the causal short convolution before the gates; 0 for none.
+    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        forget: str = "sigmoid",
+        expand: int = 2,
+        conv_width: int = 4,
+        conv_bias: bool = True,
+        init: str = "thesis",
+    ) -> None:
+        super().__init__(d_model, num_heads)
+        checks.one_of("forget", forget, FORGETS)
+        checks.at_least_one("expand", expand)
+        checks.at_least(0, "conv_width", conv_width)
+        inner = expand * d_model
+        self.memory_shape = (inner,)
+        self.in_proj = nn.Linear(d_model, 2 * inner, bias=False)
+        self.conv = ShortConv(inner, conv_width, conv_bias) if conv_width else None
+        self.gate_proj = nn.Linear(inner, 3 * inner)
+        self.power = nn.Parameter(torch.ones(())) if forget == "reversed" else None
+        self.out_proj = nn.Linear(inner, d_model, bias=False)
+        initialise(self, init)
+
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        gate, u = self.in_proj(x).chunk(2, dim=-1)
+        u, conv = self._convolved(u, state, form, lengths)
+        f, i, o = self.gate_proj(u).chunk(3, dim=-1)
+        h, memory = linear_scan(
+            torch.sigmoid(i) * u,
+            self.log_decay(f),
+            state=self._memory(state),
+            return_state=return_state,
+            form=form,
+            lengths=lengths,
+        )
+        y = self.out_proj(F.gelu(gate) * torch.sigmoid(o) * h)
+        return y, None if memory is None else MixerState(memory, conv)
+
+    def log_decay(self, f: Tensor) -> Tensor:
+        if self.power is None:
+            return F.logsigmoid(wide(f))
+        return F.logsigmoid(-wide(f)) * F.relu(wide(self.power))
+
+
+class RGLRU(ScannedMixer):
+    """Options. num_heads: the blocks of the gates' weights.
+
+    width: channels of the recurrence, d_model unless given. conv_width, conv_bias: the causal short convolution; 0 for none.
+    gate: multiplies the output by gelu(x·W_g). init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)), of the linear
+    layers; the gates start as in Griffin with either.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        width: int | None = None,
+        conv_width: int = 4,
+        conv_bias: bool = True,
+        gate: bool = True,
+        init: str = "thesis",
+    ) -> None:
+        super().__init__(d_model, num_heads)
+        if width is not None:
+            checks.at_least_one("width", width)
+        checks.at_least(0, "conv_width", conv_width)
+        channels = width or d_model
+        if channels % num_heads:
+            raise ValueError(f"width must be a multiple of num_heads, got {channels} and {num_heads}")
+        block = channels // num_heads
+        self.memory_shape = (channels,)
+        self.in_proj = nn.Linear(d_model, (1 + gate) * channels, bias=False)
+        self.conv = ShortConv(channels, conv_width, conv_bias) if conv_width else None
+        # of both gates side by side: that of the recurrence, then that of the input
+        self.block_weight = nn.Parameter(torch.randn(num_heads, block, 2 * block) * block**-0.5)
+        self.block_bias = nn.Parameter(torch.zeros(num_heads, 2 * block))
+        # softplus(A) = -log(λ)/c
+        rate = -torch.empty(channels).uniform_(*LONGEST_AND_SHORTEST).log() / LARGEST_RATE
+        self.A = nn.Parameter(rate.expm1().log())
+        self.out_proj = nn.Linear(channels, d_model, bias=False)
+        initialise(self, init)
+
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        *gate, u = self.in_proj(x).split(self.memory_shape[0], dim=-1)
+        u, conv = self._convolved(u, state, form, lengths)
+        blocks = torch.einsum("bthi,hij->bthj", u.unflatten(-1, (self.num_heads, -1)), self.block_weight)
+        r, i = ((wide(blocks) + wide(self.block_bias)).chunk(2, dim=-1)[n].flatten(2) for n in range(2))
+        log_decay = -LARGEST_RATE * torch.sigmoid(r) * F.softplus(wide(self.A))
+        h, memory = linear_scan(
+            (_complement(log_decay) * torch.sigmoid(i) * u).to(u.dtype),
+            log_decay,
+            state=self._memory(state),
+            return_state=return_state,
+            form=form,
+            lengths=lengths,
+        )
+        if gate:
+            h = h * F.gelu(gate[0], approximate="tanh")
+        return self.out_proj(h), None if memory is None else MixerState(memory, conv)
+
+
+def _complement(log_decay: Tensor) -> Tensor:
+    """√(1-λ²), at least 1e-15 in float32: there the slope of the root is still finite."""
+    return torch.expm1(2 * log_decay).neg().clamp(min=torch.finfo(log_decay.dtype).tiny ** 0.8).sqrt()
+
+
+register(
+    "qlstm",
+    QLSTM,
+    "quasi-LSTM: an LSTM made linear in its memory, with a gated block around it",
+    "Hochreiter, Schmidhuber: Long Short-Term Memory, 1997; Sieber et al.: DSF, arXiv 2405.15731, 2024",
+)
+register(
+    "rglru",
+    RGLRU,
+    "RG-LRU: Griffin's gated recurrence, whose input shrinks as its memory lengthens",
+    "De et al.: Griffin, arXiv 2402.19427, 2024",
+)

@@ -1,0 +1,94 @@
+"""The selective scan as a torch operator: forward, backward, shapes for the compiler, flops."""
+
+# B batch, T time, C channels, N state dimensions
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.ops.native.library import Selective, Strided, pointer, rows, run
+from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
+
+INPUTS = "Tensor x, Tensor dt, Tensor rate, Tensor b, Tensor c, Tensor? start"
+CHANNELS = 64  # a task's: the kernel returns the gradients of b and c in as many parts, so that tasks do not wait
+
+
+def _dense(
+    x: Tensor, dt: Tensor, rate: Tensor, b: Tensor, c: Tensor, start: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    return rows(x), rows(dt), rate.contiguous(), rows(b), rows(c), None if start is None else start.contiguous()
+
+
+def _call(x: Tensor, dt: Tensor, rate: Tensor, b: Tensor, c: Tensor, start: Tensor | None) -> Selective:
+    """The struct that the kernels take. It points into the tensors, which the caller keeps alive."""
+    call = Selective(*x.shape, rate.shape[1], rate=pointer(rate), start=pointer(start))
+    call.x, call.dt, call.b, call.c = (Strided.of(tensor) for tensor in (x, dt, b, c))
+    return call
+
+
+def _fake(x: Tensor, dt: Tensor, rate: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    shapes = (x.shape, (x.shape[0], *rate.shape))
+    y, memory = (torch.empty(shape, dtype=x.dtype, device=x.device) for shape in shapes)
+    return y, memory
+
+
+def _backward_fake(dy: Tensor, dnew_memory: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(0 if x is None else x.shape, dtype=dy.dtype, device=dy.device) for x in inputs)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, dy: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # once: checkpointing forgets them as they are read
+    found = torch.ops.maclaurin.selective_scan_backward(dy, dnew_memory, *saved)
+    return tuple(None if x is None else gradient for x, gradient in zip(saved, found, strict=True))
+
+
+def _entries(x: Any, rate: Any) -> int:
+    return int(x[0] * x[1] * x[2] * rate[1])
+
+
+def _flops(x: Any, dt: Any, rate: Any, *_: Any, **__: Any) -> int:
+    return 6 * _entries(x, rate)
+
+
+def _backward_flops(dy: Any, dnew_memory: Any, x: Any, dt: Any, rate: Any, *_: Any, **__: Any) -> int:
+    return 18 * _entries(x, rate)
+
+
+@operator(f"selective_scan({INPUTS}) -> (Tensor, Tensor)", fake=_fake, flops=_flops, save=_keep, backward=_gradients)
+def selective_scan(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """y (B,T,C) of x, dt (B,T,C), rate (C,N), b, c (B,T,N) and the memory before (B,C,N); and the memory after."""
+    x, dt, rate, b, c, start = _dense(*inputs)
+    y, memory = torch.empty(x.shape), torch.empty(x.shape[0], *rate.shape)
+    call = _call(x, dt, rate, b, c, start)
+    call.y, call.new_memory = Strided.of(y), pointer(memory)
+    run("selective_forward", call)
+    return y, memory
+
+
+@operator(
+    f"selective_scan_backward(Tensor dy, Tensor dnew_memory, {INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    fake=_backward_fake,
+    flops=_backward_flops,
+    save=save_nothing,
+    backward=no_second_derivative,
+)
+def selective_scan_backward(dy: Tensor, dnew_memory: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    """The gradients of all inputs; that of an absent start is empty."""
+    x, dt, rate, b, c, start = _dense(*inputs)
+    dy, dnew_memory = rows(dy), dnew_memory.contiguous()
+    (B, T, C), N = x.shape, rate.shape[1]
+    groups = -(-C // CHANNELS)
+    dx, ddt, dstart = (torch.empty(0 if like is None else like.shape) for like in (x, dt, start))
+    drate, db, dc = torch.empty(B, C, N), torch.empty(B, T, groups, N), torch.empty(B, T, groups, N)
+    call = _call(x, dt, rate, b, c, start)
+    call.dy, call.dx, call.ddt, call.db, call.dc = (Strided.of(tensor) for tensor in (dy, dx, ddt, db, dc))
+    call.drate, call.dnew_memory, call.dstart = pointer(drate), pointer(dnew_memory), pointer(dstart)
+    run("selective_backward", call)
+    return dx, ddt, drate.sum(0), db.sum(2), dc.sum(2), dstart
