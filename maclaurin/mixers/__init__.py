@@ -4,6 +4,7 @@ from maclaurin.mixers import (
     attention,
     gated,
     mamba2,
+    mlstm,
 )
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
@@ -17,4 +18,5 @@ __all__ = [
     "gated",
     "mamba2",
     "mixer_entry",
+    "mlstm",
 ]

@@ -5,14 +5,16 @@ from maclaurin.ops.bidirectional import bidirectional_linear, bidirectional_powe
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.features import symmetric_power
 from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.mlstm import mlstm
 from maclaurin.ops.power import fold_length, power_attention
 from maclaurin.ops.rotary import rotary
 from maclaurin.ops.softmax import softmax_attention
-from maclaurin.ops.states import ConvState, LinearState, PowerState, State, TokenState
+from maclaurin.ops.states import ConvState, LinearState, MLSTMState, PowerState, State, TokenState
 
 __all__ = [
     "ConvState",
     "LinearState",
+    "MLSTMState",
     "PowerState",
     "State",
     "TokenState",
@@ -21,6 +23,7 @@ __all__ = [
     "bidirectional_softmax",
     "fold_length",
     "linear_attention",
+    "mlstm",
     "power_attention",
     "reference",
     "rotary",

@@ -15,12 +15,16 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 2e-2}
 every_mixer = pytest.mark.parametrize("name", MIXERS)
 
 # a memory so small that a few dozen tokens cross every switch of the state
-SMALL_FOLDS = {"2mamba": {"fold_at": 9, "fold_every": 4}, "taylor": {"fold_at": 7, "fold_every": 3}}
+SMALL_STATES = {
+    "2mamba": {"fold_at": 9, "fold_every": 4},
+    "taylor": {"fold_at": 7, "fold_every": 3},
+    "sliding-window": {"window": 7},
+}
 
 
 def build(name, dtype=torch.float64, d_model=24, num_heads=4, seed=0, **options):
     torch.manual_seed(seed)
-    return maclaurin.build_mixer(name, d_model, num_heads, **{**SMALL_FOLDS.get(name, {}), **options}).to(dtype)
+    return maclaurin.build_mixer(name, d_model, num_heads, **{**SMALL_STATES.get(name, {}), **options}).to(dtype)
 
 
 def inputs(mixer, batch, length, seed=1):
