@@ -279,6 +279,15 @@ register(
     rotary="rope",
 )
 register(
+    "sliding-window",
+    Attention,
+    "softmax attention over the last `window` tokens, with exact rotary positions",
+    "Beltagy et al.: Longformer, 2020; in hybrids with the mLSTM: SWAX, arXiv 2509.24552, 2025",
+    order=None,
+    rotary="rope",
+    window=128,
+)
+register(
     "linear",
     Attention,
     "first-order attention with ReLU features, divided by the sum of the weights",

@@ -89,9 +89,7 @@ class Normalized(ProjectedMixer):
         else:
             y = bidirectional_linear(q, k, p.v, p.log_decay, scale=1.0, normalize=False, form=form, lengths=lengths)
         y = self.out_proj((y * self.gain(x)[..., None]).flatten(2).to(x.dtype))
-        if attention is None:
-            return y, None
-        return y, MixerState(attention, p.conv, p.position if self.rotary != "none" else None)
+        return y, self.state_after(p, attention)
 
     def gain(self, x: Tensor) -> Tensor:
         """1/η (B, T, H), in float32 at least."""
@@ -115,17 +113,13 @@ class Normalized(ProjectedMixer):
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> MixerState:
         device, dtype = self._placement(device, dtype)
-        return MixerState(
-            self._no_tokens(PowerState, self.num_kv_heads, batch_size, device, dtype),
-            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
-            torch.zeros(batch_size, dtype=torch.long, device=device) if self.rotary != "none" else None,
-        )
+        tokens = self._no_tokens(PowerState, self.num_kv_heads, batch_size, device, dtype)
+        return self.state_before(tokens, batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         memory = self.num_kv_heads * self.key_dim * self.head_dim * torch.promote_types(dtype, torch.float32).itemsize
-        position = (self.rotary != "none") * torch.long.itemsize
-        return self._carried_elements() * dtype.itemsize + position + (length > 0) * memory
+        return self._carried_nbytes() + (length > 0) * memory
 
 
 register(

@@ -20,7 +20,8 @@ SIZES: dict[str, dict[str, int]] = {
 class MaclaurinConfig(PretrainedConfig):
     """Fields are named as in LlamaConfig.
 
-    mixer: one name for all layers, or a list with one a layer (`["2mamba", "softmax"] * 2`).
+    mixer: one name for all layers, or a list with one a layer; a shorter list is a pattern that repeats, so that
+    `["mlstm", "sliding-window"]` alternates in any even number of layers.
     mixer_options: options for every layer's mixer, or a dict of options by mixer name.
     init: "thesis" (PyTorch's defaults in the layers, N(0, initializer_range) in the embeddings) or "llama" (everywhere).
     """
@@ -55,15 +56,23 @@ class MaclaurinConfig(PretrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         one_of("init", self.init, INITS)
-        names = self.layer_mixers()
-        if len(names) != self.num_hidden_layers:
-            raise ValueError(f"mixer must name one mixer for each of the {self.num_hidden_layers} layers, got {len(names)}")
-        for name in names:
+        pattern = self._pattern
+        if not pattern or self.num_hidden_layers % len(pattern):
+            raise ValueError(
+                f"mixer must name one mixer for each of the {self.num_hidden_layers} layers, "
+                f"or a pattern whose length divides their number, got {len(pattern)}"
+            )
+        for name in pattern:
             mixer_entry(name)
+
+    @property
+    def _pattern(self) -> list[str]:
+        return [self.mixer] if isinstance(self.mixer, str) else list(self.mixer)
 
     def layer_mixers(self) -> list[str]:
         """The name of every layer's mixer."""
-        return [self.mixer] * self.num_hidden_layers if isinstance(self.mixer, str) else list(self.mixer)
+        pattern = self._pattern
+        return pattern * (self.num_hidden_layers // len(pattern))
 
     def options_of(self, name: str) -> dict[str, Any]:
         """The options of the mixers of that name."""

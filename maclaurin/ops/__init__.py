@@ -7,18 +7,20 @@ from maclaurin.ops.delta import delta_rule
 from maclaurin.ops.features import symmetric_power
 from maclaurin.ops.inline import InlineState, bidirectional_inline, inline_attention
 from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.mlstm import mlstm
 from maclaurin.ops.power import fold_length, power_attention
 from maclaurin.ops.rotary import rotary, rotate
 from maclaurin.ops.scan import linear_scan
 from maclaurin.ops.selective import selective_scan
 from maclaurin.ops.softmax import softmax_attention
-from maclaurin.ops.states import ConvState, DeltaState, LinearState, PowerState, ScanState, State, TokenState
+from maclaurin.ops.states import ConvState, DeltaState, LinearState, MLSTMState, PowerState, ScanState, State, TokenState
 
 __all__ = [
     "ConvState",
     "DeltaState",
     "InlineState",
     "LinearState",
+    "MLSTMState",
     "PowerState",
     "ScanState",
     "State",
@@ -32,6 +34,7 @@ __all__ = [
     "inline_attention",
     "linear_attention",
     "linear_scan",
+    "mlstm",
     "power_attention",
     "reference",
     "rotary",

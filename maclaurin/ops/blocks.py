@@ -1,4 +1,4 @@
-"""Queries in blocks: quadratic time where there is no finite state, but never a T x T matrix in memory."""
+"""Queries in blocks: never a T x T matrix in memory, and in a window no more than linear time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 
-def over_query_blocks(attend: Callable[[Tensor, int], Tensor], q: Tensor, slots: int, block: int) -> Tensor:
+def over_query_blocks(
+    attend: Callable[[Tensor, int], Tensor], q: Tensor, slots: int, block: int, recompute: bool = True
+) -> Tensor:
     """attend(queries, number of keys they may see) for blocks of q (..., T, K), which is computed again backwards.
 
     The queries are the last T of the `slots` keys.
@@ -21,8 +23,26 @@ def over_query_blocks(attend: Callable[[Tensor, int], Tensor], q: Tensor, slots:
     pieces = []
     for q_block, end in zip(q.split(block, dim=-2), ends, strict=True):
         seen = min(end, slots)
-        if torch.is_grad_enabled():
+        if recompute and torch.is_grad_enabled():
             pieces.append(checkpoint(attend, q_block, seen, use_reentrant=False))
         else:
             pieces.append(attend(q_block, seen))
     return torch.cat(pieces, dim=-2)
+
+
+def slices(x: Tensor, dim: int, window: int | None, block: int) -> Callable[[int, int], Tensor]:
+    """x[begin:end] along time. In a window the gradients of all slices together take linear time.
+
+    The gradient of a plain slice is as large as all of x, so those of all blocks would take quadratic time. Pieces that are
+    cut once have gradients of their own size.
+    """
+    if window is None or x.shape[dim] <= block + window:
+        return lambda begin, end: x.narrow(dim, begin, end - begin)
+    pieces = x.split(block, dim)
+
+    def banded(begin: int, end: int) -> Tensor:
+        first = begin // block
+        band = torch.cat(pieces[first : (end - 1) // block + 1], dim)
+        return band.narrow(dim, begin - first * block, end - begin)
+
+    return banded

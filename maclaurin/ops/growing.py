@@ -1,8 +1,9 @@
 """Append to a tensor along time without copying what is there.
 
 A cache that grows by one token a step would be copied whole every step. Here a tensor may have spare room behind it, which
-its first successor takes. A second successor of the same tensor (another beam, another thread) finds the room taken and
-makes a copy, so that tensors stay what they were: nobody sees a token that is not his.
+its first successor takes; what a sliding window drops stays before it until the room is full. A second successor of the
+same tensor (another beam, another thread) finds the room taken and makes a copy, so that tensors stay what they were:
+nobody sees a token that is not his.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ class _Room:
         usable = end <= self.buffer.shape[1] and self.buffer.is_inference() == torch.is_inference_mode_enabled()
         return usable and self.taken.setdefault(start, mine) is mine  # setdefault is one step for all Python threads
 
-    def upto(self, end: int) -> Tensor:
+    def view(self, begin: int, end: int) -> Tensor:
         # .data has a version counter of its own: what autograd may have kept of shorter views is not changed by writing
         # behind them
-        view = self.buffer.data[:, :end]
-        _rooms[view] = self
+        view = self.buffer.data[:, begin:end]
+        _rooms[view] = (self, begin)
         return view
 
 
-_rooms = WeakTensorKeyDictionary()  # the room behind a tensor, for as long as the tensor lives
+_rooms = WeakTensorKeyDictionary()  # the room around a tensor and where in it the tensor begins, while the tensor lives
 
 
 def append(kept: Tensor, new: Tensor) -> Tensor:
@@ -45,11 +46,23 @@ def append(kept: Tensor, new: Tensor) -> Tensor:
     tracked = torch.is_grad_enabled() and (kept.requires_grad or new.requires_grad)
     if kept.numel() < COPIED_BELOW or tracked or torch.compiler.is_compiling():
         return torch.cat([kept, new], dim=1)
-    start, end = kept.shape[1], kept.shape[1] + new.shape[1]
-    room: _Room | None = _rooms.get(kept)
-    if room is None or not room.take(start, end):
-        room = _Room(kept.new_empty(kept.shape[0], end + SPARE, *kept.shape[2:]))
+    room, begin = _rooms.get(kept, (None, 0))
+    start, added = begin + kept.shape[1], new.shape[1]
+    if room is None or not room.take(start, start + added):
+        begin, start = 0, kept.shape[1]
+        room = _Room(kept.new_empty(kept.shape[0], start + added + SPARE, *kept.shape[2:]))
         room.buffer.data[:, :start] = kept.detach()
-        room.take(start, end)
-    room.buffer.data[:, start:end] = new.detach()
-    return room.upto(end)
+        room.take(start, start + added)
+    room.buffer.data[:, start : start + added] = new.detach()
+    view: Tensor = room.view(begin, start + added)
+    return view
+
+
+def without_first(kept: Tensor, count: int) -> Tensor:
+    """kept[:, count:], in the same room unless most of that would be empty: a window that slides is rarely copied."""
+    left = kept.shape[1] - count
+    room, begin = (None, 0) if torch.compiler.is_compiling() else _rooms.get(kept, (None, 0))
+    if room is None or room.buffer.shape[1] > left + 2 * SPARE:
+        return kept[:, count:].clone()
+    view: Tensor = room.view(begin + count, begin + kept.shape[1])
+    return view

@@ -196,6 +196,38 @@ def selective_scan(x_BTC: Tensor, dt_BTC: Tensor, rate_CN: Tensor, b_BTN: Tensor
     return torch.einsum("btcn,btn->btc", h_BTCN, c_BTN)
 
 
+def mlstm(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    input_gate_BTH: Tensor,
+    forget_gate_BTH: Tensor,
+    *,
+    input_gate_kind: str = "exp",
+    normalize: bool = True,
+    eps: float = 1e-6,
+    scale: float | None = None,
+) -> Tensor:
+    """w_ts = scale·q_t·k_s · exp(D_ts), D_ts = log σ(f_{s+1}) + … + log σ(f_t) + log g(i_s) for s <= t;  g = exp or σ
+
+    y_t = Σ_s w_ts v_s / (max(|Σ_s w_ts|, 1) + eps·exp(m_t)),  m_t = max(0, max_s D_ts), or without the division.
+    All of it is divided by exp(m_t), so that no exponential is above 1.
+    """
+    H = q_BTHK.shape[2]
+    k_BTHK, v_BTHV = repeat_heads(k_BTHK, H), repeat_heads(v_BTHV, H)
+    log_input_BTH = input_gate_BTH if input_gate_kind == "exp" else F.logsigmoid(input_gate_BTH)
+    T = q_BTHK.shape[1]
+    future_TS = torch.ones(T, T, dtype=torch.bool, device=q_BTHK.device).triu(1)
+    D_BGTS = decay_sums(F.logsigmoid(forget_gate_BTH)) + log_input_BTH.transpose(1, 2)[..., None, :]
+    D_BHTS = D_BGTS.masked_fill(future_TS, -math.inf).repeat_interleave(H // D_BGTS.shape[1], dim=1)
+    m_BHT1 = D_BHTS.amax(-1, keepdim=True).clamp(min=0) if normalize else torch.zeros_like(D_BHTS[..., :1])
+    score_BHTS = default_scale(scale, q_BTHK) * torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
+    weight_BHTS = score_BHTS * (D_BHTS - m_BHT1).exp()
+    if normalize:
+        weight_BHTS = weight_BHTS / (weight_BHTS.sum(-1, keepdim=True).abs().maximum((-m_BHT1).exp()) + eps)
+    return torch.einsum("bhts,bshv->bthv", weight_BHTS, v_BTHV)
+
+
 def short_conv(x_BTC: Tensor, weight_CW: Tensor, bias_C: Tensor | None = None) -> Tensor:
     """y_t = b + Σ_r w[:, r] ⊙ x_{t-(width-1)+r}: the last tap is the current token, nothing comes before the first."""
     width = weight_CW.shape[1]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
-from maclaurin.ops.blocks import over_query_blocks
+from maclaurin.ops.blocks import over_query_blocks, slices
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import TokenState
 from maclaurin.ops.tokens import Tokens
@@ -98,6 +98,10 @@ class _Weights:
     def plain(self) -> bool:
         return self.numerator == "exp" and self.divisor == "sum" and not self.detach_divisor and self.score_cap is None
 
+    def first_seen(self, query: int) -> int:
+        """The first key that the query at that slot sees."""
+        return 0 if self.window is None else max(0, query - self.window + 1)
+
     def attend(self, q_NRTK: Tensor, k_NSK: Tensor, v_NSV: Tensor, a_NS: Tensor | None, real_NS: Tensor | None) -> Tensor:
         T, S = q_NRTK.shape[2], k_NSK.shape[1]
         visible = decay.causal_mask(T, S, q_NRTK.device, self.window)
@@ -162,12 +166,13 @@ def _dense(
 
     dtype = torch.promote_types(q.dtype, torch.float32)
     a = None if log_decay is None else log_decay.to(dtype)
+    tokens = Tokens.gather(state, k, v, a, lengths)
     kept = None
     if return_state:
-        seen = Tokens.gather(state, k, v, a, lengths)
-        kept = seen.last(seen.slots if weights.window is None else weights.window - 1)
-    # without earlier tokens the padding stands behind all that a real query sees: it need not be known
-    tokens = Tokens.gather(state, k, v, a, None if state is None else lengths)
+        kept = tokens.last(tokens.slots if weights.window is None else weights.window - 1)
+    if state is None:
+        # the padding stands behind all that a real query sees: it need not be known
+        tokens = replace(tokens, first=None, end=None)
     if _is_native(weights, q, tokens, dtype, form, backend):
         inputs = (q.float(), tokens.keys.float(), tokens.values.float(), tokens.log_decay)
         y, _ = torch.ops.maclaurin.quadratic(*inputs, weights.scale, True, True)
@@ -182,13 +187,16 @@ def _dense(
     real = tokens.real()
     real_NS = None if real is None else real.repeat_interleave(G, dim=0)
 
-    def attend(q_block: Tensor, seen: int) -> Tensor:
-        begin = 0 if weights.window is None else max(0, seen - q_block.shape[2] - weights.window + 1)
-        keys = slice(begin, seen)
-        a, mask = (None if x is None else x[:, keys] for x in (a_NS, real_NS))
-        return weights.attend(q_block, k_NSK[:, keys], v_NSV[:, keys], a, mask)
+    block = T if form == "parallel" else chunk_size
+    along_time = [None if x is None else slices(x, 1, weights.window, block) for x in (k_NSK, v_NSV, a_NS, real_NS)]
 
-    y = over_query_blocks(attend, q_NRTK, tokens.slots, T if form == "parallel" else chunk_size)
+    def attend(q_block: Tensor, seen: int) -> Tensor:
+        begin = weights.first_seen(seen - q_block.shape[2])
+        k, v, a, real = (None if cut is None else cut(begin, seen) for cut in along_time)
+        assert k is not None and v is not None
+        return weights.attend(q_block, k, v, a, real)
+
+    y = over_query_blocks(attend, q_NRTK, tokens.slots, block)
     return y.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype), kept
 
 
@@ -214,10 +222,28 @@ def _fused(weights: _Weights, q: Tensor, tokens: Tokens, chunk_size: int) -> Ten
         y = scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSV, is_causal=True, scale=weights.scale, enable_gqa=grouped)
         return y.transpose(1, 2).to(q.dtype)
 
-    def attend(q_block: Tensor, seen: int) -> Tensor:
-        begin = 0 if weights.window is None else max(0, seen - q_block.shape[2] - weights.window + 1)
-        mask = decay.causal_mask(q_block.shape[2], seen - begin, q.device, weights.window)
-        k_seen, v_seen = k_BGSK[:, :, begin:seen], v_BGSV[:, :, begin:seen]
-        return scaled_dot_product_attention(q_block, k_seen, v_seen, attn_mask=mask, scale=weights.scale, enable_gqa=grouped)
+    cut_keys, cut_values = (slices(x, 2, weights.window, chunk_size) for x in (k_BGSK, v_BGSV))
 
-    return over_query_blocks(attend, q_BHTK, S, chunk_size).transpose(1, 2).to(q.dtype)
+    biases: dict[tuple[int, int], Tensor] = {}  # the last one made: all blocks inside a window share it
+
+    def attend(q_block: Tensor, seen: int) -> Tensor:
+        queries = q_block.shape[2]
+        begin = weights.first_seen(seen - queries)
+        sizes = (queries, seen - begin)
+        if sizes not in biases:
+            biases.clear()
+            hidden = decay.causal_mask(*sizes, q.device, weights.window).logical_not()
+            biases[sizes] = torch.zeros(sizes, device=q.device, dtype=dtype).masked_fill(hidden, -math.inf)
+        return scaled_dot_product_attention(
+            q_block,
+            cut_keys(begin, seen),
+            cut_values(begin, seen),
+            attn_mask=biases[sizes],
+            scale=weights.scale,
+            enable_gqa=grouped,
+        )
+
+    # what the backward of a narrow band keeps is no more than a copy of the keys and values
+    narrow = weights.window is not None and weights.window <= chunk_size
+    y = over_query_blocks(attend, q_BHTK, S, chunk_size, recompute=not narrow)
+    return y.transpose(1, 2).to(q.dtype)

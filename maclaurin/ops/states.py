@@ -176,6 +176,14 @@ class ScanState(State):
 
 
 @dataclass(frozen=True)
+class MLSTMState(State):
+    """The memory of an mLSTM: C and, as its last column where the output is normalised, n; both times exp(-log_scale)."""
+
+    memory: Tensor  # (B, G, K, V), or (B, G, K, V+1)
+    log_scale: Tensor | None = None  # (B, G) float64: the stabiliser m; None where the input gate is a sigmoid
+
+
+@dataclass(frozen=True)
 class TokenState(State):
     """Tokens kept as they are, right-aligned: the newest one of every row is last.
 

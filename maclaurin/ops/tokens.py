@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maclaurin.ops.growing import append
+from maclaurin.ops.growing import append, without_first
 from maclaurin.ops.states import TokenState
 
 
@@ -68,7 +68,9 @@ class Tokens:
 
     def _own(self, tokens: Tensor, start: int) -> Tensor:
         """A state shares no memory with the caller's tensors, and a view would keep alive all that it was cut from."""
-        return tokens if start == 0 and self.slots > self.new else tokens[:, start:].clone()
+        if self.slots == self.new:
+            return tokens[:, start:].clone()
+        return tokens if start == 0 else without_first(tokens, start)
 
     def _aligned(self, kept: int, begin: Tensor) -> TokenState:
         """The last `kept` slots of every row that ends at `end`; those before slot `begin` are padding."""

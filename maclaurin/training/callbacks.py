@@ -1,4 +1,4 @@
-"""What a person sees of a run, and how a person stops it."""
+"""What a person sees of a run, how a person stops it, and what changes from step to step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
 from transformers import TrainerCallback
+
+from maclaurin.training.windows import WindowSchedule, own_windows
 
 
 class LastStep(TrainerCallback):
@@ -110,3 +113,30 @@ class StopOnInterrupt(TrainerCallback):
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+
+
+class StochasticWindow(TrainerCallback):
+    """A step of a schedule with the short window: all layers have it, from the step's first forward to its last backward.
+
+    Between steps every layer has its own window again, so whatever evaluates or saves the model finds that one.
+    """
+
+    def __init__(self, schedule: WindowSchedule, model: nn.Module) -> None:
+        self.schedule = schedule
+        self.own_windows = own_windows(model)
+        if not self.own_windows:
+            raise ValueError("short_window needs a layer with a window, such as the mixer sliding-window")
+        smallest = min(self.own_windows.values())
+        if schedule.short > smallest:
+            raise ValueError(f"short_window must not be above the layers' own window of {smallest}, got {schedule.short}")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.schedule.is_short(state.global_step):
+            for mixer in self.own_windows:
+                mixer.window = self.schedule.short
+
+    def restore(self, *args: Any, **kwargs: Any) -> None:
+        for mixer, window in self.own_windows.items():
+            mixer.window = window
+
+    on_step_end = on_train_end = restore

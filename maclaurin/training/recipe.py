@@ -22,7 +22,8 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 class Recipe:
     output: str = field(default="runs/run", metadata={"help": "Folder of the run: checkpoints, logs, the final model."})
     mixer: str = field(
-        default="2mamba", metadata={"help": "Mixer of all layers, or a comma-separated list with one a layer."}
+        default="2mamba",
+        metadata={"help": "Mixer of all layers, or a comma-separated list: one a layer, or a pattern that repeats."},
     )
     mixer_options: str = field(default="{}", metadata={"help": "Options of the mixer, as JSON."})
     size: str = field(default="tiny", metadata={"help": f"Size of the model: {', '.join(SIZES)}."})
@@ -43,6 +44,13 @@ class Recipe:
     warmup_steps: int = field(default=50, metadata={"help": "Steps of linear warm-up."})
     weight_decay: float = field(default=0.01, metadata={"help": "AdamW's weight decay."})
     clip: float = field(default=1.0, metadata={"help": "Largest gradient norm; 0 for no clipping."})
+    short_window: int = field(
+        default=0, metadata={"help": "Window that some steps use in place of the layers' own; 0 for none."}
+    )
+    short_window_probability: float = field(default=0.5, metadata={"help": "How likely a step has the short window."})
+    long_window_end: float = field(
+        default=0.1, metadata={"help": "Part of the steps, the last ones, that never have the short window."}
+    )
     precision: str = field(default="auto", metadata={"help": "fp32, bf16, or auto: bf16 on devices made for it."})
     gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute layers backwards to save memory."})
     eval_every: int = field(default=0, metadata={"help": "Steps between evaluations; 0 for a tenth of the run."})
@@ -69,10 +77,14 @@ class Recipe:
             "warmup_steps",
             "eval_every",
             "save_every",
+            "short_window",
             *FREE_SIZES,
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("short_window_probability", "long_window_end"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
         for tracker in self.trackers():
             one_of("track", tracker, TRACKERS)
         self.options()

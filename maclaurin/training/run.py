@@ -17,10 +17,11 @@ from transformers.utils.logging import disable_progress_bar
 from maclaurin.bfloat16 import check_bf16
 from maclaurin.data import DocumentRows, PackedRows, open_corpus, open_tokenizer, tokenise
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
+from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StochasticWindow, StopOnInterrupt
 from maclaurin.training.recipe import FREE_SIZES, Recipe
 from maclaurin.training.surroundings import save_surroundings
 from maclaurin.training.trainer import LanguageTrainer
+from maclaurin.training.windows import WindowSchedule
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) ->
     if checkpoint is not None:
         _check_same_model(checkpoint, config)
     model = MaclaurinForCausalLM(config)
+    windows = _windows(recipe, model)
     tokenizer.save_pretrained(output)
     recipe.save(output)
     first_step = _step_of(checkpoint) if checkpoint else 0
@@ -70,7 +72,14 @@ def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) ->
         train_dataset=train_rows,
         eval_dataset=Subset(held_out, range(min(recipe.eval_rows, len(held_out)))),
         data_collator=rows.collate,
-        callbacks=[LastStep(), JsonLog(output / "log.jsonl"), progress, interrupt, *_trackers(recipe, first_step)],
+        callbacks=[
+            LastStep(),
+            JsonLog(output / "log.jsonl"),
+            progress,
+            interrupt,
+            *windows,
+            *_trackers(recipe, first_step),
+        ],
         keep=recipe.keep,
     )
     if checkpoint is not None and first_step >= recipe.steps:
@@ -99,6 +108,15 @@ def _check_same_model(checkpoint: str, config: MaclaurinConfig) -> None:
     for name in ("mixer", "mixer_options", "vocab_size", *FREE_SIZES):
         if saved[name] != wanted[name]:
             raise ValueError(f"{checkpoint} has {name} {saved[name]!r}, the recipe gives {wanted[name]!r}: it cannot go on")
+
+
+def _windows(recipe: Recipe, model: MaclaurinForCausalLM) -> list[TrainerCallback]:
+    if not recipe.short_window:
+        return []
+    schedule = WindowSchedule(
+        recipe.short_window, recipe.short_window_probability, recipe.steps, recipe.seed, recipe.long_window_end
+    )
+    return [StochasticWindow(schedule, model)]
 
 
 def _trackers(recipe: Recipe, first_step: int) -> list[TrainerCallback]:

@@ -7,7 +7,7 @@ import maclaurin
 from maclaurin.mixers import mixer_entry
 
 # what a preset has that needs an order of time
-WITHOUT = {"2mamba-e": {"decay": "none"}}
+WITHOUT = {"2mamba-e": {"decay": "none"}, "sliding-window": {"window": None}}
 MIXERS = [name for name in maclaurin.available_mixers() if mixer_entry(name).mixer.bidirectional]
 FORMS = ("parallel", "chunked", "recurrent", "auto")
 

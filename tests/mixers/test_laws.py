@@ -22,6 +22,8 @@ VARIANTS = {
     "softmax+selective": ("softmax", {"rotary": "selective"}),
     "fox+selective": ("fox", selective(rank=3, increments="linear", gate="none", bias=True, theta=1)),
     "linear+selective": ("linear", selective(increments="difference", bias=True, temperature="rfa", temp_max=0.25)),
+    "mlstm+selective": ("mlstm", {"rotary": "selective"}),
+    "gla+selective": ("gla", {"rotary": "selective", "tie_decay_pairs": True}),
     "gated-delta+selective": ("gated-delta", {"rotary": "selective"}),
     "2mamba+selective": ("2mamba", selective(gate="gla", bias=True)),
 }
@@ -29,13 +31,17 @@ VARIANTS = {
 every_mixer = pytest.mark.parametrize("name", [*MIXERS, *VARIANTS])
 
 # a memory so small that a few dozen tokens cross every switch of the state
-SMALL_FOLDS = {"2mamba": {"fold_at": 9, "fold_every": 4}, "taylor": {"fold_at": 7, "fold_every": 3}}
+SMALL_STATES = {
+    "2mamba": {"fold_at": 9, "fold_every": 4},
+    "taylor": {"fold_at": 7, "fold_every": 3},
+    "sliding-window": {"window": 7},
+}
 
 
 def build(name, dtype=torch.float64, d_model=24, num_heads=4, seed=0, **options):
     torch.manual_seed(seed)
     mixer, variant = VARIANTS.get(name, (name, {}))
-    options = {**SMALL_FOLDS.get(mixer, {}), **variant, **options}
+    options = {**SMALL_STATES.get(mixer, {}), **variant, **options}
     return maclaurin.build_mixer(mixer, d_model, num_heads, **options).to(dtype)
 
 

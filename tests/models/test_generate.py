@@ -10,7 +10,11 @@ from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, StateCache
 MIXERS = maclaurin.available_mixers()
 every_mixer = pytest.mark.parametrize("mixer", [*MIXERS, ["2mamba", "softmax"]], ids=str)
 
-SMALL_FOLDS = {"2mamba": {"fold_at": 9, "fold_every": 4}, "taylor": {"fold_at": 7, "fold_every": 3}}
+SMALL_STATES = {
+    "2mamba": {"fold_at": 9, "fold_every": 4},
+    "taylor": {"fold_at": 7, "fold_every": 3},
+    "sliding-window": {"window": 7},
+}
 
 
 def small(mixer, **fields):
@@ -22,7 +26,7 @@ def small(mixer, **fields):
         num_hidden_layers=2,
         num_attention_heads=4,
         mixer=mixer,
-        mixer_options=SMALL_FOLDS,
+        mixer_options=SMALL_STATES,
         eos_token_id=None,
         pad_token_id=0,
         initializer_range=0.5,

@@ -1,0 +1,170 @@
+"""The mLSTM layer of xLSTM-7B: first-order attention with a forget gate and an exponential input gate.
+
+    q, k, v = x·W_qkv;   i, f = cap(x·W_i + b_i), cap(x·W_f + b_f),  cap(z) = 15·tanh(z/15)
+    C_t = σ(f_t)·C_{t-1} + exp(i_t)·k_t v_tᵀ,   n_t likewise with v = 1;   h_t = C_tᵀq_t / (max(|n_t·q_t|, 1) + ε),  q ← q/√d
+    out = W_o · (σ(x·W_g) ⊙ norm(h))
+
+The weights q·k are signed: it is no softmax. `ops/mlstm.py` has the stabilised cell. A layer of the model is a block of
+xLSTM-7B (norm, mLSTM, residual, norm, SwiGLU, residual); with sliding-window attention in every other layer it is SWAX:
+`MaclaurinConfig(mixer=["mlstm", "sliding-window"], …)`.
+
+At first the gates do not look at the input: W_i = W_f = 0, b_i = -10, b_f evenly from 3 to 6 over the heads (half-lives
+of 14 to 207 tokens), and W_g = 0. An input gate of exp(-8.7) beside an ε of 1e-6 in the norm mutes the layer until it
+has learnt to open it. All other weights follow `init`; the authors draw them from N(0, 2/(5d)), W_o by the depth.
+
+What the authors' code has beside this and is left out: the older block around the same cell (up-projection, convolution
+with a skip, block-diagonal q, k, v). Their norm is a LayerNorm (`norm="layer"`), where an RMS norm was meant. They set
+f = -25 where a document starts; here documents are apart altogether. mLSTMsig is `input_gate="sigmoid"`.
+
+Beck et al.: xLSTM 7B, arXiv 2503.13427; the hybrid: SWAX, arXiv 2509.24552.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.base import MixerState, initialise
+from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.registry import register
+from maclaurin.ops import checks, decay
+from maclaurin.ops.mlstm import INPUT_GATES, mlstm
+from maclaurin.ops.states import MLSTMState
+
+NORMS = ("layer", "rms")
+INPUT_BIAS = -10.0
+FORGET_BIASES = (3.0, 6.0)  # from the first head to the last
+
+
+class Gate(nn.Module):
+    """x·W + b with W = 0 at first. No nn.Linear, because a model's initialiser draws the weights of those anew."""
+
+    def __init__(self, d_model: int, outputs: int, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(outputs, d_model))
+        self.bias = None if bias is None else nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """In float32 at least, also under autocast: gates are exponents, and bfloat16 would round them to three digits."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+
+
+class MLSTM(ProjectedMixer):
+    """Options beside those of every projected mixer (key_dim is head_dim / 2 unless given; the forget gate is the decay):
+
+    input_gate: "exp", or "sigmoid" (mLSTMsig). gate_cap: c of the soft cap c·tanh(z/c) on both gates, None for none.
+    norm: of each head's output, "layer" or "rms", with a weight a channel. norm_eps: its epsilon; eps: the cell's.
+    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)), of all but the gates.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        key_dim: int | None = None,
+        input_gate: str = "exp",
+        gate_cap: float | None = 15.0,
+        norm: str = "layer",
+        norm_eps: float = 1e-6,
+        eps: float = 1e-6,
+        init: str = "thesis",
+        **projection: Any,
+    ) -> None:
+        if key_dim is None:
+            head_dim = projection.get("head_dim") or d_model // max(num_heads, 1)
+            key_dim = max(head_dim // 2, 1)
+        super().__init__(d_model, num_heads, key_dim=key_dim, **projection)
+        checks.one_of("input_gate", input_gate, INPUT_GATES)
+        checks.one_of("norm", norm, NORMS)
+        for name, value in (("gate_cap", gate_cap), ("norm_eps", norm_eps)):
+            checks.number(name, value)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if self.decay != "none":
+            raise ValueError(f"decay must be 'none', because the forget gate of an mLSTM is its decay, got {self.decay!r}")
+        self.input_gate = input_gate
+        self.gate_cap = gate_cap
+        self.norm = norm
+        self.norm_eps = norm_eps
+        self.eps = eps
+
+        G = self.num_kv_heads
+        first, last = FORGET_BIASES
+        forget_bias = first + (last - first) * torch.arange(G) / max(G - 1, 1)
+        self.gates = Gate(d_model, 2 * G, torch.cat([torch.full((G,), INPUT_BIAS), forget_bias]))
+        self.out_gate = Gate(d_model, self.inner_dim)
+        self.norm_weight = nn.Parameter(torch.ones(num_heads, self.head_dim))
+        initialise(self, init)
+
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, form, lengths)
+        gates = self.gates.wide(x)
+        if self.gate_cap is not None:
+            gates = self.gate_cap * torch.tanh(gates / self.gate_cap)
+        input_gate, forget_gate = gates.chunk(2, dim=-1)
+        h, memory = mlstm(
+            p.q.to(gates.dtype),  # the output stays as wide until it is normalised: a muted cell is small
+            p.k,
+            p.v,
+            input_gate,
+            forget_gate,
+            input_gate_kind=self.input_gate,
+            eps=self.eps,
+            state=None if state is None else state.attention,  # type: ignore[arg-type]
+            return_state=return_state,
+            form=form,
+            lengths=lengths,
+        )
+        y = torch.sigmoid(self.out_gate(x)) * self._normalised(h).flatten(2).to(x.dtype)
+        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
+
+    def _normalised(self, h_BTHV: Tensor) -> Tensor:
+        if self.norm == "layer":
+            h = F.layer_norm(h_BTHV, (self.head_dim,), eps=self.norm_eps)
+        else:
+            h = F.rms_norm(h_BTHV, (self.head_dim,), eps=self.norm_eps)
+        return h * self.norm_weight.to(h.dtype)
+
+    @property
+    def finite_state(self) -> bool:
+        return True
+
+    @property
+    def _memory_shape(self) -> tuple[int, int, int]:
+        return self.num_kv_heads, self.key_dim, self.head_dim + 1
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MixerState:
+        device, dtype = self._placement(device, dtype)
+        memory = torch.zeros(batch_size, *self._memory_shape, device=device, dtype=torch.promote_types(dtype, torch.float32))
+        log_scale = None
+        if self.input_gate == "exp":
+            log_scale = torch.zeros(memory.shape[:2], device=device, dtype=decay.widest(memory.device))
+        return self.state_before(MLSTMState(memory, log_scale), batch_size, device, dtype)
+
+    def state_nbytes(self, length: int) -> int:
+        parameter = next(self.parameters())
+        heads, key_dim, width = self._memory_shape
+        memory = heads * key_dim * width * torch.promote_types(parameter.dtype, torch.float32).itemsize
+        scales = (self.input_gate == "exp") * heads * decay.widest(parameter.device).itemsize
+        return memory + scales + self._carried_nbytes()
+
+
+register(
+    "mlstm",
+    MLSTM,
+    "mLSTM of xLSTM-7B: first order, forget gate, exponential input gate, stabilised, output gate",
+    "Beck et al.: xLSTM, 2024; Beck et al.: xLSTM 7B, 2025",
+)
