@@ -95,6 +95,10 @@ class SelectiveRotary(nn.Module):
             raise ValueError(f"theta must be at least 1 for temperature='rope', got {theta}")
         if temperature == "rfa" and not 0 < theta < 1:
             raise ValueError(f"theta must lie between 0 and 1 for temperature='rfa', got {theta}")
+        if temperature == "rfa" and planes < 2:
+            raise ValueError("temperature='rfa' spreads speeds over the pairs of a head: it needs 4 channels or more, got 2")
+        if temp_max is None or temp_max <= 0:
+            raise ValueError(f"temp_max must be positive, got {temp_max}")
         self.heads, self.planes = heads, planes
         self.increments = increments
         self.temperature, self.theta, self.temp_max = temperature, theta, temp_max

@@ -48,6 +48,8 @@ def selective(**options):
         (("linear", 32, 4), selective(temperature="hot"), "temperature must be one of 'rope', 'rfa'"),
         (("linear", 32, 4), selective(theta=0.5), "theta must be at least 1 for temperature='rope', got 0.5"),
         (("linear", 32, 4), selective(temperature="rfa", theta=1.0), "theta must lie between 0 and 1 for temperature='rfa'"),
+        (("linear", 32, 4), selective(temp_max=0), "temp_max must be positive, got 0"),
+        (("linear", 8, 4), selective(temperature="rfa"), "it needs 4 channels or more, got 2"),
         (("fox", 32, 4), {"causal": False}, "mixer 'fox' is causal only"),
         (("softmax", 32, 4), {"window": 0}, "window must be at least 1"),
         (("softmax", 32, 4), {"norm": "none"}, "leaves exp\\(score\\) unbounded"),

@@ -110,6 +110,21 @@ def test_angles_are_the_same_in_pieces_and_behind_padding(options):
     assert (state.phase[1] == 0).all(), "padding must not turn"
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-3)], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "fox", "2mamba"])
+def test_decoding_and_prefill_in_pieces_are_one_pass(name, dtype, tolerance):
+    mixer = lively(maclaurin.build_mixer(name, 24, 4, rotary="selective", rotary_options={"bias": True})).to(dtype)
+    x = tokens(1, 200, 24, dtype=dtype)
+    with torch.no_grad():
+        whole = mixer(x)[0].double()
+        for pieces in ([1] * 200, [64, 64, 64, 8], [150, *[1] * 50]):
+            state, found = None, []
+            for piece in x.split(pieces, dim=1):
+                y, state = mixer(piece, state)
+                found.append(y)
+            assert (torch.cat(found, 1).double() - whole).norm() <= tolerance * whole.norm()
+
+
 @every_setting
 def test_gradients_are_those_of_the_formula(options):
     rotary = build(heads=2, planes=2, d_model=4, **options)

@@ -17,7 +17,7 @@ SMALL_STATES = {
 }
 
 
-def small(mixer, **fields):
+def small(mixer, mixer_options=SMALL_STATES, **fields):
     torch.manual_seed(0)
     config = MaclaurinConfig(
         vocab_size=50,
@@ -26,7 +26,7 @@ def small(mixer, **fields):
         num_hidden_layers=2,
         num_attention_heads=4,
         mixer=mixer,
-        mixer_options=SMALL_STATES,
+        mixer_options=mixer_options,
         eos_token_id=None,
         pad_token_id=0,
         initializer_range=0.5,
@@ -122,6 +122,10 @@ def test_crop_is_exact_or_refused():
     folded.crop(0)
     with pytest.raises(ValueError, match="cannot be cropped"):
         folded.crop(-1)
+    with torch.no_grad():
+        turned = small("softmax", mixer_options={"rotary": "selective"})(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="cannot be cropped"):
+        turned.crop(-1)
     with pytest.raises(ValueError, match="minus the number of tokens"):
         cache.crop(4)
 
