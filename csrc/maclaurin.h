@@ -81,8 +81,8 @@ struct MaclaurinSelective {
     MaclaurinTensor dy, dx, ddt;
     MaclaurinTensor db, dc;  // (B,T,groups,N): a part for every 64 channels
     const float* rate;
-    float* drate;                       // dense (B,C,N): a part for every row of the batch
-    const float *start, *dnew_memory;   // dense (B,C,N), absent or present
+    float* drate;                      // dense (B,C,N): a part for every row of the batch
+    const float *start, *dnew_memory;  // dense (B,C,N), absent or present
     float *new_memory, *dstart;
     int32_t threads;
 };

@@ -5,8 +5,8 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-constexpr int SCAN_CHANNELS = 64;                       // a task's channels: chains that wait for nothing but themselves
-constexpr int SCAN_VECTORS = SCAN_CHANNELS / LANES;     // side by side, so that each hides the latency of the others
+constexpr int SCAN_CHANNELS = 64;                    // a task's channels: chains that wait for nothing but themselves
+constexpr int SCAN_VECTORS = SCAN_CHANNELS / LANES;  // side by side, so that each hides the latency of the others
 
 // Some channels of one token in registers. Those from `count` on are zero and are not read or written.
 template <bool WHOLE>
@@ -63,7 +63,7 @@ inline void scan_backward_channels(const MaclaurinScan& call, int64_t b, int64_t
     if (call.dstart != nullptr) store_channels<WHOLE>(call.dstart + b * call.C + first, reaching, count);
 }
 
-// run(b, group, first channel, how many, whether they fill a task) for all rows and groups of channels.
+// run(b, group, first channel, how many) for all rows and groups of channels.
 template <class Call, class Run>
 void over_channels(const Call& call, const Run& run) {
     const int64_t groups = round_up(call.C, SCAN_CHANNELS) / SCAN_CHANNELS;

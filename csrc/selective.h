@@ -77,12 +77,12 @@ inline bool selective_forward(const MaclaurinSelective& call) {
 }
 
 struct SelectiveBackwardBuffers {
-    int64_t size;                      // of one memory
-    float *rate, *drate, *block_drate; // with a minus sign
-    float* starts;                     // the memory at the start of every block
-    float *h, *decay;                  // of the tokens of a block, h one more
-    float* g;                          // the gradient of the memory
-    float *db, *dc, *sums;             // of one token: a vector for each state dimension, and their sums
+    int64_t size;                       // of one memory
+    float *rate, *drate, *block_drate;  // with a minus sign
+    float* starts;                      // the memory at the start of every block
+    float *h, *decay;                   // of the tokens of a block, h one more
+    float* g;                           // the gradient of the memory
+    float *db, *dc, *sums;              // of one token: a vector for each state dimension, and their sums
 
     SelectiveBackwardBuffers(Arena& arena, const MaclaurinSelective& call)
         : size(call.N * SCAN_CHANNELS),

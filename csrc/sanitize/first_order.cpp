@@ -197,7 +197,7 @@ int main() {
     };
     const ScanCase scans[] = {
         // B, T, C, N, start
-        {1, 1, 1, 0, false},  {2, 40, 70, 0, true},   {1, 17, 128, 0, false}, {1, 1, 1, 1, true},     {2, 33, 70, 5, true},
+        {1, 1, 1, 0, false},    {2, 40, 70, 0, true},   {1, 17, 128, 0, false}, {1, 1, 1, 1, true},   {2, 33, 70, 5, true},
         {1, 16, 64, 16, false}, {3, 50, 130, 17, true}, {1, 15, 200, 1, false}, {1, 35, 65, 40, true},
     };
     for (const char* isa : {"avx512", "avx2", "portable"}) {

@@ -81,7 +81,6 @@ class Mamba2(Mixer):
         self.d_state, self.n_groups = d_state, n_groups
         self.ssm_dim = self.ssm_heads * self.head_dim
         self.mlp_dim = inner - self.ssm_dim
-        self.ssd = ssd
         self.xbc_sizes = [self.ssm_dim, n_groups * d_state, n_groups * d_state]
 
         sizes = [self.mlp_dim, self.mlp_dim, self.ssm_dim, sum(self.xbc_sizes), self.ssm_heads]

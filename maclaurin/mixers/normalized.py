@@ -12,6 +12,9 @@ absorb.
 1/η of the other three has no bound, so n counts as -20 where it is less: no row is amplified more than e^20 = 4.9e8 times,
 and no gradient pushes n further down. The authors have no such guard, and divide by zero where it would act.
 
+Without a decay nothing in it knows the order of tokens. The authors' models add learnt positions to their embedding; the
+preset turns q and k by exact rotary positions instead, and `rotary="none"` is the paper's layer.
+
 A norm over each token behind this layer would cancel η altogether; only W_o follows. The paper's figures compare it with an
 MLP behind it to softmax and linear attention without one.
 
@@ -127,4 +130,5 @@ register(
     Normalized,
     "normalised attention: linear attention divided by a learnt function of the token, instead of by a sum",
     "Sieber et al.: Understanding the Differences in Foundation Models (DSF), arXiv 2405.15731, 2024",
+    rotary="rope",
 )

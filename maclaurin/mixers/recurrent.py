@@ -35,7 +35,7 @@ from maclaurin.ops.scan import linear_scan
 
 FORGETS = ("sigmoid", "reversed")
 LARGEST_RATE = 8.0  # Griffin's c
-LONGEST_AND_SHORTEST = (0.9, 0.999)  # the decay of a token whose recurrence gate is open, at first
+FIRST_DECAYS = (0.9, 0.999)  # of channels whose recurrence gate is open
 
 
 class QLSTM(ScannedMixer):
@@ -127,7 +127,7 @@ class RGLRU(ScannedMixer):
         self.block_weight = nn.Parameter(torch.randn(num_heads, block, 2 * block) * block**-0.5)
         self.block_bias = nn.Parameter(torch.zeros(num_heads, 2 * block))
         # softplus(A) = -log(λ)/c
-        rate = -torch.empty(channels).uniform_(*LONGEST_AND_SHORTEST).log() / LARGEST_RATE
+        rate = -torch.empty(channels).uniform_(*FIRST_DECAYS).log() / LARGEST_RATE
         self.A = nn.Parameter(rate.expm1().log())
         self.out_proj = nn.Linear(channels, d_model, bias=False)
         initialise(self, init)
@@ -137,11 +137,9 @@ class RGLRU(ScannedMixer):
     ) -> tuple[Tensor, MixerState | None]:
         *gate, u = self.in_proj(x).split(self.memory_shape[0], dim=-1)
         u, conv = self._convolved(u, state, form, lengths)
-        blocks = torch.einsum("bthi,hij->bthj", u.unflatten(-1, (self.num_heads, -1)), self.block_weight)
-        r, i = ((wide(blocks) + wide(self.block_bias)).chunk(2, dim=-1)[n].flatten(2) for n in range(2))
-        log_decay = -LARGEST_RATE * torch.sigmoid(r) * F.softplus(wide(self.A))
+        log_decay, input_gate = self.gates(u)
         h, memory = linear_scan(
-            (_complement(log_decay) * torch.sigmoid(i) * u).to(u.dtype),
+            (_complement(log_decay) * input_gate * u).to(u.dtype),
             log_decay,
             state=self._memory(state),
             return_state=return_state,
@@ -151,6 +149,12 @@ class RGLRU(ScannedMixer):
         if gate:
             h = h * F.gelu(gate[0], approximate="tanh")
         return self.out_proj(h), None if memory is None else MixerState(memory, conv)
+
+    def gates(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """log λ and σ(W_i u), both like u and in float32 at least."""
+        blocks = torch.einsum("bthi,hij->bthj", u.unflatten(-1, (self.num_heads, -1)), self.block_weight)
+        r, i = (torch.sigmoid(gate).flatten(2) for gate in (wide(blocks) + wide(self.block_bias)).chunk(2, dim=-1))
+        return -LARGEST_RATE * r * F.softplus(wide(self.A)), i
 
 
 def _complement(log_decay: Tensor) -> Tensor:

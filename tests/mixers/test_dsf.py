@@ -105,7 +105,7 @@ def test_the_recurrent_system_is_the_masked_attention(kind, H):
 @pytest.mark.parametrize("eta", ["exp", "softplus", "sigmoid", "softplus_offset"])
 def test_the_normalized_mixer_is_its_system(eta):
     """D1 and D9, of the whole layer: unnormalised linear attention, times 1/η(u)."""
-    mixer = maclaurin.build_mixer("normalized", 8, 2, eta=eta).double()
+    mixer = maclaurin.build_mixer("normalized", 8, 2, eta=eta, rotary="none").double()
     x = normal(1, T, 8)
     q, k, _ = (part[0].view(T, 2, 4) for part in mixer.qkv_proj(x).split(8, dim=-1))
     n = mixer.eta_proj(x)[0]
@@ -133,7 +133,7 @@ def test_normalised_attention_feels_the_size_of_keys_and_linear_attention_does_n
 def test_a_row_is_amplified_a_bounded_number_of_times():
     """The guard on 1/η: nothing changes above n = -20, and nothing grows below it."""
     for eta in ("exp", "softplus", "sigmoid"):
-        mixer = maclaurin.build_mixer("normalized", 8, 2, eta=eta).double()
+        mixer = maclaurin.build_mixer("normalized", 8, 2, eta=eta, rotary="none").double()
         with torch.no_grad():
             mixer.eta_proj.weight.zero_()
             gains = []
@@ -266,7 +266,7 @@ def test_eigenvalues_of_the_recurrences_lie_between_zero_and_one():
     log_decays = [
         -dt[..., None] * s6.A_log.exp(),
         -dt_ssd * ssd.A_log.exp(),
-        -LARGEST_RATE * torch.sigmoid(x) * F.softplus(rglru.A),
+        rglru.gates(x)[0],
         *(maclaurin.build_mixer("qlstm", 16, 1, forget=forget).double().log_decay(x) for forget in ("sigmoid", "reversed")),
     ]
     for log_decay in log_decays:
@@ -359,3 +359,61 @@ def test_qlstm_is_its_formula(forget):
         h = decay[:, t] * h + i[:, t].sigmoid() * u[:, t]
         outputs.append(mixer.out_proj(F.gelu(gate[:, t]) * o[:, t].sigmoid() * h))
     torch.testing.assert_close(mixer(x)[0], torch.stack(outputs, dim=1), rtol=1e-12, atol=1e-13)
+
+
+VARIANTS = [
+    ("normalized", {"eta": "softplus"}),
+    ("normalized", {"eta": "sigmoid", "rotary": "none", "num_kv_heads": 2}),
+    ("normalized", {"eta": "softplus_offset", "feature_map": "elu", "conv_width": 4}),
+    ("normalized", {"decay": "softplus", "key_dim": 4}),
+    ("ssd", {"d_state": 5, "n_groups": 2, "skip_per_channel": True}),
+    ("s6", {"d_state": 3, "dt_rank": 1}),
+    ("qlstm", {"forget": "reversed", "expand": 1}),
+    ("qlstm", {"conv_width": 0}),
+    ("rglru", {"width": 32, "conv_width": 2}),
+    ("rglru", {"conv_width": 0, "gate": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+def test_every_variant_keeps_the_laws(name, options):
+    """Forms and their gradients, hand-over, padding, the size of the state, hostile numbers."""
+    mixer = maclaurin.build_mixer(name, 24, 4, **options).double()
+    x = normal(2, 21, 24)
+    parameters = list(mixer.parameters())
+    whole, state = mixer(x, form="parallel")
+    expected = torch.autograd.grad(whole.square().sum(), parameters)
+    assert state.nbytes == 2 * mixer.state_nbytes(21)
+    for form in ("chunked", "recurrent", "auto"):
+        y, _ = mixer(x, form=form)
+        torch.testing.assert_close(y, whole, rtol=1e-10, atol=1e-11)
+        for got, wanted in zip(torch.autograd.grad(y.square().sum(), parameters), expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-10)
+        left, middle = mixer(x[:, :8], form=form)
+        right, _ = mixer(x[:, 8:], middle)
+        torch.testing.assert_close(torch.cat([left, right], 1), whole, rtol=1e-10, atol=1e-11)
+    mask = torch.arange(25) >= 4  # on the left
+    padded = torch.cat([torch.full((2, 4, 24), torch.nan, dtype=torch.float64), x], dim=1)
+    y, end = mixer(padded, attention_mask=mask.long().expand(2, 25))
+    torch.testing.assert_close(y[:, 4:], whole, rtol=1e-10, atol=1e-11)
+    for key, tensor in state.tensors().items():
+        torch.testing.assert_close(end.tensors()[key], tensor, rtol=1e-10, atol=1e-11)
+    low = mixer.float()
+    for hostile in (torch.zeros(2, 21, 24), 1e3 * x.float(), 1e4 * x.sign().float()):
+        leaf = hostile.clone().requires_grad_()
+        y, _ = low(leaf)
+        gradients = torch.autograd.grad(y.sum(), [leaf, *low.parameters()])
+        assert y.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("name", ["normalized", "ssd", "s6", "qlstm", "rglru"])
+def test_compiled_mixers_match_at_any_length(name):
+    mixer = maclaurin.build_mixer(name, 24, 4)
+    compiled = torch.compile(mixer, backend="eager")
+    state = compiled_state = None
+    with torch.no_grad():
+        for length in (20, 21, 1, 1):
+            x = torch.randn(2, length, 24)
+            y, state = mixer(x, state)
+            got, compiled_state = compiled(x, compiled_state)
+            torch.testing.assert_close(got, y)
