@@ -23,7 +23,7 @@ VARIANTS = {
     "fox+selective": ("fox", selective(rank=3, increments="linear", gate="none", bias=True, theta=1)),
     "linear+selective": ("linear", selective(increments="difference", bias=True, temperature="rfa", temp_max=0.25)),
     "mlstm+selective": ("mlstm", {"rotary": "selective"}),
-    "gla+selective": ("gla", {"rotary": "selective", "tie_decay_pairs": True}),
+    "gla+selective": ("gla", {"rotary": "selective", "tie_decay_pairs": True, "key_dim": 4}),
     "gated-delta+selective": ("gated-delta", {"rotary": "selective"}),
     "2mamba+selective": ("2mamba", selective(gate="gla", bias=True)),
 }

@@ -7,8 +7,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 import maclaurin
 from maclaurin.mixers import mixer_entry
 from maclaurin.models import MaclaurinForImageClassification, MaclaurinVisionConfig, MaclaurinVisionModel
+from tests.mixers.test_bidirectional import WITHOUT
 
-WITHOUT = {"2mamba-e": {"decay": "none"}, "fox": {"decay": "none"}}  # what a preset has that needs an order of time
 BIDIRECTIONAL = [name for name in maclaurin.available_mixers() if mixer_entry(name).mixer.bidirectional]
 PYRAMID = {
     "hidden_sizes": [16, 32],
