@@ -42,7 +42,8 @@ class Attention(ProjectedMixer):
     learn_order_weights: one factor 2σ(w) a head and term, 1 at first.
     feature_map: of q and k, after the rotation: "relu", "silu", "elu" (elu + 1), "cosine" (unit length).
     norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
-    value_norm: "position" divides v_t by t^σ(c), c a head (paper 1's cosine attention). window: softmax only.
+    value_norm: "position" divides v_t by t^σ(c), c a head (paper 1's cosine attention).
+    window: softmax only, how many tokens a query sees, itself included; no parameter, may be changed at any time.
     skip: adds D⊙v. gate: multiplies by silu(x·W_z). init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     fold_at, fold_every: when the state folds its tokens into its memory; by default where that makes it smaller.
     """

@@ -8,7 +8,7 @@ import maclaurin
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, StateCache
 
 MIXERS = maclaurin.available_mixers()
-every_mixer = pytest.mark.parametrize("mixer", [*MIXERS, ["2mamba", "softmax"]], ids=str)
+every_mixer = pytest.mark.parametrize("mixer", [*MIXERS, ["2mamba", "softmax"], ["mlstm", "sliding-window"]], ids=str)
 
 SMALL_STATES = {
     "2mamba": {"fold_at": 9, "fold_every": 4},

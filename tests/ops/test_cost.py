@@ -114,6 +114,34 @@ def test_linear_attention_costs_the_same_for_every_token(name):
     assert counts[1] / counts[0] == pytest.approx(2, rel=0.05)
 
 
+@pytest.mark.parametrize("form", ["auto", "chunked"])
+@pytest.mark.parametrize("window", [24, 100])
+def test_a_window_costs_the_same_for_every_token(form, window):
+    """Backwards too: no gradient of a block is as large as the sequence."""
+
+    def written(T):
+        leaves = [torch.randn(1, T, 2, K, requires_grad=True) for _ in range(3)]
+        with Traffic() as traffic:
+            y, _ = ops.softmax_attention(*leaves, window=window, form=form, chunk_size=CHUNK, return_state=False)
+            y.square().sum().backward()
+        return traffic.numel
+
+    short, middle, long = (written(T) for T in (1024, 2048, 4096))
+    assert (long - middle) / (middle - short) == pytest.approx(2, rel=0.02)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_an_mlstm_costs_the_same_for_every_token(backend):
+    counts = []
+    for T in (1024, 2048):
+        leaves = [torch.randn(1, T, 2, *size, requires_grad=True) for size in ((K,), (K,), (V,), (), ())]
+        with Traffic() as traffic:
+            y, _ = ops.mlstm(*leaves, form="chunked", chunk_size=CHUNK, backend=backend, return_state=False)
+            y.square().sum().backward()
+        counts.append(traffic.numel)
+    assert counts[1] / counts[0] == pytest.approx(2, rel=0.05)
+
+
 @pytest.mark.parametrize("name", ["softmax-decay", "softmax-relu", "taylor-5"])
 def test_without_a_finite_state_there_is_still_no_square_matrix(name):
     op = BY_NAME[name]
