@@ -129,7 +129,7 @@ class Delta(ProjectedMixer):
 def _unit(x: Tensor) -> Tensor:
     """x at unit length, in float32 at least."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPS)
+    return x * torch.rsqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() + LENGTH_EPS)
 
 
 register(

@@ -86,8 +86,10 @@ def delta_rule(
         assert q is not None and k is not None and v is not None and beta is not None
         B, _, H, _ = q.shape
         G = k.shape[2]
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        q_NRTK = (q.to(dtype) * default_scale(scale, q)).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        given_dtype, dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        q_scale = default_scale(scale, q)
+        q = q.to(dtype) if q_scale == 1 else q.to(dtype) * q_scale
+        q_NRTK = q.unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
         k_NTK, v_NTV, beta_NT = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (k, v, beta))
         a_NT = None if log_decay is None else log_decay.transpose(1, 2).flatten(0, 1)
         memory_NFV = None if state is None else state.memory.to(dtype).flatten(0, 1)
@@ -101,7 +103,7 @@ def delta_rule(
                 q_NRTK, k_NTK, v_NTV, beta_NT, a_NT, start_NFV, kernel, chunk, return_state
             )
             memory_NFV = None if end_NFV is None else end_NFV * root_F1
-        y = y_NRTV.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype)
+        y = y_NRTV.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(given_dtype)
         if not return_state:
             return y, None
         assert memory_NFV is not None

@@ -122,6 +122,8 @@ class _Chunked(torch.autograd.Function):
         starts = range(0, T, plan.chunk)
         dq_NRTK, dk_NTK, dv_NTV = torch.empty_like(q_NRTK), torch.empty_like(k_NTK), torch.empty_like(v_NTV)
         d_beta_NT = torch.empty_like(beta_NT)
+        # what readers receive less what writers give, in the widest dtype: neighbours cancel, and there are T of them
+        given_NT = torch.zeros_like(beta_NT, dtype=decay.widest(v_NTV.device))
 
         # backwards, with the gradient of the memory: steps 4 and 5
         dmemory, carried = initial_memory(d_result_NFV, k_NTK, v_NTV, plan.kernel), d_result_NFV is not None
@@ -140,6 +142,9 @@ class _Chunked(torch.autograd.Function):
             w_NCV = solve_triangular(system_NCC, du_NCV, upper=True, unitriangular=True)
             dv_NTV[:, now] = beta_NT[:, now, None] * w_NCV
             d_beta_NT[:, now] = (w_NCV * error_NTV[:, now]).sum(-1)
+            if log_decay_NT is not None:
+                given_NT[:, now] = (y_NRTV[:, :, now] * dy_NRCV).sum((1, 3), dtype=given_NT.dtype)
+                given_NT[:, now] -= (chunk.v_NCW * dv_NTV[:, now]).sum(-1, dtype=given_NT.dtype)
 
             received_NQV = _received(dv_NTV[:, now], dy_NRCV)
             d_weight_NXCC = torch.bmm(received_NQV, u_NCV.transpose(1, 2)).view_as(score_NXCC) * between
@@ -172,12 +177,9 @@ class _Chunked(torch.autograd.Function):
 
         d_decay_NT = None
         if log_decay_NT is not None:
-            # in the widest dtype: neighbouring terms cancel, and there are T of them
-            wide = decay.widest(v_NTV.device)
-            d_sums_NT = (y_NRTV * dy_NRTV).sum((1, 3), dtype=wide) - (v_NTV * dv_NTV).sum(-1, dtype=wide)
             if d_result_NFV is not None:
-                d_sums_NT[:, -1] += (result_NFV * d_result_NFV).sum((1, 2), dtype=wide)
-            d_decay_NT = d_sums_NT.flip(1).cumsum(1).flip(1).to(log_decay_NT.dtype)
+                given_NT[:, -1] += (result_NFV * d_result_NFV).sum((1, 2), dtype=given_NT.dtype)
+            d_decay_NT = given_NT.flip(1).cumsum(1).flip(1).to(log_decay_NT.dtype)
             d_decay_NT = d_decay_NT * (log_decay_NT > decay.SMALLEST_LOG_DECAY)
         return dq_NRTK, dk_NTK, dv_NTV, d_beta_NT, d_decay_NT, None if memory_NFV is None else dmemory, None
 
