@@ -2,7 +2,9 @@
 
 from maclaurin.mixers import (
     attention,
+    feature_attention,
     gated,
+    luna,
     mamba2,
 )
 from maclaurin.mixers.base import Mixer, MixerState
@@ -14,7 +16,9 @@ __all__ = [
     "attention",
     "available_mixers",
     "build_mixer",
+    "feature_attention",
     "gated",
+    "luna",
     "mamba2",
     "mixer_entry",
 ]

@@ -5,6 +5,7 @@ from maclaurin.ops.bidirectional import bidirectional_linear, bidirectional_powe
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.features import symmetric_power
 from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.piecewise import scalar_mlp
 from maclaurin.ops.power import fold_length, power_attention
 from maclaurin.ops.rotary import rotary
 from maclaurin.ops.softmax import softmax_attention
@@ -24,6 +25,7 @@ __all__ = [
     "power_attention",
     "reference",
     "rotary",
+    "scalar_mlp",
     "short_conv",
     "softmax_attention",
     "symmetric_power",
