@@ -25,15 +25,16 @@ from torch import Tensor
 
 from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
-from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
 from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import MOST_FEATURES
-from maclaurin.ops.states import PowerState
+from maclaurin.ops.states import PowerState, State
 
 NORMS = ("sum", "output", "none")
+SEGMENT = 2048  # tokens whose features are made at a time
 
 
 class FeatureAttention(ProjectedMixer):
@@ -70,17 +71,15 @@ class FeatureAttention(ProjectedMixer):
         self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, form, lengths)
-        normalize = self.norm == "sum"
-        # φ(0) is not zero: that padding has no features is seen to by the ops, which know the lengths
-        q = self.feature_map.of_queries(p.q, lengths) if normalize else self.feature_map(p.q, lengths)
-        k = self.feature_map(p.k, lengths)
-        call: dict[str, Any] = {"scale": 1.0, "normalize": normalize, "form": form, "lengths": lengths}
-        memory = None
         if self.causal:
-            kept = None if state is None else state.attention
-            y, memory = linear_attention(q, k, p.v, p.log_decay, state=kept, return_state=return_state, **call)
+            kept = None if state is None else checks.initial_state(state.attention, PowerState)
+            y, memory = self._attend(p, kept, form, lengths, return_state)
         else:
-            y = bidirectional_linear(q, k, p.v, p.log_decay, **call)
+            q, k = self._features(p.q, p.k, lengths)
+            y = bidirectional_linear(
+                q, k, p.v, p.log_decay, scale=1.0, normalize=self.norm == "sum", form=form, lengths=lengths
+            )
+            memory = None
         y = y.flatten(2)
         if self.out_norm is not None:
             y = self.out_norm(y)
@@ -88,6 +87,37 @@ class FeatureAttention(ProjectedMixer):
         if memory is None:
             return y, None
         return y, MixerState(memory, p.conv, p.position if self.rotary != "none" else None)
+
+    def _attend(
+        self, p: Projections, state: State | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, State | None]:
+        """Segment by segment, so that features stay in the cache between the map and the sums."""
+        T = p.q.shape[1]
+        size = T if form == "parallel" else SEGMENT
+        # split, not slices: the gradient of a slice is as long as the sequence
+        starts = range(0, T, size)
+        decays = (None,) * len(starts) if p.log_decay is None else p.log_decay.split(size, dim=1)
+        segments = zip(starts, *(x.split(size, dim=1) for x in (p.q, p.k, p.v)), decays, strict=True)
+        outputs = []
+        for start, q, k, v, log_decay in segments:
+            y, state = linear_attention(
+                *self._features(q, k),
+                v,
+                log_decay,
+                scale=1.0,
+                normalize=self.norm == "sum",
+                state=state,
+                return_state=return_state or start + size < T,
+                form=form,
+                lengths=None if lengths is None else (lengths - start).clamp(0, q.shape[1]),
+            )
+            outputs.append(y)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), state
+
+    def _features(self, q: Tensor, k: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """φ(0) is not zero; that padding has no features is seen to by the ops, which know the lengths."""
+        of_queries = self.feature_map.of_queries if self.norm == "sum" else self.feature_map
+        return of_queries(q, lengths), self.feature_map(k, lengths)
 
     @property
     def finite_state(self) -> bool:

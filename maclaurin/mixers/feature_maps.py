@@ -94,14 +94,14 @@ class PerformerMap(FeatureMap):
     @without_autocast
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         x = scaled(x)
-        exponent = self._projected(x) - x.square().sum(-1, keepdim=True) / 2
-        return exponent.clamp(-LIMIT, LIMIT).exp() / math.sqrt(self.num_features)
+        exponent = self._projected(x) - (x.square().sum(-1, keepdim=True) + math.log(self.num_features)) / 2
+        return exponent.clamp(-LIMIT, LIMIT).exp()
 
     @without_autocast
     def of_queries(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         exponent = self._projected(scaled(x))
         largest = exponent.detach().amax(-1, keepdim=True)
-        return (exponent - largest).clamp(min=-2 * LIMIT).exp()
+        return (exponent - largest).exp()
 
     def _projected(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype))

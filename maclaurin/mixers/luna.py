@@ -93,17 +93,17 @@ class LunaMap(FeatureMap):
 
     @without_autocast
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        features = self.of_queries(x, lengths)
+        features = self.of_queries(x, lengths) / math.sqrt(self.weight.shape[0])
         return features if self.envelope is None else features * self._envelope(x)
 
     @without_autocast
     def of_queries(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Without the envelope: a factor of the query."""
+        """ψ alone: h(x)/√m is a factor of the query."""
         u_BTHM = F.linear(*in_float32(scaled(x), self.weight, self.bias))
         psi_BTHML: Tensor = self.channels(u_BTHM)
         if self.ch_rms:
             psi_BTHML = psi_BTHML * self._rms_scale(psi_BTHML, lengths)
-        return psi_BTHML.flatten(-2) / math.sqrt(self.weight.shape[0])
+        return psi_BTHML.flatten(-2)
 
     def dead_fraction(self, x: Tensor | None = None, reach: float = 4.0) -> float:
         """How much of the map is silent, for a training log: the share of features that are zero for every token of x.
