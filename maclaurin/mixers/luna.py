@@ -10,7 +10,7 @@ of values. A ReLU network of one number is piecewise linear and is looked up in 
 The envelope h(x) = exp(clip(u·x + c − a|x|²/2, ±10)) is 1 at first. ψ = exp, L = 1, a = 1 and Gaussian W give Performer;
 ψ = (cos, sin) random Fourier features: any module can take the place of ψ in `LunaMap`.
 
-arXiv 2512.08061, whose code is not public. Its listing has no envelope and leaves open how q and k are scaled, m, L, and
+Shahbazi et al., arXiv 2512.08061; no code of the authors was found. The paper's listing has no envelope and leaves open how q and k are scaled, m, L, and
 what is added to the sum of the weights: here d^(-1/4) each, 16 x 8 for keys of up to 32 channels, max(32, d/2) x 4 beyond,
 and nothing. Its `ch_rms` takes statistics over the batch, here over one sequence, so that sequences stay independent.
 Not to be confused with "Luna: Linear Unified Nested Attention" (2021).
@@ -47,7 +47,6 @@ class ChannelBank(nn.Module):
         self, num_channels: int, *, bank: str = "separate", width: int = 64, nonneg: bool = True, softplus: bool = False
     ) -> None:
         super().__init__()
-        checks.at_least_one("num_channels", num_channels)
         checks.one_of("bank", bank, BANKS)
         checks.at_least_one("channel_width", width)
         if softplus and not nonneg:
@@ -80,7 +79,6 @@ class LunaMap(FeatureMap):
     def __init__(
         self, key_dim: int, num_projections: int, channels: nn.Module, *, envelope: bool = False, ch_rms: bool = False
     ) -> None:
-        checks.at_least_one("num_projections", num_projections)
         num_channels: int = channels.num_channels  # type: ignore[assignment]
         super().__init__(key_dim, num_projections * num_channels)
         self.weight = nn.Parameter(torch.randn(num_projections, key_dim) * key_dim**-0.5)
@@ -162,8 +160,10 @@ class Luna(FeatureAttention):
             raise ValueError("nonneg=False lets the sum of the weights vanish: norm must be 'output' or 'none', not 'sum'")
 
         def build(key_dim: int) -> LunaMap:
-            L = num_channels or (8 if key_dim <= 32 else 4)
-            features = num_features or L * (16 if key_dim <= 32 else max(32, -(-key_dim // 2)))
+            m, L = (16, 8) if key_dim <= 32 else (max(32, -(-key_dim // 2)), 4)
+            L = L if num_channels is None else num_channels
+            checks.at_least_one("num_channels", L)
+            features = m * L if num_features is None else num_features
             if features % L:
                 raise ValueError(f"num_features must be a multiple of num_channels, got {features} and {L}")
             channels = ChannelBank(L, bank=bank, width=channel_width, nonneg=nonneg, softplus=softplus)
@@ -177,6 +177,6 @@ class Luna(FeatureAttention):
 register(
     "luna",
     Luna,
-    "LUNA: linear attention over learnt features, small networks of random projections",
-    "LUNA: linear attention with a learnt kernel feature map, arXiv 2512.08061, 2025",
+    "LUNA: linear attention over learnt features, small networks of learnt projections",
+    "Shahbazi et al.: LUNA: Linear Universal Neural Attention with Generalization Guarantees, arXiv 2512.08061, 2025",
 )

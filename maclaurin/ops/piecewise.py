@@ -7,7 +7,7 @@ the weights by cumulative sums, and each u looks up its row: the cost hardly dep
 that of the table, summed by row; the place of a knot has none, because f is continuous there.
 """
 
-# n numbers u, N hidden units, M = N + 1 rows of the table, L outputs
+# n numbers u, N hidden units, L outputs, M = N + 1 rows of the table, P = 2L
 
 from __future__ import annotations
 
@@ -34,27 +34,23 @@ def scalar_mlp(u: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor
         w_N, b_N, A_NL, c_L = (weight.to(dtype) for weight in weights)
         y_nL = torch.addmm(c_L, torch.relu(u_n[:, None] * w_N + b_N), A_NL)
     else:
-        knots_N, slope_ML, intercept_ML = _table(*(weight.to(widest(u.device)) for weight in weights))
-        y_nL = _Lookup.apply(u_n, knots_N.to(dtype), slope_ML.to(dtype), intercept_ML.to(dtype))
+        table = _table(*(weight.to(widest(u.device)) for weight in weights))
+        y_nL = _Lookup.apply(u_n, *(part.to(dtype) for part in table))
     return y_nL.view(*u.shape, bias_out.shape[0])
 
 
 def _table(w_N: Tensor, b_N: Tensor, A_NL: Tensor, c_L: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sorted knots, and slope and intercept between them. A unit whose w is 0 has its knot at infinity."""
+    """The sorted knots, and slopes and intercepts between them: those far below, and what changes at each knot."""
     with torch.no_grad():
-        knots_N, order = (-b_N / w_N).masked_fill(w_N == 0, torch.inf).sort()
-        w, b = w_N[order], b_N[order]
-        active_above_N1 = (w > 0)[:, None]
-        active_below_N1 = ((w < 0) | ((w == 0) & (b > 0)))[:, None]
-
-    def between_knots(terms_NL: Tensor) -> Tensor:
-        below = (terms_NL * active_below_N1).flip(0).cumsum(0).flip(0)
-        above = (terms_NL * active_above_N1).cumsum(0)
-        return pad(below, (0, 0, 0, 1)) + pad(above, (0, 0, 1, 0))
-
-    A_NL = A_NL[order]
-    slope_ML = between_knots(A_NL * w_N[order][:, None])
-    return knots_N, slope_ML, between_knots(A_NL * b_N[order][:, None]) + c_L
+        knots_N, order = (-b_N / w_N).masked_fill(w_N == 0, torch.inf).sort()  # without a slope there is no knot
+        constant_N = (w_N == 0) & (b_N > 0)
+        ends_N = ((w_N < 0) | constant_N)[order].to(w_N.dtype)
+        begins_N = (w_N > 0)[order].to(w_N.dtype)
+    terms_NP = torch.cat([A_NL * w_N[:, None], A_NL * b_N[:, None]], dim=1)[order]
+    far_below_P = ends_N @ terms_NP + pad(c_L, (c_L.shape[0], 0))
+    changes_NP = terms_NP * (begins_N - ends_N)[:, None]
+    slope_ML, intercept_ML = (pad(changes_NP.cumsum(0), (0, 0, 1, 0)) + far_below_P).chunk(2, dim=1)
+    return knots_N, slope_ML.contiguous(), intercept_ML.contiguous()
 
 
 class _Lookup(torch.autograd.Function):
@@ -74,8 +70,7 @@ class _Lookup(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy_nL: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
         u_n, row_n, slope_ML = ctx.saved_tensors
-        du_n = torch.empty_like(u_n)
-        dslope_ML, dintercept_ML = torch.zeros_like(slope_ML), torch.zeros_like(slope_ML)
+        du_n, dslope_ML, dintercept_ML = (torch.zeros_like(x) for x in (u_n, slope_ML, slope_ML))
         blocks = (x.split(BLOCK) for x in (u_n, row_n, dy_nL, du_n))
         for u, row, dy, du in zip(*blocks, strict=True):
             row = row.long()  # torch adds rows by int32 an order of magnitude more slowly
