@@ -10,9 +10,10 @@ of values. A ReLU network of one number is piecewise linear and is looked up in 
 The envelope h(x) = exp(clip(u·x + c − a|x|²/2, ±10)) is 1 at first. ψ = exp, L = 1, a = 1 and Gaussian W give Performer;
 ψ = (cos, sin) random Fourier features: any module can take the place of ψ in `LunaMap`.
 
-Shahbazi et al., arXiv 2512.08061; no code of the authors was found. The paper's listing has no envelope and leaves open how q and k are scaled, m, L, and
-what is added to the sum of the weights: here d^(-1/4) each, 16 x 8 for keys of up to 32 channels, max(32, d/2) x 4 beyond,
-and nothing. Its `ch_rms` takes statistics over the batch, here over one sequence, so that sequences stay independent.
+Shahbazi et al., arXiv 2512.08061; no code of theirs was found. The paper's listing has no envelope and leaves open how q
+and k are scaled, m and L, and what is added to the sum of the weights: here d^(-1/4) each, 16 x 8 for keys of up to 32
+channels and max(32, d/2) x 4 beyond, and nothing. Its `ch_rms` takes statistics over the batch, here over one sequence, so
+that sequences stay independent. W of its own for each head would be a variant; there is one.
 Not to be confused with "Luna: Linear Unified Nested Attention" (2021).
 """
 
