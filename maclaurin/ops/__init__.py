@@ -8,6 +8,7 @@ from maclaurin.ops.features import symmetric_power
 from maclaurin.ops.inline import InlineState, bidirectional_inline, inline_attention
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.mlstm import mlstm
+from maclaurin.ops.piecewise import scalar_mlp
 from maclaurin.ops.power import fold_length, power_attention
 from maclaurin.ops.rotary import rotary, rotate
 from maclaurin.ops.scan import linear_scan
@@ -40,6 +41,7 @@ __all__ = [
     "rotary",
     "rotate",
     "selective_scan",
+    "scalar_mlp",
     "short_conv",
     "softmax_attention",
     "symmetric_power",

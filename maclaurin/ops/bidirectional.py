@@ -104,7 +104,15 @@ def bidirectional_linear(
     form: str = "auto",
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """`linear_attention` over whole sequences; log_decay may have an entry a key channel."""
+    """`linear_attention` over whole sequences; log_decay may have an entry a key channel.
+
+    Without a decay every token reads one memory of all tokens, and `form` makes no difference.
+    """
+    if log_decay is None:
+        checks.heads(q, k, v)
+        checks.one_of("form", form, checks.FORMS)
+        checks.number("scale", scale)
+        return _one_memory(q, k, v, default_scale(scale, q), normalize, lengths)
 
     def causal(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor:
         y, _ = linear_attention(q, k, v, log_decay, scale=scale, normalize=False, return_state=False, form=form)
@@ -114,6 +122,15 @@ def bidirectional_linear(
         return (q * repeat_heads(k, q.shape[2])).sum(-1) * default_scale(scale, q)
 
     return _both_ways(causal, own_weight, q, k, v, log_decay, normalize, lengths)
+
+
+@without_autocast
+def _one_memory(q: Tensor, k: Tensor, v: Tensor, scale: float, normalize: bool, lengths: Tensor | None) -> Tensor:
+    q_BTHK, k_BTGK, v_BTGW = _wide_with_ones(q, k, v, normalize, lengths)
+    memory_BGKW = torch.einsum("bsgk,bsgw->bgkw", k_BTGK * scale, v_BTGW)
+    q_BTGRK = q_BTHK.unflatten(2, (k.shape[2], -1))
+    y = torch.einsum("btgrk,bgkw->btgrw", q_BTGRK, memory_BGKW).flatten(2, 3)
+    return _divided(y, normalize, lengths, q.dtype)
 
 
 def _both_ways(
@@ -127,11 +144,7 @@ def _both_ways(
     lengths: Tensor | None,
 ) -> Tensor:
     """Padding is neutral at either end: its keys, values and log decays are zero, and so is its count."""
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    wide = [x.to(dtype) for x in (q, k, v)]
-    if normalize:
-        wide[2] = torch.cat([wide[2], wide[2].new_ones(*v.shape[:-1], 1)], dim=-1)
-    q_BTHK, k_BTGK, v_BTGW = (without_padding(x, lengths) for x in wide)
+    q_BTHK, k_BTGK, v_BTGW = _wide_with_ones(q, k, v, normalize, lengths)
     a = None if log_decay is None else without_padding(log_decay, lengths)
 
     def reverse(x: Tensor | None) -> Tensor | None:
@@ -140,7 +153,19 @@ def _both_ways(
     forwards = causal(q_BTHK, k_BTGK, v_BTGW, a)
     backwards = causal(q_BTHK.flip(1), k_BTGK.flip(1), v_BTGW.flip(1), reverse(a)).flip(1)
     own = own_weight(q_BTHK, k_BTGK)[..., None] * repeat_heads(v_BTGW, q.shape[2])
-    y = forwards + backwards - own
+    return _divided(forwards + backwards - own, normalize, lengths, q.dtype)
+
+
+def _wide_with_ones(q: Tensor, k: Tensor, v: Tensor, normalize: bool, lengths: Tensor | None) -> tuple[Tensor, ...]:
+    """In float32 at least, zero at padding; where outputs are normalised, values with a column that counts the tokens."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    wide = [x.to(dtype) for x in (q, k, v)]
     if normalize:
-        y = safe_divide(y[..., :-1], y[..., -1:])
-    return without_padding(y, lengths).to(q.dtype)
+        wide[2] = torch.cat([wide[2], wide[2].new_ones(*v.shape[:-1], 1)], dim=-1)
+    return tuple(without_padding(x, lengths) for x in wide)
+
+
+def _divided(y_BTHW: Tensor, normalize: bool, lengths: Tensor | None, dtype: torch.dtype) -> Tensor:
+    if normalize:
+        y_BTHW = safe_divide(y_BTHW[..., :-1], y_BTHW[..., -1:])
+    return without_padding(y_BTHW, lengths).to(dtype)

@@ -251,6 +251,11 @@ def rotary(x_BTHK: Tensor, positions_BT: Tensor, *, theta: float = 10000.0, inte
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
+def scalar_mlp(u: Tensor, weight_in_N: Tensor, bias_in_N: Tensor, weight_out_NL: Tensor, bias_out_L: Tensor) -> Tensor:
+    """A two-layer ReLU network of one number: u (...) -> (..., L)."""
+    return (u[..., None] * weight_in_N + bias_in_N).relu() @ weight_out_NL + bias_out_L
+
+
 def symmetric_power(x: Tensor, order: int = 2) -> Tensor:
     """φ with φ(x)·φ(y) = (x·y)^order: one entry a monomial, times the root of how often it occurs."""
     indices = list(_multisets(x.shape[-1], order))

@@ -110,6 +110,18 @@ def selective(**options):
         (("qlstm", 32, 4), {"conv_width": -1}, "conv_width must be at least 0"),
         (("rglru", 32, 5), {}, "width must be a multiple of num_heads, got 32 and 5"),
         (("rglru", 32, 4), {"width": 0}, "width must be at least 1"),
+        (("luna", 32, 4), {"ch_rms": True}, "ch_rms=True needs causal=False"),
+        (("luna", 32, 4), {"nonneg": False}, "norm must be 'output' or 'none', not 'sum'"),
+        (("luna", 32, 4), {"nonneg": False, "norm": "none", "softplus": True}, "softplus=True takes the place"),
+        (("luna", 32, 4), {"num_features": 30}, "num_features must be a multiple of num_channels, got 30 and 8"),
+        (("luna", 32, 4), {"num_channels": 0}, "num_channels must be at least 1"),
+        (("luna", 32, 4), {"bank": "common"}, "bank must be one of 'separate', 'shared', got 'common'"),
+        (("luna", 32, 4), {"num_features": 2**17}, "num_features must be at most 65536, got 131072"),
+        (("hedgehog", 32, 4), {"num_features": 7}, "num_features must be even, one for u and one for −u, got 7"),
+        (("hedgehog", 32, 4), {"feature_map": "relu"}, "mixer 'hedgehog' has no option 'feature_map'"),
+        (("t2r", 32, 4), {"num_features": 0}, "num_features must be at least 1"),
+        (("performer", 32, 4), {"norm": "max"}, "norm must be one of 'sum', 'output', 'none', got 'max'"),
+        (("performer", 32, 4), {"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )
 def test_bad_options(arguments, options, message):

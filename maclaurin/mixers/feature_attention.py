@@ -1,0 +1,198 @@
+"""Linear attention over features that a map makes of queries and keys.
+
+    q, k, v = conv(x·W_qkv);   w_ts = φ(q_t)·φ(k_s)·exp(a_{s+1} + … + a_t);   y_t = Σ_s w_ts v_s / Σ_s w_ts;   out = W_o·y
+
+The state is Σ_s φ(k_s)[v_s, 1]ᵀ: num_features x (head_dim + 1) numbers a key-value head, whatever the length. A row whose
+weights sum to zero gives zero; where others add an epsilon of 1e-6 to the sum, here nothing is added.
+
+At equal feature size: `num_features=F` in `luna`, `hedgehog`, `t2r` and `performer`; `linear` with `key_dim=F` and
+`feature_map="relu"` or `"elu"`, whose maps keep the size of the key.
+
+Hedgehog: Zhang et al., arXiv 2402.04347. The map of flash-linear-attention's code, softmax over both signs together;
+LoLCATs takes one softmax a sign and maps of their own for each head, queries and keys. T2R: Kasai et al., arXiv 2103.13076.
+Performer: Choromanski et al., arXiv 2009.14794. Its code draws new features during training, divides by a largest exponent
+that later tokens have a part in, and adds 1e-4 to every feature; none of that is done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.mixers.base import MixerState, RMSNorm, initialise
+from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
+from maclaurin.mixers.projected import ProjectedMixer, Projections
+from maclaurin.mixers.registry import register
+from maclaurin.ops import checks
+from maclaurin.ops.bidirectional import bidirectional_linear
+from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.power import MOST_FEATURES
+from maclaurin.ops.states import PowerState, State
+
+NORMS = ("sum", "output", "none")
+SEGMENT = 2048  # tokens whose features are made at a time
+
+
+class FeatureAttention(ProjectedMixer):
+    """Options beside those of every projected mixer:
+
+    norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
+    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)), of all but the feature map, which has its own.
+
+    In Python, any map will do: `FeatureAttention(d_model, num_heads, lambda key_dim: T2RMap(key_dim, 100))`.
+    """
+
+    bidirectional = True
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        feature_map: Callable[[int], FeatureMap],
+        *,
+        norm: str = "sum",
+        init: str = "thesis",
+        **projection: Any,
+    ) -> None:
+        super().__init__(d_model, num_heads, **projection)
+        checks.one_of("norm", norm, NORMS)
+        self.norm = norm
+        self.out_norm = RMSNorm(self.inner_dim) if norm == "output" else None
+        initialise(self, init)
+        self.feature_map = feature_map(self.key_dim)
+        if self.feature_map.num_features > MOST_FEATURES:
+            raise ValueError(f"num_features must be at most {MOST_FEATURES}, got {self.feature_map.num_features}")
+
+    def mix(
+        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, form, lengths)
+        if self.causal:
+            kept = None if state is None else checks.initial_state(state.attention, PowerState)
+            y, memory = self._attend(p, kept, form, lengths, return_state)
+        else:
+            q, k = self._features(p.q, p.k, lengths)
+            y = bidirectional_linear(
+                q, k, p.v, p.log_decay, scale=1.0, normalize=self.norm == "sum", form=form, lengths=lengths
+            )
+            memory = None
+        y = y.flatten(2)
+        if self.out_norm is not None:
+            y = self.out_norm(y)
+        y = self.out_proj(y.to(x.dtype))
+        if memory is None:
+            return y, None
+        return y, MixerState(memory, p.conv, p.position if self.rotary != "none" else None)
+
+    def _attend(
+        self, p: Projections, state: State | None, form: str, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, State | None]:
+        """Segment by segment, so that features stay in the cache between the map and the sums."""
+        T = p.q.shape[1]
+        size = T if form == "parallel" else SEGMENT
+        # split, not slices: the gradient of a slice is as long as the sequence
+        starts = range(0, T, size)
+        decays = (None,) * len(starts) if p.log_decay is None else p.log_decay.split(size, dim=1)
+        segments = zip(starts, *(x.split(size, dim=1) for x in (p.q, p.k, p.v)), decays, strict=True)
+        outputs = []
+        for start, q, k, v, log_decay in segments:
+            y, state = linear_attention(
+                *self._features(q, k),
+                v,
+                log_decay,
+                scale=1.0,
+                normalize=self.norm == "sum",
+                state=state,
+                return_state=return_state or start + size < T,
+                form=form,
+                lengths=None if lengths is None else (lengths - start).clamp(0, q.shape[1]),
+            )
+            outputs.append(y)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), state
+
+    def _features(self, q: Tensor, k: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """φ(0) is not zero; that padding has no features is seen to by the ops, which know the lengths."""
+        of_queries = self.feature_map.of_queries if self.norm == "sum" else self.feature_map
+        return of_queries(q, lengths), self.feature_map(k, lengths)
+
+    @property
+    def finite_state(self) -> bool:
+        return True
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MixerState:
+        device, dtype = self._placement(device, dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        heads = (batch_size, 0, self.num_kv_heads)
+        keys = torch.zeros(*heads, self.feature_map.num_features, device=device, dtype=wide)
+        values = torch.zeros(*heads, self.head_dim, device=device, dtype=dtype)
+        decay = None if self.decay == "none" else torch.zeros(heads, device=device, dtype=wide)
+        return MixerState(
+            PowerState(keys, values, decay),
+            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
+            torch.zeros(batch_size, dtype=torch.long, device=device) if self.rotary != "none" else None,
+        )
+
+    def state_nbytes(self, length: int) -> int:
+        dtype = next(self.parameters()).dtype
+        memory = self.num_kv_heads * self.feature_map.num_features * (self.head_dim + (self.norm == "sum"))
+        wide = torch.promote_types(dtype, torch.float32).itemsize
+        fixed = self._carried_elements() * dtype.itemsize + (self.rotary != "none") * torch.long.itemsize
+        return fixed + (length > 0) * memory * wide
+
+
+def sized(feature_map: Callable[..., FeatureMap], num_features: int | None) -> Callable[[int], FeatureMap]:
+    """The map for a key size, with twice as many features unless their number is given."""
+
+    def build(key_dim: int) -> FeatureMap:
+        return feature_map(key_dim, 2 * key_dim if num_features is None else num_features)
+
+    return build
+
+
+class Hedgehog(FeatureAttention):
+    """num_features: an even number, twice the key channels unless given."""
+
+    def __init__(self, d_model: int, num_heads: int, *, num_features: int | None = None, **options: Any) -> None:
+        super().__init__(d_model, num_heads, sized(HedgehogMap, num_features), **options)
+
+
+class T2R(FeatureAttention):
+    """num_features: twice the key channels unless given."""
+
+    def __init__(self, d_model: int, num_heads: int, *, num_features: int | None = None, **options: Any) -> None:
+        super().__init__(d_model, num_heads, sized(T2RMap, num_features), **options)
+
+
+class Performer(FeatureAttention):
+    """num_features: twice the key channels unless given. seed: of the random directions, which are drawn once."""
+
+    def __init__(
+        self, d_model: int, num_heads: int, *, num_features: int | None = None, seed: int = 0, **options: Any
+    ) -> None:
+        super().__init__(d_model, num_heads, sized(partial(PerformerMap, seed=seed), num_features), **options)
+
+
+register(
+    "hedgehog",
+    Hedgehog,
+    "linear attention with Hedgehog's learnt features: a softmax over both signs of a linear map",
+    "Zhang et al.: The Hedgehog & the Porcupine, arXiv 2402.04347, 2024",
+)
+register(
+    "t2r",
+    T2R,
+    "linear attention with T2R's learnt features: ReLU of a linear map",
+    "Kasai et al.: Finetuning Pretrained Transformers into RNNs, arXiv 2103.13076, 2021",
+)
+register(
+    "performer",
+    Performer,
+    "linear attention with positive orthogonal random features of the softmax kernel (FAVOR+)",
+    "Choromanski et al.: Rethinking Attention with Performers, arXiv 2009.14794, 2021",
+)

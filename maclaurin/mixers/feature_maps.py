@@ -1,0 +1,128 @@
+"""Feature maps: x (B, T, H, key_dim) -> φ(x) (B, T, H, num_features), one map for all heads, queries and keys.
+
+Linear attention weighs token s at t by φ(q_t)·φ(k_s). The maps `relu`, `silu`, `elu` and `cosine` have no parameters and
+the size of the key; they are options of the mixer `linear`. Here are those that choose their size; LUNA's is in `luna.py`.
+
+    hedgehog    φ(x) = softmax([2u, −2u]),  u = W x + b,  W = I and b = 0 at first
+    t2r         φ(x) = relu(W x + b)
+    performer   φ(x) = exp(w_i·x' − |x'|²/2)/√m,  x' = x/d^(1/4),  w_i ~ N(0, I) and fixed:  E φ(x)·φ(y) = exp(x·y/√d)
+
+Weights are parameters and no `nn.Linear`, so that `init="llama"` does not undo what a map starts from.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import without_autocast
+
+# Performer's features lie between exp(±LIMIT): then no sum, quotient or gradient of them leaves the range of float32
+LIMIT = 30.0
+
+
+class FeatureMap(nn.Module, ABC):
+    """Features are float32 at least."""
+
+    def __init__(self, key_dim: int, num_features: int) -> None:
+        super().__init__()
+        checks.at_least_one("key_dim", key_dim)
+        checks.at_least_one("num_features", num_features)
+        self.key_dim = key_dim
+        self.num_features = num_features
+
+    @abstractmethod
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """φ(x). lengths (B,): how many tokens of a row are real, for a map that looks at more than one token."""
+
+    def of_queries(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """φ(x), but for a positive factor a query: dividing by the sum of the weights cancels it."""
+        features: Tensor = self(x, lengths)
+        return features
+
+
+class HedgehogMap(FeatureMap):
+    """The first rows of W are those of the identity; rows beyond them, random orthogonal directions."""
+
+    def __init__(self, key_dim: int, num_features: int) -> None:
+        super().__init__(key_dim, num_features)
+        if num_features % 2:
+            raise ValueError(f"num_features must be even, one for u and one for −u, got {num_features}")
+        rows = num_features // 2
+        further = orthogonal_rows(max(rows - key_dim, 0), key_dim)
+        self.weight = nn.Parameter(torch.cat([torch.eye(min(rows, key_dim), key_dim), further]))
+        self.bias = nn.Parameter(torch.zeros(rows))
+
+    @without_autocast
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        u = 2 * F.linear(*in_float32(x, self.weight, self.bias))
+        return torch.cat([u, -u], dim=-1).softmax(-1)
+
+
+class T2RMap(FeatureMap):
+    def __init__(self, key_dim: int, num_features: int) -> None:
+        super().__init__(key_dim, num_features)
+        bound = key_dim**-0.5  # as nn.Linear
+        self.weight = nn.Parameter(torch.empty(num_features, key_dim).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(num_features).uniform_(-bound, bound))
+
+    @without_autocast
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return F.relu(F.linear(*in_float32(x, self.weight, self.bias)))
+
+
+class PerformerMap(FeatureMap):
+    """Positive orthogonal random features: w_i are orthogonal in blocks of key_dim, their lengths those of Gaussian vectors.
+
+    Subtracting the largest exponent of all keys, as the authors do, would let a token see later ones. Exponents of keys
+    are clamped instead, those of queries counted from their largest, and nothing is added to a feature.
+    """
+
+    def __init__(self, key_dim: int, num_features: int, *, seed: int = 0) -> None:
+        super().__init__(key_dim, num_features)
+        checks.at_least(0, "seed", seed)
+        generator = torch.Generator().manual_seed(seed)
+        lengths = torch.randn(num_features, key_dim, generator=generator, device="cpu").norm(dim=-1, keepdim=True)
+        self.register_buffer("weight", lengths * orthogonal_rows(num_features, key_dim, generator))
+        self.weight: Tensor
+
+    @without_autocast
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        x = scaled(x)
+        exponent = self._projected(x) - (x.square().sum(-1, keepdim=True) + math.log(self.num_features)) / 2
+        return exponent.clamp(-LIMIT, LIMIT).exp()
+
+    @without_autocast
+    def of_queries(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        exponent = self._projected(scaled(x))
+        largest = exponent.detach().amax(-1, keepdim=True)
+        return (exponent - largest).exp()
+
+    def _projected(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+def scaled(x: Tensor) -> Tensor:
+    """x/d^(1/4): of a query and a key, the factor 1/√d of their score."""
+    (x,) = in_float32(x)
+    return x / math.sqrt(math.sqrt(x.shape[-1]))
+
+
+def in_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All in the dtype of the first, or in float32 if that is less."""
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    return tuple(tensor.to(dtype) for tensor in tensors)
+
+
+def orthogonal_rows(count: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
+    """(count, dim) directions, uniform on the sphere and orthogonal to each other in blocks of `dim`."""
+    device = None if generator is None else generator.device
+    blocks = torch.randn(-(-count // dim), dim, dim, generator=generator, device=device)
+    q, r = torch.linalg.qr(blocks)
+    directions: Tensor = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # without the signs q would not be uniform
+    return directions.flatten(0, 1)[:count]

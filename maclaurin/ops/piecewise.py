@@ -1,0 +1,91 @@
+"""A ReLU network of one number, evaluated as what it is: a piecewise linear function with one knot a hidden unit.
+
+    f(u) = c + Σ_i A_i relu(w_i u + b_i) = slope_j u + intercept_j,   j = how many of the knots −b_i/w_i lie below u
+
+Written out, N hidden numbers would be made for every u and kept for the backward. Here a table of N + 1 rows is made from
+the weights by cumulative sums, and each u looks up its row: the cost hardly depends on N. The gradient of the weights is
+that of the table, summed by row; the place of a knot has none, because f is continuous there.
+"""
+
+# n numbers u, N hidden units, L outputs, M = N + 1 rows of the table, P = 2L
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from maclaurin.ops.arithmetic import without_autocast
+from maclaurin.ops.decay import widest
+
+BLOCK = 2**16  # numbers that are looked up at a time, so that what is made for them stays in the cache
+DIRECT_UP_TO = 2  # numbers a hidden unit: for so few, as in decoding, the sum itself is quicker than the table
+
+
+@without_autocast
+def scalar_mlp(u: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor, bias_out: Tensor) -> Tensor:
+    """f(u), u (...) -> (..., L), for weight_in and bias_in (N,), weight_out (N, L), bias_out (L,); float32 at least."""
+    dtype = torch.promote_types(u.dtype, torch.float32)
+    weights = (weight_in, bias_in, weight_out, bias_out)
+    u_n = u.to(dtype).flatten()
+    if u_n.numel() <= DIRECT_UP_TO * weight_in.numel():
+        w_N, b_N, A_NL, c_L = (weight.to(dtype) for weight in weights)
+        y_nL = torch.addmm(c_L, torch.relu(u_n[:, None] * w_N + b_N), A_NL)
+    else:
+        table = _table(*(weight.to(widest(u.device)) for weight in weights))
+        y_nL = _Lookup.apply(u_n, *(part.to(dtype) for part in table))
+    return y_nL.view(*u.shape, bias_out.shape[0])
+
+
+def _table(w_N: Tensor, b_N: Tensor, A_NL: Tensor, c_L: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The sorted knots, and slopes and intercepts between them: those far below, and what changes at each knot."""
+    with torch.no_grad():
+        knots_N, order = (-b_N / w_N).masked_fill(w_N == 0, torch.inf).sort()  # without a slope there is no knot
+        constant_N = (w_N == 0) & (b_N > 0)
+        ends_N = ((w_N < 0) | constant_N)[order].to(w_N.dtype)
+        begins_N = (w_N > 0)[order].to(w_N.dtype)
+    terms_NP = torch.cat([A_NL * w_N[:, None], A_NL * b_N[:, None]], dim=1)[order]
+    far_below_P = ends_N @ terms_NP + pad(c_L, (c_L.shape[0], 0))
+    changes_NP = terms_NP * (begins_N - ends_N)[:, None]
+    slope_ML, intercept_ML = (pad(changes_NP.cumsum(0), (0, 0, 1, 0)) + far_below_P).chunk(2, dim=1)
+    return knots_N, slope_ML.contiguous(), intercept_ML.contiguous()
+
+
+class _Lookup(torch.autograd.Function):
+    """y = slope[j]·u + intercept[j], block by block. Kept for the backward: u and the rows j."""
+
+    @staticmethod
+    def forward(ctx: Any, u_n: Tensor, knots_N: Tensor, slope_ML: Tensor, intercept_ML: Tensor) -> Tensor:
+        y_nL = u_n.new_empty(u_n.shape[0], slope_ML.shape[1])
+        row_n = torch.empty(u_n.shape, dtype=torch.int32, device=u_n.device)
+        for u, row, y in zip(u_n.split(BLOCK), row_n.split(BLOCK), y_nL.split(BLOCK), strict=True):
+            row.copy_(_knots_below(u, knots_N))
+            torch.addcmul(intercept_ML.index_select(0, row), slope_ML.index_select(0, row), u[:, None], out=y)
+        ctx.save_for_backward(u_n, row_n, slope_ML)
+        return y_nL
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy_nL: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
+        u_n, row_n, slope_ML = ctx.saved_tensors
+        du_n, dslope_ML, dintercept_ML = (torch.zeros_like(x) for x in (u_n, slope_ML, slope_ML))
+        blocks = (x.split(BLOCK) for x in (u_n, row_n, dy_nL, du_n))
+        for u, row, dy, du in zip(*blocks, strict=True):
+            row = row.long()  # torch adds rows by int32 an order of magnitude more slowly
+            torch.sum(slope_ML.index_select(0, row).mul_(dy), 1, out=du)
+            dintercept_ML.index_add_(0, row, dy)
+            dslope_ML.index_add_(0, row, dy * u[:, None])
+        return du_n, None, dslope_ML, dintercept_ML
+
+
+def _knots_below(u: Tensor, knots_N: Tensor) -> Tensor:
+    """How many of the sorted knots lie below each u: a binary search without branches, faster than `torch.bucketize`."""
+    step = 2 ** (knots_N.shape[0].bit_length() - 1)
+    knots = pad(knots_N, (0, 2 * step - 1 - knots_N.shape[0]), value=torch.inf)
+    below = torch.zeros_like(u, dtype=torch.int32)
+    while step:
+        below.add_(u > knots.index_select(0, below + (step - 1)), alpha=step)
+        step //= 2
+    return below
