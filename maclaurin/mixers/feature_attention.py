@@ -83,10 +83,7 @@ class FeatureAttention(ProjectedMixer):
         y = y.flatten(2)
         if self.out_norm is not None:
             y = self.out_norm(y)
-        y = self.out_proj(y.to(x.dtype))
-        if memory is None:
-            return y, None
-        return y, MixerState(memory, p.conv, p.position if self.rotary != "none" else None)
+        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
 
     def _attend(
         self, p: Projections, state: State | None, form: str, lengths: Tensor | None, return_state: bool
@@ -132,18 +129,13 @@ class FeatureAttention(ProjectedMixer):
         keys = torch.zeros(*heads, self.feature_map.num_features, device=device, dtype=wide)
         values = torch.zeros(*heads, self.head_dim, device=device, dtype=dtype)
         decay = None if self.decay == "none" else torch.zeros(heads, device=device, dtype=wide)
-        return MixerState(
-            PowerState(keys, values, decay),
-            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
-            torch.zeros(batch_size, dtype=torch.long, device=device) if self.rotary != "none" else None,
-        )
+        return self.state_before(PowerState(keys, values, decay), batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         memory = self.num_kv_heads * self.feature_map.num_features * (self.head_dim + (self.norm == "sum"))
         wide = torch.promote_types(dtype, torch.float32).itemsize
-        fixed = self._carried_elements() * dtype.itemsize + (self.rotary != "none") * torch.long.itemsize
-        return fixed + (length > 0) * memory * wide
+        return self._carried_nbytes() + (length > 0) * memory * wide
 
 
 def sized(feature_map: Callable[..., FeatureMap], num_features: int | None) -> Callable[[int], FeatureMap]:
