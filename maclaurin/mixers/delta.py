@@ -158,7 +158,7 @@ register(
     "2mamba-delta",
     Delta,
     "the delta rule on the squared scores of 2Mamba, behind its softplus decay",
-    PAPER_2 + " names it as future work; Yang et al.: Gated Delta Networks, 2024",
+    "defined here, on the features of " + PAPER_2 + "; Yang et al.: Gated Delta Networks, 2024",
     order=2,
     conv_width=2,
     decay="softplus",

@@ -180,4 +180,5 @@ register(
     Luna,
     "LUNA: linear attention over learnt features, small networks of learnt projections",
     "Shahbazi et al.: LUNA: Linear Universal Neural Attention with Generalization Guarantees, arXiv 2512.08061, 2025",
+    rotary="rope",
 )

@@ -65,12 +65,13 @@ class MLSTM(ProjectedMixer):
     init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)), of all but the gates.
     """
 
+    key_divisor = 2
+
     def __init__(
         self,
         d_model: int,
         num_heads: int,
         *,
-        key_dim: int | None = None,
         input_gate: str = "exp",
         gate_cap: float | None = 15.0,
         norm: str = "layer",
@@ -79,10 +80,7 @@ class MLSTM(ProjectedMixer):
         init: str = "thesis",
         **projection: Any,
     ) -> None:
-        if key_dim is None:
-            head_dim = projection.get("head_dim") or d_model // max(num_heads, 1)
-            key_dim = max(head_dim // 2, 1)
-        super().__init__(d_model, num_heads, key_dim=key_dim, **projection)
+        super().__init__(d_model, num_heads, **projection)
         checks.one_of("input_gate", input_gate, INPUT_GATES)
         checks.one_of("norm", norm, NORMS)
         for name, value in (("gate_cap", gate_cap), ("norm_eps", norm_eps)):

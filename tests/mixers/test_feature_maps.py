@@ -123,7 +123,7 @@ class TestSpecialCases:
         torch.testing.assert_close(luna(x), formula, rtol=1e-12, atol=1e-12)
 
     def test_the_mixers_agree_too(self):
-        performer = maclaurin.build_mixer("performer", 24, 3, num_features=32).double()
+        performer = maclaurin.build_mixer("performer", 24, 3, num_features=32, rotary="none").double()
         luna = FeatureAttention(24, 3, lambda key_dim: LunaMap(key_dim, 32, Channels(torch.exp), envelope=True)).double()
         luna.load_state_dict(performer.state_dict(), strict=False)
         with torch.no_grad():
@@ -278,7 +278,7 @@ def test_default_sizes_of_luna(key_dim, projections, channels):
 @pytest.mark.parametrize("name", [*NAMES, "linear"])
 def test_all_maps_at_equal_size_have_equal_states(name):
     size = {"key_dim": 48, "feature_map": "elu"} if name == "linear" else {"num_features": 48}
-    mixer = maclaurin.build_mixer(name, 64, 4, **size)
+    mixer = maclaurin.build_mixer(name, 64, 4, rotary="none", **size)
     assert mixer.state_nbytes(1) == 4 * 48 * 17 * 4
 
 
