@@ -6,9 +6,9 @@ The state is Σ_s φ(k_s)[v_s, 1]ᵀ: num_features x (head_dim + 1) numbers a ke
 weights sum to zero gives zero; where others add an epsilon of 1e-6 to the sum, here nothing is added.
 
 At equal feature size: `num_features=F` in `luna`, `hedgehog`, `t2r` and `performer`; `linear` with `key_dim=F` and
-`feature_map="relu"` or `"elu"`, whose maps keep the size of the key. Queries and keys are turned by their positions before the
-map, as in models whose softmax is replaced by it: a decoder here knows positions from nowhere else. `rotary="none"` is the
-bare mechanism.
+`feature_map="relu"` or `"elu"`, whose maps keep the size of the key. Queries and keys are turned by their positions before
+the map, as in models whose softmax is replaced by it: a decoder here knows positions from nowhere else. `rotary="none"` is
+the bare mechanism.
 
 Hedgehog: Zhang et al., arXiv 2402.04347. The map of flash-linear-attention's code, softmax over both signs together;
 LoLCATs takes one softmax a sign and maps of their own for each head, queries and keys. T2R: Kasai et al., arXiv 2103.13076.
