@@ -22,11 +22,14 @@ DOT = 1.5  # radius
 APART = 2.5  # pixels that curves keep from each other, and from themselves
 BORDER = 1.5
 SEED_DISTANCE = 7.0  # between the beginnings of the two curves
-TRIED_ANGLES = 12
+ANGLES = 16  # a half turn is divided into
+TRIED = 512  # images begun at a time
 TRIED_PLACES = 8  # for a distractor
 FINE = 2  # cells a pixel of the grid on which room is looked for
+POINTS = int(STEP)  # of a link that are looked at
+PARTS = np.arange(1, POINTS + 1) / POINTS
 
-# N images, S links of a curve, A angles tried, P points of a link, H height and width in pixels
+# N images, S links of a curve, A angles, P points of a link, H height and width in pixels
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,9 @@ class Pathfinder(Task[Labelled]):
         labels: list[np.ndarray[Any, np.dtype[np.int64]]] = []
         missing = count
         while missing > 0:
-            scene = Scene(self.block, self.size)
-            curves_CNS2, stuck_N = two_curves(scene, self.dashes, rng)
-            scene = scene.keep(~stuck_N)
+            scene, curves_CNS2 = two_curves(TRIED, self.size, self.dashes, rng)
             label_N = rng.integers(2, size=len(scene))
-            add_dots(scene, curves_CNS2[:, ~stuck_N], label_N, rng)
+            add_dots(scene, curves_CNS2, label_N, rng)
             short = self.dashes // 3
             for _ in range(20 // short):
                 add_distractor(scene, short, rng)
@@ -86,98 +87,105 @@ class Pathfinder(Task[Labelled]):
 
 
 class Scene:
-    """Images in the making: where there is no room left, and what is drawn."""
+    """Images in the making: what is drawn, and where there is no room left for each of the two curves."""
 
     def __init__(self, count: int, size: int) -> None:
         self.size = size
-        self.taken = np.zeros((count, size * FINE, size * FINE), bool)
-        self.canvas = np.zeros((count, size, size))
+        self.canvas_NHH = np.zeros((count, size, size))
+        self.taken_CNHH = np.zeros((2, count, size * FINE, size * FINE), bool)
 
     def __len__(self) -> int:
-        return len(self.canvas)
+        return len(self.canvas_NHH)
 
-    def keep(self, chosen: Flags) -> Scene:
+    def keep(self, chosen_N: Flags) -> Scene:
         kept = Scene(0, self.size)
-        kept.taken, kept.canvas = self.taken[chosen], self.canvas[chosen]
+        kept.canvas_NHH, kept.taken_CNHH = self.canvas_NHH[chosen_N], self.taken_CNHH[:, chosen_N]
         return kept
 
-    def is_free(self, points: Floats) -> Flags:
-        """(N, …, 2) points in pixels: which have nothing drawn near them and lie inside the border."""
+    def is_free(self, points: Floats, curve: int) -> Flags:
+        """(N, …, 2) points in pixels: which have nothing near them that this curve must keep away from, nor the border."""
         inside = ((points >= BORDER) & (points <= self.size - BORDER)).all(-1)
         cell = np.clip((points * FINE).astype(np.int64), 0, self.size * FINE - 1)
         image = np.arange(len(self)).reshape(-1, *[1] * (points.ndim - 2))
-        return inside & ~self.taken[image, cell[..., 0], cell[..., 1]]
+        return inside & ~self.taken_CNHH[curve, image, cell[..., 0], cell[..., 1]]
 
-    def take(self, points_NP2: Floats, chosen_N: Flags) -> None:
-        """No room for others around these points any more, in the chosen images."""
+    def take(self, points_NP2: Floats, chosen_N: Flags, curve: int) -> None:
+        """No room for this curve around these points any more, in the chosen images."""
         images = chosen_N.nonzero()[0]
-        reach = np.arange(-int(APART * FINE), int(APART * FINE) + 1)
-        disc = np.stack(np.meshgrid(reach, reach, indexing="ij"), -1).reshape(-1, 2)
-        disc = disc[(disc**2).sum(1) <= (APART * FINE) ** 2]
-        cells = (points_NP2[images] * FINE).astype(np.int64)[:, :, None] + disc
+        every_other = points_NP2[images, 1::2]  # two pixels apart: the discs around them overlap
+        cells = (every_other * FINE).astype(np.int64)[:, :, None] + disc(APART * FINE)
         cells = np.clip(cells, 0, self.size * FINE - 1)
-        self.taken[images[:, None, None], cells[..., 0], cells[..., 1]] = True
+        self.taken_CNHH[curve, images[:, None, None], cells[..., 0], cells[..., 1]] = True
 
     def draw(self, begin_N2: Floats, end_N2: Floats, radius: float, chosen_N: Flags) -> None:
-        """A line of half width `radius` in each chosen image; a dot where it has no length."""
+        """A line of half width `radius` in each chosen image, at most 3 pixels long; a dot where it has no length."""
         images = chosen_N.nonzero()[0]
         begin, line = begin_N2[images, None], (end_N2 - begin_N2)[images, None]
-        reach = np.arange(-4, 5)
-        window = np.stack(np.meshgrid(reach, reach, indexing="ij"), -1).reshape(-1, 2)
-        pixel = ((begin + line / 2).astype(np.int64) + window).clip(0, self.size - 1)
+        pixel = ((begin + line / 2).astype(np.int64) + disc(4)).clip(0, self.size - 1)
         offset = pixel + 0.5 - begin
         along = np.clip((offset * line).sum(-1) / np.maximum((line**2).sum(-1), 1e-12), 0, 1)
         distance = np.linalg.norm(offset - along[..., None] * line, axis=-1)
-        np.maximum.at(self.canvas, (images[:, None], pixel[..., 0], pixel[..., 1]), np.clip(radius + 0.5 - distance, 0, 1))
+        where = (images[:, None], pixel[..., 0], pixel[..., 1])
+        self.canvas_NHH[where] = np.maximum(self.canvas_NHH[where], np.clip(radius + 0.5 - distance, 0, 1))
+
+    def draw_dash(self, begin_N2: Floats, end_N2: Floats, chosen_N: Flags) -> None:
+        """The middle part of a link; a gap is half of this link's and half of the next."""
+        gap_N2 = (end_N2 - begin_N2) * (GAP / 2 / STEP)
+        self.draw(begin_N2 + gap_N2, end_N2 - gap_N2, THICKNESS / 2, chosen_N)
 
     def image(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        return (255 * self.canvas).round().astype(np.uint8)
+        return (255 * self.canvas_NHH).round().astype(np.uint8)
 
 
-def two_curves(scene: Scene, dashes: int, rng: np.random.Generator) -> tuple[Floats, Flags]:
-    """Two curves in every image: their corners (2, N, dashes + 1, 2), and in which images one of them got stuck."""
-    count = len(scene)
-    around = direction(rng.random(count) * 2 * np.pi)
-    middle = scene.size / 2 + rng.uniform(-2, 2, (count, 2))
-    corners = [[middle + SEED_DISTANCE / 2 * side * around] for side in (-1, 1)]
-    angles = [rng.random(count) * 2 * np.pi for _ in corners]
-    last: list[Floats | None] = [None, None]
-    going = np.ones(count, bool)
-    for dash in range(dashes):
+def two_curves(count: int, size: int, dashes: int, rng: np.random.Generator) -> tuple[Scene, Floats]:
+    """Scenes with two curves and the corners of those (2, N, dashes + 1, 2), as many of `count` as did not get stuck."""
+    scene = Scene(count, size)
+    middle_N2 = size / 2 + rng.uniform(-2, 2, (count, 2))
+    apart_N2 = SEED_DISTANCE / 2 * direction(rng.random(count) * 2 * np.pi)
+    corners_CNS2 = np.stack([middle_N2 - apart_N2, middle_N2 + apart_N2])[:, :, None]
+    angles_CN = rng.random((2, count)) * 2 * np.pi
+    links_CNP2 = np.repeat(corners_CNS2, POINTS, axis=2)  # the last of each curve
+    for curve in (0, 1):
+        scene.take(links_CNP2[curve], np.ones(count, bool), 1 - curve)
+    for _ in range(dashes):
+        ends_CN2 = np.zeros_like(corners_CNS2[:, :, 0])
+        going_N = np.ones(len(scene), bool)
         for curve in (0, 1):
-            bends = bend((count, TRIED_ANGLES), rng) if dash else rng.uniform(-np.pi, np.pi, (count, TRIED_ANGLES))
-            angles[curve], end, points, free = extend(scene, corners[curve][-1], angles[curve][:, None] + bends)
-            going &= free
-            scene.draw(*dash_of(corners[curve][-1], end), THICKNESS / 2, going)
-            # the link before this one closes only now: this one begins at its end
-            if (before := last[curve]) is not None:
-                scene.take(before, going)
-            last[curve] = points
-            corners[curve].append(end)
-    for points in last:
-        assert points is not None
-        scene.take(points, going)
-    return np.stack([np.stack(curve, 1) for curve in corners]), ~going
+            begin_N2 = corners_CNS2[curve, :, -1]
+            angles_CN[curve], points_NP2, is_way_N = extend(scene, begin_N2, angles_CN[curve], curve, rng)
+            going_N &= is_way_N
+            ends_CN2[curve] = points_NP2[:, -1]
+            scene.take(points_NP2, going_N, 1 - curve)
+            # the curve itself need not keep away from its last link, at whose end the next one begins
+            scene.take(links_CNP2[curve], going_N, curve)
+            links_CNP2[curve] = points_NP2
+        corners_CNS2 = np.concatenate([corners_CNS2, ends_CN2[:, :, None]], axis=2)[:, going_N]
+        scene, angles_CN, links_CNP2 = scene.keep(going_N), angles_CN[:, going_N], links_CNP2[:, going_N]
+    everywhere_N = np.ones(len(scene), bool)
+    for curve in (0, 1):
+        scene.take(links_CNP2[curve], everywhere_N, curve)
+        for begin, end in zip(range(dashes), range(1, dashes + 1), strict=True):
+            scene.draw_dash(corners_CNS2[curve, :, begin], corners_CNS2[curve, :, end], everywhere_N)
+    return scene, corners_CNS2
 
 
 def add_distractor(scene: Scene, dashes: int, rng: np.random.Generator) -> None:
     """One more curve in each image where a place and a way are found for it."""
     count = len(scene)
     places = rng.uniform(BORDER, scene.size - BORDER, (count, TRIED_PLACES, 2))
-    free = scene.is_free(places)
+    free = scene.is_free(places, 0)
     corners = [places[np.arange(count), free.argmax(1)]]
     links: list[Floats] = []
-    going = free.any(1)
-    angle = rng.random(count) * 2 * np.pi
-    for dash in range(dashes):
-        bends = bend((count, TRIED_ANGLES), rng) if dash else rng.uniform(-np.pi, np.pi, (count, TRIED_ANGLES))
-        angle, end, points, is_way = extend(scene, corners[-1], angle[:, None] + bends)
-        going &= is_way
-        links.append(points)
-        corners.append(end)
-    for begin, end, points in zip(corners, corners[1:], links, strict=False):
-        scene.draw(*dash_of(begin, end), THICKNESS / 2, going)
-        scene.take(points, going)
+    going_N = free.any(1)
+    angle_N = rng.random(count) * 2 * np.pi
+    for _ in range(dashes):
+        angle_N, points_NP2, is_way_N = extend(scene, corners[-1], angle_N, 0, rng)
+        going_N &= is_way_N
+        links.append(points_NP2)
+        corners.append(points_NP2[:, -1])
+    for begin, end, points_NP2 in zip(corners, corners[1:], links, strict=False):
+        scene.draw_dash(begin, end, going_N)
+        scene.take(points_NP2, going_N, 0)
 
 
 def add_dots(scene: Scene, curves_CNS2: Floats, label_N: np.ndarray[Any, np.dtype[np.int64]], rng: np.random.Generator) -> None:
@@ -189,39 +197,31 @@ def add_dots(scene: Scene, curves_CNS2: Floats, label_N: np.ndarray[Any, np.dtyp
         scene.draw(tip, tip, DOT, everywhere)
 
 
-def extend(scene: Scene, begin_N2: Floats, angles_NA: Floats) -> tuple[Floats, Floats, Floats, Flags]:
-    """One link further in the first direction that is free: its angle, end and points, and whether there was one."""
-    links_NAP2 = points_along(begin_N2[:, None], begin_N2[:, None] + STEP * direction(angles_NA))
-    free_NA = scene.is_free(links_NAP2).all(2)
-    image, choice = np.arange(len(angles_NA)), free_NA.argmax(1)
-    points_NP2 = links_NAP2[image, choice]
-    return angles_NA[image, choice], points_NP2[:, -1], points_NP2, free_NA.any(1)
-
-
-def dash_of(begin: Floats, end: Floats) -> tuple[Floats, Floats]:
-    """The middle part of a link, which is drawn; a gap is half of this link's and half of the next."""
-    step = end - begin
-    return begin + step * (GAP / 2 / STEP), end - step * (GAP / 2 / STEP)
-
-
-def points_along(begin: Floats, end: Floats) -> Floats:
-    """Points half a pixel apart on the way from begin (not included) to end."""
-    parts = np.linspace(0, 1, int(2 * STEP) + 1)[1:, None]
-    return begin[..., None, :] + parts * (end - begin)[..., None, :]
+def extend(
+    scene: Scene, begin_N2: Floats, angle_N: Floats, curve: int, rng: np.random.Generator
+) -> tuple[Floats, Floats, Flags]:
+    """One link further, bent by an angle of density ∝ cos² among those with room: its angle, its points, and whether there is
+    any.
+    """
+    bends_NA = (np.arange(ANGLES) + rng.random((len(angle_N), 1))) / ANGLES * np.pi - np.pi / 2
+    angles_NA = angle_N[:, None] + bends_NA
+    links_NAP2 = begin_N2[:, None, None] + PARTS[:, None] * STEP * direction(angles_NA)[:, :, None]
+    weight_NA = np.cos(bends_NA) ** 2 * scene.is_free(links_NAP2, curve).all(2)
+    total_NA = weight_NA.cumsum(1)
+    chosen_N = (total_NA <= rng.random((len(angle_N), 1)) * total_NA[:, -1:]).sum(1).clip(max=ANGLES - 1)
+    image_N = np.arange(len(angle_N))
+    return angles_NA[image_N, chosen_N], links_NAP2[image_N, chosen_N], total_NA[:, -1] > 0
 
 
 def direction(angle: Floats) -> Floats:
     return np.stack([np.sin(angle), np.cos(angle)], -1)
 
 
-def bend(shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
-    """Angles in ±π/2 with density (2/π)·cos²: by Newton's method on the distribution function 1/2 + (x + sin x·cos x)/π."""
-    goal = (rng.random(shape) - 0.5) * np.pi
-    x = goal / 2
-    for _ in range(12):
-        x = x - (x + np.sin(x) * np.cos(x) - goal) / np.maximum(2 * np.cos(x) ** 2, 0.05)
-        x = np.clip(x, -np.pi / 2, np.pi / 2)
-    return x
+def disc(radius: float) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The whole numbered points (P, 2) that are no further than this from 0."""
+    reach = np.arange(-int(radius), int(radius) + 1)
+    square = np.stack(np.meshgrid(reach, reach, indexing="ij"), -1).reshape(-1, 2)
+    return square[(square**2).sum(1) <= radius**2]
 
 
 register("pathfinder", Pathfinder, "does a dashed curve connect the two dots")
