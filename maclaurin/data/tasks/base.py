@@ -1,8 +1,8 @@
 """What a task is: examples from a seed, the same on every call and however many are drawn at a time.
 
-Examples come in blocks. Block b of a seed is drawn by a generator of its own, seeded with (seed, b), so example i of a seed
-is one and the same whether it is drawn alone, in a batch or among all others; nothing is kept between calls. Train and
-test sets are different seeds.
+Examples come in blocks. Block b of a seed is drawn by a generator of its own, seeded with (seed, b), so example i of a
+seed is one and the same whether it is drawn alone, in a batch or among all others; nothing is kept between calls. Train
+and test sets are different seeds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +34,9 @@ class Batch:
 class Labelled:
     """Inputs with one answer each."""
 
-    inputs: Tensor  # tokens (N, T) or, for pairs, (N, 2, T) int64; pixels (N, height, width) uint8; vectors (N, T, d) float32
+    inputs: (
+        Tensor  # tokens (N, T) or, for pairs, (N, 2, T) int64; pixels (N, height, width) uint8; vectors (N, T, d) float32
+    )
     labels: Tensor  # (N,) int64, or float32 where a number is asked for
     lengths: Tensor | None = None  # (N,) or, for pairs, (N, 2) int64 where tokens are padded on the right with 0
 
@@ -86,6 +88,14 @@ class Task(ABC, Generic[Examples]):
             start += chunk
 
 
+class Store(Protocol):
+    """Examples as they are kept."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, chosen: np.ndarray[Any, np.dtype[np.int64]]) -> Labelled: ...
+
+
 class StoredTask(Task[Labelled]):
     """A fixed set of examples, such as a dataset of images. An epoch goes through all of them in an order of its own."""
 
@@ -93,33 +103,41 @@ class StoredTask(Task[Labelled]):
     splits: ClassVar[Sequence[str]] = ("train", "validation", "test")
 
     @abstractmethod
-    def load(self) -> Labelled:
+    def load(self) -> Store:
         """All examples of the split, in an order that never changes."""
 
     @cached_property
-    def everything(self) -> Labelled:
-        """All examples of the split, read once."""
+    def stored(self) -> Store:
+        """The split, read when it is first needed."""
         return self.load()
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def once(self, size: int) -> Iterator[Labelled]:
+        """Every example of the split once, in order, `size` at a time."""
+        at_least(1, "size", size)
+        for start in range(0, len(self), size):
+            yield self.stored.take(np.arange(start, min(start + size, len(self))))
 
     def sample(self, count: int, seed: int, start: int = 0) -> Labelled:
         """Examples `start` to `start + count` of the epochs of a seed."""
         at_least(1, "count", count)
         at_least(0, "seed", seed)
         at_least(0, "start", start)
-        size = len(self.everything.labels)
-        epochs = range(start // size, (start + count - 1) // size + 1)
-        order = np.concatenate([np.random.default_rng((seed, epoch)).permutation(size) for epoch in epochs])
-        offset = start - epochs[0] * size
-        return rows(self.everything, torch.from_numpy(order[offset : offset + count]))
+        epochs = range(start // len(self), (start + count - 1) // len(self) + 1)
+        order = np.concatenate([np.random.default_rng((seed, epoch)).permutation(len(self)) for epoch in epochs])
+        offset = start - epochs[0] * len(self)
+        return self.stored.take(order[offset : offset + count])
 
     def draw(self, count: int, rng: np.random.Generator) -> Labelled:
-        return rows(self.everything, torch.from_numpy(rng.integers(len(self.everything.labels), size=count)))
+        return self.stored.take(rng.integers(len(self), size=count))
 
     def __post_init__(self) -> None:
         one_of("split", self.split, self.splits)
 
 
-def rows(examples: Examples, chosen: slice | Tensor) -> Examples:
+def rows(examples: Examples, chosen: slice) -> Examples:
     """Some of the examples."""
     columns = {field.name: getattr(examples, field.name) for field in fields(examples)}
     return replace(examples, **{name: column[chosen] for name, column in columns.items() if column is not None})

@@ -19,8 +19,8 @@ class SelectiveCopying(Task[Batch]):
     """The tokens among the noise, in their order (Mamba, arXiv 2312.00752, section 4.1.1; data as in S4's copying task).
 
     The first T-M tokens are noise, 0, but for M of them at uniform places, drawn from 1 … V-2; the last M are the marker
-    V-1, and at the j-th of them the j-th token is asked for. Published: vocabulary 16, 16 tokens to remember, length 4096
-    (whether that counts the markers is not stated; here it does).
+    V-1, and at the j-th of them the j-th token is asked for. Published: vocabulary 16, 16 tokens to remember, length
+    4096 (whether that counts the markers is not stated; here it does).
     """
 
     length: int = 4096
@@ -31,8 +31,8 @@ class SelectiveCopying(Task[Batch]):
         at_least_one("remember", self.remember)
         if self.length < 2 * self.remember:
             raise ValueError(
-                f"length must be at least twice remember ({2 * self.remember}), got {self.length}: the tokens stand there and are "
-                f"asked for; raise length, or lower remember to at most {self.length // 2}"
+                f"length must be at least twice remember ({2 * self.remember}), got {self.length}: the tokens stand "
+                f"there and are asked for; raise length, or lower remember to at most {self.length // 2}"
             )
         at_least(3, "vocab_size", self.vocab_size)
 
@@ -54,8 +54,8 @@ class Copying(Task[Batch]):
 
     "$s|s." with s of uniform length and letters. A row to train on is filled with such strings, and a last one, cut off,
     that is not asked for; a row to test on (packed=False) holds one, padded with "*". Asked for is the second s and the
-    full stop, each at the token before it. Tokens: letters, "$", "|", ".", "*". Published: 26 letters; train on lengths 2
-    to 64 packed to 420 tokens; test on single strings up to 511 long, whole strings and letters right.
+    full stop, each at the token before it. Tokens: letters, "$", "|", ".", "*". Published: 26 letters; train on lengths
+    2 to 64 packed to 420 tokens; test on single strings up to 511 long, whole strings and letters right.
     """
 
     length: int = 420

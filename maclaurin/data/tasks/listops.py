@@ -1,4 +1,4 @@
-"""ListOps: nested lists of digits, evaluated. Thousands of trees are grown, measured and evaluated at once, level by level."""
+"""ListOps: nested lists of digits, evaluated. Many trees are grown, measured and evaluated at once, level by level."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class ListOps(Task[Labelled]):
     The grammar: a place above depth `depth` is with probability 1/4 a list, an operator with 2 to `arguments` places
     below it, and else a digit. Operators: minimum, maximum, median (rounded down between two middle ones) and sum modulo
     10. Trees are drawn until one has more than `shortest` and fewer than `longest` tokens, brackets included: an
-    operator opens its list, "]" closes it. The label is the value, 0 … 9. Inputs are padded to `longest`. Published: depth 10,
-    10 arguments, 500 to 2000 tokens; 96,000 examples to train, 2,000 to validate and 2,000 to test on.
+    operator opens its list, "]" closes it. The label is the value, 0 … 9. Inputs are padded to `longest`. Published:
+    depth 10, 10 arguments, 500 to 2000 tokens; 96,000 examples to train, 2,000 to validate and 2,000 to test on.
     """
 
     longest: int = 2000
@@ -49,8 +49,8 @@ class ListOps(Task[Labelled]):
             largest = min(2 + self.arguments * largest, 2**31)
         if largest <= self.shortest:
             raise ValueError(
-                f"shortest must be below {largest}, the size of the largest tree with depth {self.depth} and {self.arguments} arguments, "
-                f"got {self.shortest}; lower shortest, or raise depth or arguments"
+                f"shortest must be below {largest}, the size of the largest tree with depth {self.depth} and "
+                f"{self.arguments} arguments, got {self.shortest}; lower shortest, or raise depth or arguments"
             )
 
     @property
@@ -74,8 +74,8 @@ class ListOps(Task[Labelled]):
                 tokens, lengths = linearise(levels, self.longest)
                 found.append((tokens, evaluate(levels), lengths))
                 missing -= len(lengths)
-        tokens, labels, lengths = (torch.from_numpy(np.concatenate(parts)[:count]) for parts in zip(*found, strict=True))
-        return Labelled(tokens, labels, lengths)
+        inputs, labels, sizes = (torch.from_numpy(np.concatenate(parts)[:count]) for parts in zip(*found, strict=True))
+        return Labelled(inputs, labels, sizes)
 
     def _of_right_length(self, levels: list[Level]) -> list[Level]:
         sizes = subtree_sizes(levels)[0]
@@ -120,7 +120,7 @@ def grow(trees: int, depth: int, arguments: int, longest: int, rng: np.random.Ge
 
 def prune(levels: list[Level], keep: np.ndarray[Any, np.dtype[np.bool_]]) -> list[Level]:
     """The trees to keep, numbered anew."""
-    kept = []
+    kept: list[Level] = []
     for level in levels:
         stays = keep if not kept else keep[level.parent]
         number = keep.cumsum() - 1  # of a kept parent in its level

@@ -1,8 +1,8 @@
 """Needles: something said once in a long text, asked for at its end.
 
-These tasks are made of text, for any tokenizer (`prompts`), and of the bytes of that text for models trained here (`sample`):
-tokens are the ids of `byte_tokenizer`, and at the byte before each byte of the answer that byte is asked for.
-The texts of the prompts are the protocols' own: accuracies are comparable only if they are the same to the letter.
+These tasks are made of text, for any tokenizer (`prompts`), and of the bytes of that text for models trained here
+(`sample`): tokens are the ids of `byte_tokenizer`, and at the byte before each byte of the answer that byte is asked
+for. The texts of the prompts are the protocols' own: accuracies are comparable only if they are the same to the letter.
 """
 
 from __future__ import annotations
@@ -73,16 +73,17 @@ class NeedleTask(Task[Batch]):
 
 @dataclass(frozen=True)
 class Passkey(NeedleTask):
-    """The pass key of the thesis (Mongaras, "2Mamba2Furious", arXiv 2602.17363; data: nanotron's simple needle in a haystack).
+    """The pass key of the thesis (Mongaras, arXiv 2602.17363; data: nanotron's simple needle in a haystack).
 
-    A sentence that announces the quiz, `length` characters of haystack with the needle "The pass key is 1234. Remember it.
-    1234 is the pass key. " behind the last sentence that ends before `depth`, and "What is the pass key? The pass key is ".
-    The published haystack is five short sentences repeated; "stdlib", or any corpus, gives a stretch of its text instead,
-    from `split`. Depth None draws one of 0, 0.05, …, 1. Published: lengths 1024, 2048, 4096, 8192 and 16384; greedy decoding,
-    right if the digits of the first word are the key's.
+    A sentence that announces the quiz, `length` characters of haystack with the needle "The pass key is 1234. Remember
+    it. 1234 is the pass key. " behind the last sentence that ends before `depth`, and "What is the pass key? The pass
+    key is ". The published haystack is five short sentences repeated; "stdlib", or any corpus, gives a stretch of its
+    text instead, from `split`. Depth None draws one of 0, 0.05, …, 1. Published: lengths 1024, 2048, 4096, 8192 and
+    16384; greedy decoding, right if the digits of the first word are the key's.
 
-    What differs: keys are always four digits (published: 1 to 10000); the needle stands between two sentences (published: in
-    front of a full stop) and, at depth 1, behind the haystack instead of over its end, so that lengths do not vary.
+    What differs: keys are always four digits (published: 1 to 10000); the needle stands between two sentences
+    (published: in front of a full stop) and, at depth 1, behind the haystack instead of over its end, so that lengths do
+    not vary.
     """
 
     length: int = 1024
@@ -121,8 +122,9 @@ class Ruler(NeedleTask):
 
     A needle is "One of the special magic numbers for KEY is: VALUE.", keys two words or a uuid, values seven digits or a
     uuid. The haystack is "repeat" (five short sentences), a corpus such as "stdlib" (RULER: essays) or "needle", needles
-    with other keys. Needles stand behind sentences, at different ones of 40 even depths, or at `depth` where there is one. A prompt and its answer have `length` characters together. Answers are in the order of the queries, and
-    those of one key in the order of the text; a continuation scores the share of answers that it contains.
+    with other keys. Needles stand behind sentences, at different ones of 40 even depths, or at `depth` where there is
+    one. A prompt and its answer have `length` characters together. Answers are in the order of the queries, and those of
+    one key in the order of the text; a continuation scores the share of answers that it contains.
 
     RULER's names: niah-single-1 … 3, niah-multikey-1 … 3, niah-multivalue, niah-multiquery. What differs: lengths are in
     characters instead of tokens of a tokenizer, haystacks start anywhere in the corpus, words are those of `words.py`.
@@ -153,7 +155,9 @@ class Ruler(NeedleTask):
             raise ValueError(f"depth must be None with more than one needle, got {self.depth}")
         shortest = self._shortest()
         if self.length < shortest:
-            raise ValueError(f"length must be at least {shortest} characters for these needles and their question, got {self.length}")
+            raise ValueError(
+                f"length must be at least {shortest} characters for these needles and their question, got {self.length}"
+            )
 
     def prompt(self, rng: np.random.Generator) -> Prompt:
         keys: list[str] = []
@@ -182,7 +186,11 @@ class Ruler(NeedleTask):
         """`room` characters with the needles in them, and how deep the first one lies that is asked for."""
         sentences = [self._needle(*needle) for needle in needles]
         room -= sum(map(len, sentences))
-        hay = self._distractors(needles, room, rng) if self.haystack == "needle" else stretch(self.haystack, self.split, room, rng)
+        hay = (
+            self._distractors(needles, room, rng)
+            if self.haystack == "needle"
+            else stretch(self.haystack, self.split, room, rng)
+        )
         depths = np.sort(rng.choice(40, len(needles), replace=False)) / 39 if self.depth is None else np.array([self.depth])
         places = [sentence_end(hay, round(depth * len(hay))) for depth in depths]
         pieces = [hay[: places[0]]]
@@ -208,7 +216,9 @@ class Ruler(NeedleTask):
     def _question(self, asked: Sequence[str]) -> tuple[str, str]:
         query = asked[0] if len(asked) == 1 else ", ".join(asked[:-1]) + ", and " + asked[-1]
         one = self.queries * self.values == 1
-        some, kind, are, what = ("A", self.value_type[:-1], "is", "is") if one else ("Some", self.value_type, "are", "are all")
+        some, kind, are, what = (
+            ("A", self.value_type[:-1], "is", "is") if one else ("Some", self.value_type, "are", "are all")
+        )
         head = (
             f"{some} special magic {kind} {are} hidden within the following text. Make sure to memorize it. "
             f"I will quiz you about the {kind} afterwards.\n"
@@ -233,7 +243,7 @@ def stretch(haystack: str, split: str, length: int, rng: np.random.Generator) ->
         return (REPEATED * (length // len(REPEATED) + 1))[:length]
     text = haystack_text(haystack, split)
     if len(text) < length:
-        raise ValueError(f"haystack {haystack!r} has {len(text)} characters in its {split} part, but length asks for {length}: lower length")
+        raise ValueError(f"haystack {haystack!r} has {len(text)} characters in its {split} part, not {length}: lower length")
     start = text.rfind("\n", 0, int(rng.integers(len(text) - length + 1))) + 1
     return text[start : start + length]
 
@@ -252,7 +262,9 @@ def sentence_end(text: str, place: int) -> int:
 
 def _check_depth(depth: float | None) -> None:
     if depth is not None and not 0 <= depth <= 1:
-        raise ValueError(f"depth must be from 0 (the beginning of the haystack) to 1 (its end), or None for any, got {depth}")
+        raise ValueError(
+            f"depth must be from 0 (the beginning of the haystack) to 1 (its end), or None for any, got {depth}"
+        )
 
 
 def _random(kind: str, rng: np.random.Generator) -> str:
@@ -275,7 +287,11 @@ for name, summary, preset in (
     ("niah-single-3", "RULER: a uuid in a text", {"value_type": "uuids"}),
     ("niah-multikey-1", "RULER: one of four numbers in a text", {"keys": 4}),
     ("niah-multikey-2", "RULER: one number among nothing but others", {"haystack": "needle"}),
-    ("niah-multikey-3", "RULER: one uuid among nothing but others", {"haystack": "needle", "key_type": "uuids", "value_type": "uuids"}),
+    (
+        "niah-multikey-3",
+        "RULER: one uuid among nothing but others",
+        {"haystack": "needle", "key_type": "uuids", "value_type": "uuids"},
+    ),
     ("niah-multivalue", "RULER: four numbers of one key in a text", {"values": 4}),
     ("niah-multiquery", "RULER: four numbers of four keys in a text", {"keys": 4, "queries": 4}),
 ):

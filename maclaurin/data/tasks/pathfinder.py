@@ -36,16 +36,17 @@ PARTS = np.arange(1, POINTS + 1) / POINTS
 class Pathfinder(Task[Labelled]):
     """Are the two dots the ends of one curve? (Linsley et al., arXiv 1805.08315; the Long Range Arena's 32x32 images)
 
-    Two dashed curves of `dashes` dashes begin 7 pixels apart around the middle and grow in turn, dashes 2 and gaps 2 pixels long,
-    each bent against the one before by an angle of density ∝ cos², without touching each other or themselves; an image in
-    which one gets stuck is drawn again. Then distractors of dashes // 3 dashes each, 20 // that many of them, as far as there
-    is room. One dot marks the beginning of a curve; the other the end of the same curve (label 1) or of the other one
-    (label 0), with probability 1/2. Pixels are 0 … 255; flattened, they are the Arena's sequences of 1024 tokens. The Arena
-    draws 200,000 images; `dashes` is 6 (easy), 9 or 14 (hard, the one usually reported).
+    Two dashed curves of `dashes` dashes begin 7 pixels apart around the middle and grow in turn, dashes 2 and gaps 2
+    pixels long, each bent against the one before by an angle of density ∝ cos², without touching each other or
+    themselves; an image in which one gets stuck is drawn again. Then distractors of dashes // 3 dashes each, 20 // that
+    many of them, as far as there is room. One dot marks the beginning of a curve; the other the end of the same curve
+    (label 1) or of the other one (label 0), with probability 1/2. Pixels are 0 … 255; flattened, they are the Arena's
+    sequences of 1024 tokens. The Arena draws 200,000 images; `dashes` is 6 (easy), 9 or 14 (hard, the one usually
+    reported).
 
     What differs from the authors' generator: curves keep 2.5 pixels between their centre lines, gaps included, where the
-    authors test a dilated raster of the dashes; lines are smoothed by the distance of a pixel to them, instead of by drawing
-    at twice the size.
+    authors test a dilated raster of the dashes; lines are smoothed by the distance of a pixel to them, instead of by
+    drawing at twice the size.
     """
 
     dashes: int = 14
@@ -176,7 +177,7 @@ def add_distractor(scene: Scene, dashes: int, rng: np.random.Generator) -> None:
     free = scene.is_free(places, 0)
     corners = [places[np.arange(count), free.argmax(1)]]
     links: list[Floats] = []
-    going_N = free.any(1)
+    going_N: Flags = free.any(1)
     angle_N = rng.random(count) * 2 * np.pi
     for _ in range(dashes):
         angle_N, points_NP2, is_way_N = extend(scene, corners[-1], angle_N, 0, rng)
@@ -188,7 +189,9 @@ def add_distractor(scene: Scene, dashes: int, rng: np.random.Generator) -> None:
         scene.take(points_NP2, going_N, 0)
 
 
-def add_dots(scene: Scene, curves_CNS2: Floats, label_N: np.ndarray[Any, np.dtype[np.int64]], rng: np.random.Generator) -> None:
+def add_dots(
+    scene: Scene, curves_CNS2: Floats, label_N: np.ndarray[Any, np.dtype[np.int64]], rng: np.random.Generator
+) -> None:
     """A dot at the beginning of a curve, another at the end of the same (label 1) or of the other one (label 0)."""
     everywhere, image = np.ones(len(scene), bool), np.arange(len(scene))
     first = rng.integers(2, size=len(scene))
@@ -200,9 +203,7 @@ def add_dots(scene: Scene, curves_CNS2: Floats, label_N: np.ndarray[Any, np.dtyp
 def extend(
     scene: Scene, begin_N2: Floats, angle_N: Floats, curve: int, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Flags]:
-    """One link further, bent by an angle of density ∝ cos² among those with room: its angle, its points, and whether there is
-    any.
-    """
+    """One link further, bent by an angle of density ∝ cos² among those with room: its angle, its points, is there any."""
     bends_NA = (np.arange(ANGLES) + rng.random((len(angle_N), 1))) / ANGLES * np.pi - np.pi / 2
     angles_NA = angle_N[:, None] + bends_NA
     links_NAP2 = begin_N2[:, None, None] + PARTS[:, None] * STEP * direction(angles_NA)[:, :, None]

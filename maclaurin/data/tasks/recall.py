@@ -27,8 +27,8 @@ class MQAR(Task[Batch]):
     most queries early. At a query the value of its key is asked for. All other tokens are 0, or, with filler="random",
     drawn from the whole vocabulary as in zoology's later runs, keys and values not excepted.
 
-    The published grid is `MQAR_GRID` with 100,000 examples to train and 3,000 to test on, one size a run. Based's figure 2
-    (arXiv 2402.18668) trains on a mixture of sizes and tests on others: `MQAR_MIXTURE` and `MQAR_HELD_OUT`.
+    The published grid is `MQAR_GRID` with 100,000 examples to train and 3,000 to test on, one size a run. Based's figure
+    2 (arXiv 2402.18668) trains on a mixture of sizes and tests on others: `MQAR_MIXTURE` and `MQAR_HELD_OUT`.
     """
 
     length: int = 64
@@ -90,8 +90,8 @@ class InductionHeads(Task[Batch]):
     """Which token followed the special one? (Olsson et al. 2022; settings of Mamba, arXiv 2312.00752, section 4.1.2)
 
     T-1 tokens drawn from 0 … V-2, among which the special token V-1 stands once, at a uniform place but the last; the
-    T-th token is the special one again, where the token that followed it is asked for. Published: vocabulary 16, train at
-    length 256, test from 64 to 2²⁰ = 1,048,576.
+    T-th token is the special one again, where the token that followed it is asked for. Published: vocabulary 16, train
+    at length 256, test from 64 to 2²⁰ = 1,048,576.
     """
 
     length: int = 256

@@ -19,8 +19,8 @@ from maclaurin.ops.checks import at_least_one
 class Regression(Task[Labelled]):
     """Noisy in-context linear regression (Boursier and Boyer, arXiv 2512.11784, section 6; Garg et al., arXiv 2208.01066).
 
-    Each example has weights w ~ N(0, prior·I) of its own; its prompt is L tokens (x, y), x ~ N(0, Σ) with
-    Σ_ij = correlation^|i-j| and y = w·x + ε, ε ~ N(0, noise), and a query token (x_q, 0) from the same law. The label is the
+    Each example has weights w ~ N(0, prior·I) of its own; its prompt is L tokens (x, y), x ~ N(0, Σ) with Σ_ij =
+    correlation^|i-j| and y = w·x + ε, ε ~ N(0, noise), and a query token (x_q, 0) from the same law. The label is the
     noisy y_q, so that no prediction has a mean square below `noise`. Inputs are (N, L+1, D+1). Published: 5 dimensions,
     prior 1/D, noise 0.1, correlation 0.5, prompts of 10 to 1000.
 

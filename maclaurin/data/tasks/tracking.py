@@ -26,10 +26,10 @@ LARGEST_GROUP = 5040  # elements of S7; its table has 25 million entries
 class StateTracking(Task[Batch]):
     """The word problem of a group (Merrill et al., arXiv 2404.08819; settings of Selective RoPE, arXiv 2511.17388).
 
-    A start token and T elements g₁ … g_T, uniform; at g_t the product g₁g₂…g_t is asked for, where (ab)(i) = a(b(i)). Tokens:
-    the elements, 0 the identity, and the start token. Groups: "parity" = "Z2", the cyclic "Zm", the symmetric "Sn", the
-    alternating "An". Published: train at length 128, test at 512. Parity and Zm are abelian, S3 is not but is solvable; A5
-    and S5 are not solvable, so that no fixed depth of a diagonal recurrence is expected to track them.
+    A start token and T elements g₁ … g_T, uniform; at g_t the product g₁g₂…g_t is asked for, where (ab)(i) = a(b(i)).
+    Tokens: the elements, 0 the identity, and the start token. Groups: "parity" = "Z2", the cyclic "Zm", the symmetric
+    "Sn", the alternating "An". Published: train at length 128, test at 512. Parity and Zm are abelian, S3 is not but is
+    solvable; A5 and S5 are not solvable, so that no fixed depth of a diagonal recurrence is expected to track them.
     """
 
     group: str = "parity"
@@ -91,8 +91,8 @@ def _kind_and_size(group: str) -> tuple[str, int]:
     smallest, largest = {"Z": (2, LARGEST_GROUP), "S": (2, 7), "A": (3, 7)}.get(kind, (1, 0))
     if not smallest <= size <= largest:
         raise ValueError(
-            f"group must be 'parity', 'Zm' with m from 2 to {LARGEST_GROUP}, 'Sn' with n from 2 to 7 or 'An' with n from 3 to 7, "
-            f"such as 'S5', got {group!r}"
+            f"group must be 'parity', 'Zm' with m from 2 to {LARGEST_GROUP}, 'Sn' with n from 2 to 7 or 'An' with n from 3 to "
+            f"7, such as 'S5', got {group!r}"
         )
     return kind, size
 
