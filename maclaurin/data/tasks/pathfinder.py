@@ -177,7 +177,7 @@ def add_distractor(scene: Scene, dashes: int, rng: np.random.Generator) -> None:
     free = scene.is_free(places, 0)
     corners = [places[np.arange(count), free.argmax(1)]]
     links: list[Floats] = []
-    going_N: Flags = free.any(1)
+    going_N = np.asarray(free.any(1))
     angle_N = rng.random(count) * 2 * np.pi
     for _ in range(dashes):
         angle_N, points_NP2, is_way_N = extend(scene, corners[-1], angle_N, 0, rng)

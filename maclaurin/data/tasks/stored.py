@@ -206,7 +206,7 @@ def _pairs(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], int]]:
                 fields = line.rstrip("\n").split("\t")
                 if len(fields) != 5:
                     raise ValueError(
-                        f"{file} must have five fields a line (label, two ids, two texts), not {len(fields)} as in line {number}"
+                        f"{file} must have five fields a line (label, two ids, two texts), line {number} has {len(fields)}"
                     )
                 yield (fields[3], fields[4]), int(float(fields[0]))
 

@@ -91,8 +91,8 @@ def _kind_and_size(group: str) -> tuple[str, int]:
     smallest, largest = {"Z": (2, LARGEST_GROUP), "S": (2, 7), "A": (3, 7)}.get(kind, (1, 0))
     if not smallest <= size <= largest:
         raise ValueError(
-            f"group must be 'parity', 'Zm' with m from 2 to {LARGEST_GROUP}, 'Sn' with n from 2 to 7 or 'An' with n from 3 to "
-            f"7, such as 'S5', got {group!r}"
+            f"group must be 'parity', 'Zm' with m from 2 to {LARGEST_GROUP}, 'Sn' with n from 2 to 7 or 'An' with n "
+            f"from 3 to 7, such as 'S5', got {group!r}"
         )
     return kind, size
 
