@@ -12,8 +12,16 @@ from maclaurin.data.tasks.tracking import multiplication, running_products
 
 @pytest.mark.parametrize(
     ("group", "order", "commutes"),
-    [("parity", 2, True), ("Z7", 7, True), ("Z60", 60, True), ("S3", 6, False), ("A3", 3, True), ("A4", 12, False)]
-    + [("A5", 60, False), ("S5", 120, False)],
+    [
+        ("parity", 2, True),
+        ("Z7", 7, True),
+        ("Z60", 60, True),
+        ("S3", 6, False),
+        ("A3", 3, True),
+        ("A4", 12, False),
+        ("A5", 60, False),
+        ("S5", 120, False),
+    ],
 )
 def test_tables_are_those_of_groups(group, order, commutes):
     table = multiplication(group)

@@ -23,7 +23,6 @@ APART = 2.5  # pixels that curves keep from each other, and from themselves
 BORDER = 1.5
 SEED_DISTANCE = 7.0  # between the beginnings of the two curves
 ANGLES = 16  # a half turn is divided into
-TRIED = 512  # images begun at a time
 TRIED_PLACES = 8  # for a distractor
 FINE = 2  # cells a pixel of the grid on which room is looked for
 POINTS = int(STEP)  # of a link that are looked at
@@ -69,12 +68,16 @@ class Pathfinder(Task[Labelled]):
     def num_classes(self) -> int:
         return 2
 
+    @property
+    def block(self) -> int:
+        return 64
+
     def draw(self, count: int, rng: np.random.Generator) -> Labelled:
         images: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
         labels: list[np.ndarray[Any, np.dtype[np.int64]]] = []
         missing = count
         while missing > 0:
-            scene, curves_CNS2 = two_curves(TRIED, self.size, self.dashes, rng)
+            scene, curves_CNS2 = two_curves(max(64, 3 * missing), self.size, self.dashes, rng)
             label_N = rng.integers(2, size=len(scene))
             add_dots(scene, curves_CNS2, label_N, rng)
             short = self.dashes // 3
