@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from maclaurin.data.tasks import MQAR, MQAR_GRID, MQAR_HELD_OUT, MQAR_MIXTURE, InductionHeads
+from maclaurin.data.tasks import MQAR, MQAR_GRID, MQAR_HELD_OUT, MQAR_MIXTURE, InductionHeads, mixture
 from maclaurin.data.tasks.recall import distinct, power_law_gaps
 
 
@@ -78,6 +78,17 @@ def test_the_published_sizes():
     assert sum(count for _, count in MQAR_MIXTURE) == 180_000
     assert {task.length for task in MQAR_HELD_OUT} - {task.length for task, _ in MQAR_MIXTURE} == {512, 1024}
     assert {task.vocab_size for task in (*MQAR_GRID, *MQAR_HELD_OUT, *(task for task, _ in MQAR_MIXTURE))} == {8192}
+
+
+def test_a_mixture_has_every_example_once_an_epoch():
+    parts = [(MQAR(16, 2), 10), (MQAR(32, 4), 7)]
+    batches = mixture(parts, 4, seed=3)
+    epochs = [[next(batches) for _ in range(5)] for _ in range(2)]
+    for epoch in epochs:
+        for task, count in parts:
+            rows = [row for batch in epoch if batch.tokens.shape[1] == task.length for row in batch.tokens.tolist()]
+            assert sorted(rows) == sorted(task.sample(count, seed=3).tokens.tolist())
+    assert [b.tokens.tolist() for b in epochs[0]] != [b.tokens.tolist() for b in epochs[1]]
 
 
 def test_induction_heads_ask_for_what_followed_the_special_token():

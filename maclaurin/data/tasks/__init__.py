@@ -4,7 +4,7 @@ batch = task("mqar", length=256, pairs=16).sample(32, seed=0)    # .tokens, .tar
 asked
 """
 
-from maclaurin.data.tasks.base import NOT_ASKED, Batch, Labelled, StoredTask, Task
+from maclaurin.data.tasks.base import NOT_ASKED, Batch, Labelled, StoredTask, Task, mixture
 from maclaurin.data.tasks.copying import Copying, SelectiveCopying
 from maclaurin.data.tasks.listops import ListOps
 from maclaurin.data.tasks.needle import NeedleTask, Passkey, Prompt, Ruler
@@ -44,6 +44,7 @@ __all__ = [
     "accuracy",
     "available_tasks",
     "exact_match",
+    "mixture",
     "register",
     "task",
     "task_entry",

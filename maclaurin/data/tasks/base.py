@@ -7,6 +7,7 @@ and test sets are different seeds.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -86,6 +87,18 @@ class Task(ABC, Generic[Examples]):
             for offset in range(0, chunk, size):
                 yield rows(examples, slice(offset, offset + size))
             start += chunk
+
+
+def mixture(parts: Sequence[tuple[Task[Examples], int]], size: int, seed: int) -> Iterator[Examples]:
+    """Batches of several tasks, for ever: in an epoch the first `count` examples of each (task, count), each batch of one task,
+    in a random order.
+    """
+    at_least(1, "size", size)
+    starts = [(task, count, start) for task, count in parts for start in range(0, count, size)]
+    for epoch in itertools.count():
+        for chosen in np.random.default_rng((seed, epoch)).permutation(len(starts)):
+            task, count, start = starts[chosen]
+            yield task.sample(min(size, count - start), seed, start)
 
 
 class Store(Protocol):
