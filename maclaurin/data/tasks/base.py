@@ -90,8 +90,8 @@ class Task(ABC, Generic[Examples]):
 
 
 def mixture(parts: Sequence[tuple[Task[Examples], int]], size: int, seed: int) -> Iterator[Examples]:
-    """Batches of several tasks, for ever: in an epoch the first `count` examples of each (task, count), each batch of one task,
-    in a random order.
+    """Batches of several tasks, for ever: an epoch is the first `count` examples of each (task, count), each batch of one
+    task, in a random order.
     """
     at_least(1, "size", size)
     starts = [(task, count, start) for task, count in parts for start in range(0, count, size)]

@@ -77,11 +77,12 @@ class Passkey(NeedleTask):
 
     A sentence that announces the quiz, `length` characters of haystack with the needle "The pass key is 1234. Remember
     it. 1234 is the pass key. " behind the last sentence that ends before `depth`, and "What is the pass key? The pass
-    key is ". The published haystack is five short sentences repeated; "stdlib", or any corpus, gives a stretch of its
-    text instead, from `split`. Depth None draws one of 0, 0.05, …, 1. Published: lengths 1024, 2048, 4096, 8192 and
-    16384; greedy decoding, right if the digits of the first word are the key's.
+    key is ". The haystack is five short sentences repeated, or, with "stdlib" or any corpus, a stretch of its text from
+    `split`. Depth None draws one of 0, 0.05, …, 1. Published: lengths 1024, 2048, 4096, 8192 and 16384; greedy decoding,
+    right if the digits of the first word are the key's.
 
-    What differs: keys are always four digits (published: 1 to 10000); the needle stands between two sentences
+    What differs: the published haystack repeats short sentences too, but which was not seen, and those here are RULER's;
+    keys are always four digits (published: 1 to 10000); the needle stands between two sentences
     (published: in front of a full stop) and, at depth 1, behind the haystack instead of over its end, so that lengths do
     not vary.
     """
