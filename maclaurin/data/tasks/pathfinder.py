@@ -38,10 +38,10 @@ class Pathfinder(Task[Labelled]):
     Two dashed curves of `dashes` dashes begin 7 pixels apart around the middle and grow in turn, dashes 2 and gaps 2
     pixels long, each bent against the one before by an angle of density ∝ cos², without touching each other or
     themselves; an image in which one gets stuck is drawn again. Then distractors of dashes // 3 dashes each, 20 // that
-    many of them, as far as there is room (these may cross themselves). One dot marks the beginning of a curve; the
-    other the end of the same curve (label 1) or of the other one (label 0), with probability 1/2. Pixels are 0 … 255; flattened, they are the Arena's
-    sequences of 1024 tokens. The Arena draws 200,000 images; `dashes` is 6 (easy), 9 or 14 (hard, the one usually
-    reported).
+    many of them, as far as there is room (these may cross themselves). One dot marks the beginning of a curve; the other
+    the end of the same curve (label 1) or of the other one (label 0), with probability 1/2. Pixels are 0 … 255;
+    flattened, they are the Arena's sequences of 1024 tokens. The Arena draws 200,000 images; `dashes` is 6 (easy), 9 or
+    14 (hard, the one usually reported).
 
     What differs from the authors' generator: curves keep 2.5 pixels between their centre lines, gaps included, where the
     authors test a dilated raster of the dashes; lines are smoothed by the distance of a pixel to them, instead of by
