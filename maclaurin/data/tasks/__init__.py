@@ -1,0 +1,51 @@
+"""Tasks that show what a mechanism can do: recall, copying, tracking, needles, lists, images, regression.
+
+batch = task("mqar", length=256, pairs=16).sample(32, seed=0)    # .tokens, .targets: (32, 256), -100 where nothing is
+asked
+"""
+
+from maclaurin.data.tasks.base import NOT_ASKED, Batch, Labelled, StoredTask, Task, mixture
+from maclaurin.data.tasks.copying import Copying, SelectiveCopying
+from maclaurin.data.tasks.listops import ListOps
+from maclaurin.data.tasks.needle import NeedleTask, Passkey, Prompt, Ruler
+from maclaurin.data.tasks.pathfinder import Pathfinder
+from maclaurin.data.tasks.recall import MQAR, MQAR_GRID, MQAR_HELD_OUT, MQAR_MIXTURE, InductionHeads
+from maclaurin.data.tasks.registry import available_tasks, register, task, task_entry
+from maclaurin.data.tasks.regression import Regression
+from maclaurin.data.tasks.score import accuracy, exact_match
+from maclaurin.data.tasks.stored import AAN, CIFAR10, IMDB, Digits
+from maclaurin.data.tasks.tracking import StateTracking
+
+__all__ = [
+    "AAN",
+    "CIFAR10",
+    "IMDB",
+    "MQAR",
+    "MQAR_GRID",
+    "MQAR_HELD_OUT",
+    "MQAR_MIXTURE",
+    "NOT_ASKED",
+    "Batch",
+    "Copying",
+    "Digits",
+    "InductionHeads",
+    "Labelled",
+    "ListOps",
+    "NeedleTask",
+    "Passkey",
+    "Pathfinder",
+    "Prompt",
+    "Regression",
+    "Ruler",
+    "SelectiveCopying",
+    "StateTracking",
+    "StoredTask",
+    "Task",
+    "accuracy",
+    "available_tasks",
+    "exact_match",
+    "mixture",
+    "register",
+    "task",
+    "task_entry",
+]
