@@ -6,7 +6,6 @@
 namespace maclaurin::MACLAURIN_VARIANT {
 
 constexpr int64_t STEP_KEYS = 4 * LANES;  // at a time
-constexpr int64_t STEP_HEADS = 4;         // key-value heads a task: a token's heads lie side by side
 
 // What is left of every key when the query comes, and of the memory. Keys before `first`, in whole blocks, have decayed to
 // nothing: they are not read, and `left` is not written there.
@@ -61,12 +60,6 @@ MACLAURIN_INLINE void step_values(float* sums, const float* weights, const float
     for (int n = 0; n < N; ++n) store(sums + n * LANES, total[n]);
 }
 
-// Into the second-level cache. The rows of a head are far apart, so the hardware does not see them coming.
-inline void prefetch_rows(const MaclaurinTensor& x, int64_t b, int64_t begin, int64_t end, int64_t g, int64_t columns) {
-    for (int64_t j = begin; j < end; ++j)
-        for (int64_t c = 0; c < columns; c += 16) __builtin_prefetch(row(x, b, j, g) + c, 0, 2);
-}
-
 // One query head and a block of keys: Σ w v and, behind the values, Σ w in LANES parts.
 inline void step_keys(float* sums, int64_t v_row, const float* q, const MaclaurinAttention& call, int64_t b, int64_t g,
                       int64_t begin, int64_t count, const float* left) {
@@ -98,52 +91,35 @@ inline void step_finish(const MaclaurinAttention& call, const float* sums, int64
 }
 
 struct StepOverKeysBuffers {
-    float *q, *sums;  // [STEP_HEADS·R][k_row] and [STEP_HEADS·R][s_row]
-    float* left;      // [STEP_HEADS][keys]
-    int64_t k_row, v_row, s_row, keys;
+    float *q, *sums;  // [R][k_row] and [R][s_row]
+    float* left;      // [keys]
+    int64_t k_row, v_row, s_row;
 
     StepOverKeysBuffers(Arena& arena, const MaclaurinAttention& call)
-        : k_row(round_up(call.K, LANES)),
-          v_row(round_up(call.V, LANES)),
-          s_row(v_row + LANES),
-          keys(round_up(call.S, LANES)) {
-        const int64_t heads = STEP_HEADS * (call.H / call.G);
-        q = arena.take(heads * k_row);
-        sums = arena.take(heads * s_row);
-        left = arena.take(STEP_HEADS * keys);
+        : k_row(round_up(call.K, LANES)), v_row(round_up(call.V, LANES)), s_row(v_row + LANES) {
+        const int64_t R = call.H / call.G;
+        q = arena.take(R * k_row);
+        sums = arena.take(R * s_row);
+        left = arena.take(round_up(call.S, LANES));
     }
 };
 
-// Without a memory: the keys as they lie, all heads of a task for one block of tokens before the next block.
+// Without a memory: one task a key-value head, a block of its keys for all of its queries before the next block.
 inline bool step_over_keys(const MaclaurinAttention& call) {
-    const int64_t R = call.H / call.G, tasks = round_up(call.G, STEP_HEADS) / STEP_HEADS;
-    bool failed = false;
-    parallel_for(call.B * tasks, call.threads, [&](int64_t task) {
-        const FlushSubnormals flush;
-        const int64_t b = task / tasks, first = task % tasks * STEP_HEADS, heads = smaller(STEP_HEADS, call.G - first);
-        const bool done = with_buffers<StepOverKeysBuffers>(call, [&](const StepOverKeysBuffers& at) {
-            copy_rows(at.q, at.k_row, heads * R, row(call.q, b, 0, first * R), call.q.head, heads * R, call.K, 1);
-            fill(at.sums, heads * R * at.s_row, 0);
-            int64_t met[STEP_HEADS], begin = call.S;
-            for (int64_t g = 0; g < heads; ++g) {
-                met[g] = pack_left(at.left + g * at.keys, call, b, first + g).first;
-                begin = smaller(begin, met[g]);
+    return over_heads(call, [&](int64_t b, int64_t g) {
+        return with_buffers<StepOverKeysBuffers>(call, [&](const StepOverKeysBuffers& at) {
+            const int64_t R = call.H / call.G;
+            copy_rows(at.q, at.k_row, R, row(call.q, b, 0, g * R), call.q.head, R, call.K, 1);
+            fill(at.sums, R * at.s_row, 0);
+            for (int64_t begin = pack_left(at.left, call, b, g).first; begin < call.S; begin += STEP_KEYS) {
+                const int64_t next = smaller(begin + STEP_KEYS, call.S), end = smaller(next + STEP_KEYS, call.S);
+                for (int64_t r = 0; r < R; ++r)
+                    step_keys(at.sums + r * at.s_row, at.v_row, at.q + r * at.k_row, call, b, g, begin, next - begin,
+                              at.left + begin);
             }
-            for (; begin < call.S; begin += STEP_KEYS)
-                for (int64_t g = 0; g < heads; ++g) {
-                    const int64_t next = smaller(begin + STEP_KEYS, call.S), end = smaller(next + STEP_KEYS, call.S);
-                    prefetch_rows(call.k, b, next, end, first + g, call.K);
-                    prefetch_rows(call.v, b, next, end, first + g, call.V);
-                    for (int64_t h = g * R; h < (g + 1) * R && met[g] <= begin; ++h)
-                        step_keys(at.sums + h * at.s_row, at.v_row, at.q + h * at.k_row, call, b, first + g, begin,
-                                  smaller(STEP_KEYS, call.S - begin), at.left + g * at.keys + begin);
-                }
-            for (int64_t h = 0; h < heads * R; ++h)
-                step_finish(call, at.sums + h * at.s_row, at.v_row, false, b, first * R + h);
+            for (int64_t r = 0; r < R; ++r) step_finish(call, at.sums + r * at.s_row, at.v_row, false, b, g * R + r);
         });
-        if (!done) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
     });
-    return !failed;
 }
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

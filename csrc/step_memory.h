@@ -12,7 +12,8 @@ struct StepBuffers {
     float *q, *features, *read;     // of every query head: q, φ(q), φ(q)ᵀS
     float* sums;                    // Σ w v, and Σ w
     float* left;                    // [keys]: the decay from a key to the query
-    float *k_channels, *v, *panel;  // a fold's keys [channel][token], its values with ones, the monomials of a tile
+    float *k_channels, *v, *panel;  // a fold's keys [channel][token], its decayed values, the monomials of a tile
+    float* counts;                  // [keys]: what is left of a one beside each value
     int64_t k_row, v_row, w_row, s_row, keys;
 
     StepBuffers(Arena& arena, const MaclaurinAttention& call)
@@ -30,6 +31,7 @@ struct StepBuffers {
         k_channels = arena.take(call.K * tokens);
         v = arena.take(w_row * tokens);
         panel = arena.take(ROWS * tokens);
+        counts = arena.take(tokens);
     }
 };
 
@@ -67,9 +69,9 @@ MACLAURIN_INLINE void step_read(float* read, const float* features, const float*
     for (; n < vectors; ++n) step_read<1>(read + n * LANES, features, memory + n * LANES, W, rows);
 }
 
-// Rows begin .. begin+ROWS-1 of keep·S + Σ_j φ(k_j) (v_j, 1)ᵀ. Columns that do not fill a vector go through a copy.
-inline void step_fold(float* to, const float* from, int64_t W, float keep, const StepBuffers& at, const Pair* pairs,
-                      int64_t rows) {
+// ROWS rows of keep·S + Σ_j φ(k_j) (v_j, 1)ᵀ, from the first of `pairs`. Values that do not fill a vector go through a copy.
+inline void step_fold(float* to, const float* from, int64_t V, int64_t W, float keep, const StepBuffers& at,
+                      const Pair* pairs, int64_t rows) {
     for (int64_t f = 0; f < ROWS; ++f) {
         const Pair pair = pairs[smaller(f, rows - 1)];
         const float *left = at.k_channels + pair.first * at.keys, *right = at.k_channels + pair.second * at.keys;
@@ -80,18 +82,23 @@ inline void step_fold(float* to, const float* from, int64_t W, float keep, const
     const Broadcast features{at.panel, at.keys, 1};
     int64_t c = 0;
     if (rows == ROWS)
-        for (; c + GROUP <= W; c += GROUP) {
+        for (; c + GROUP <= V; c += GROUP) {
             Tile<COLS> tile;
             tile.read(from + c, W, keep);
             tile.add_product(features, at.v + c, at.w_row, at.keys);
             tile.write(to + c, W);
         }
-    for (; c < W; c += LANES) {
-        const int64_t columns = smaller(LANES, W - c);
+    for (; c < V; c += LANES) {
+        const int64_t columns = smaller(LANES, V - c);
         float copy[ROWS * LANES] = {};
         for (int64_t f = 0; f < rows; ++f) std::memcpy(copy + f * LANES, from + f * W + c, columns * sizeof(float));
         add_product_tile<1>(copy, LANES, keep, features, at.v + c, at.w_row, at.keys);
         for (int64_t f = 0; f < rows; ++f) std::memcpy(to + f * W + c, copy + f * LANES, columns * sizeof(float));
+    }
+    for (int64_t f = 0; f < rows && V < W; ++f) {
+        vec total{};
+        for (int64_t j = 0; j < at.keys; j += LANES) total += load(at.panel + f * at.keys + j) * load(at.counts + j);
+        to[f * W + V] = keep * from[f * W + V] + sum(total);
     }
 }
 
@@ -99,11 +106,11 @@ inline void step_fold(float* to, const float* from, int64_t W, float keep, const
 inline void pack_fold(const StepBuffers& at, const MaclaurinAttention& call, int64_t b, int64_t g, int64_t first) {
     transpose_rows(at.k_channels, at.keys, at.keys, row(call.k, b, 0, g), call.k.time, call.S, call.K, call.scale);
     fill(at.v, at.keys * at.w_row, 0);
+    fill(at.counts, at.keys, 0);
     for (int64_t j = 0; j < call.S; ++j) {
         const float* v = row(call.v, b, j, g);
-        const float left = j < first ? 0 : at.left[j];
-        for (int64_t c = 0; c < call.V; ++c) at.v[j * at.w_row + c] = v[c] * left;
-        if (call.normalize) at.v[j * at.w_row + call.V] = left;
+        at.counts[j] = j < first ? 0 : at.left[j];
+        for (int64_t c = 0; c < call.V; ++c) at.v[j * at.w_row + c] = v[c] * at.counts[j];
     }
 }
 
@@ -129,7 +136,7 @@ inline void step_memory(const MaclaurinAttention& call, const StepBuffers& at, c
                 for (int64_t c = 0; c < W; ++c) read[c] += features[f] * memory[f * W + c];
         }
         for (int64_t f = begin; new_memory != nullptr && f < begin + rows; f += ROWS)
-            step_fold(new_memory + f * W, memory + f * W, W, left.memory, at, pairs.data + f,
+            step_fold(new_memory + f * W, memory + f * W, call.V, W, left.memory, at, pairs.data + f,
                       smaller(ROWS, begin + rows - f));
     }
 }

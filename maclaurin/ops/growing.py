@@ -50,12 +50,20 @@ def append(kept: Tensor, new: Tensor) -> Tensor:
     start, added = begin + kept.shape[1], new.shape[1]
     if room is None or not room.take(start, start + added):
         begin, start = 0, kept.shape[1]
-        room = _Room(kept.new_empty(kept.shape[0], start + added + SPARE, *kept.shape[2:]))
+        room = _Room(_empty(kept, start + added + SPARE))
         room.buffer.data[:, :start] = kept.detach()
         room.take(start, start + added)
     room.buffer.data[:, start : start + added] = new.detach()
     view: Tensor = room.view(begin, start + added)
     return view
+
+
+def _empty(like: Tensor, length: int) -> Tensor:
+    """A buffer (B, length, ...). That of keys and values has the tokens of a head side by side: one query reads them all."""
+    if like.dim() != 4:
+        return like.new_empty(like.shape[0], length, *like.shape[2:])
+    B, _, heads, channels = like.shape
+    return like.new_empty(B, heads, length, channels).transpose(1, 2)
 
 
 def without_first(kept: Tensor, count: int) -> Tensor:

@@ -58,11 +58,13 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def is_watched(arguments: tuple[Any, ...]) -> bool:
-    tensors = [x for x in arguments if isinstance(x, Tensor)]
-    with_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return (
-        with_gradient or _get_current_dispatch_mode() is not None or any(type(x) not in (Tensor, Parameter) for x in tensors)
-    )
+    if _get_current_dispatch_mode() is not None:
+        return True
+    with_gradients = torch.is_grad_enabled()
+    for x in arguments:
+        if isinstance(x, Tensor) and (type(x) not in (Tensor, Parameter) or (with_gradients and x.requires_grad)):
+            return True
+    return False
 
 
 def no_second_derivative(ctx: Any, *_: Any) -> None:

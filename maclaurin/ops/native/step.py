@@ -85,9 +85,10 @@ def _is_plain(tokens: tuple[Tensor, ...], state: PowerState) -> bool:
         tokens = (*tokens, state.memory)
         if not state.memory.is_contiguous():
             return False
-    return not is_watched(tokens) and all(
-        type(x) is Tensor and x.dtype is torch.float32 and x.is_cpu and x.dim() > 2 and x.stride(-1) == 1 for x in tokens
-    )
+    for x in tokens:
+        if type(x) is not Tensor or x.dtype is not torch.float32 or not x.is_cpu or x.dim() < 3 or x.stride(-1) != 1:
+            return False
+    return not is_watched(tokens)
 
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: PowerState, normalize: bool) -> bool:
