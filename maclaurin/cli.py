@@ -123,10 +123,12 @@ RECIPE_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_
 @app.command(context_settings=RECIPE_FLAGS)
 def train(context: typer.Context) -> None:
     """Train a language model: flags, or --config FILE.yaml with the same names; --resume goes on."""
+    from maclaurin.allocator import keep_freed_memory
     from maclaurin.training import train as run
     from maclaurin.training.flags import parse
 
     recipe, resume = parse(context.args)
+    keep_freed_memory()
     result = run(recipe, resume=resume)
     console = _console()
     if result.finished:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from maclaurin.allocator import keep_freed_memory
 from maclaurin.bench import attention, decode, limits, memory, mixers, peers, training
 from maclaurin.doctor import devices
 from maclaurin.ops import linear_attention, native, power_attention, reference
@@ -31,6 +32,7 @@ def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> 
     for part in parts:
         one_of("part", part, tuple(PARTS))
     torch.set_num_threads(threads)
+    keep_freed_memory()
     _correct_first()
     setting = {
         "torch": torch.__version__,

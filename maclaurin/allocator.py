@@ -1,0 +1,22 @@
+"""Memory that is freed and wanted again at once should not go through the kernel.
+
+glibc gives tensors above 32 MB back to the system the moment they are freed, and every step of a training then faults
+their pages in again one by one: a fifth to a half of the time of a layer at 16384 tokens. The commands of this package,
+which own their process, keep such memory; a library that somebody imports does not touch what is not its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt(3)
+_NEVER = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep what it frees for what it allocates next. False where the C library has no such setting."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
