@@ -12,7 +12,8 @@ if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def step():
     torch.ones(16 * 2**20)  # 64 MB
-step()
+for _ in range(3):
+    step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(4):
     step()
