@@ -77,6 +77,8 @@ class MaclaurinConfig(PretrainedConfig):
     def options_of(self, name: str) -> dict[str, Any]:
         """The options of the mixers of that name."""
         options = named_options(self.mixer_options, name)
+        if not options.get("causal", True):
+            raise ValueError("a language model sees only what came before: mixer_options must not hold causal=False")
         known = mixer_entry(name).options()
         if self.num_key_value_heads not in (None, self.num_attention_heads):
             if "num_kv_heads" not in known:

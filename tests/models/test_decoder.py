@@ -144,3 +144,9 @@ def test_a_compiled_model_gives_the_same_loss_and_gradients(mixer):
     torch.testing.assert_close(loss, expected)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name], atol=1e-5, rtol=1e-3)
+
+
+def test_a_language_model_does_not_see_the_future():
+    config = MaclaurinConfig.of_size("tiny", mixer="linear", mixer_options={"causal": False})
+    with pytest.raises(ValueError, match="must not hold causal=False"):
+        MaclaurinForCausalLM(config)
