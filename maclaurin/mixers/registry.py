@@ -36,8 +36,13 @@ class Entry:
 
 _entries: dict[str, Entry] = {}
 
-# options that make no sense for most mixers, and why
-WHY_NOT = {"tie_decay_pairs": "it needs a decay a key channel and rotary positions"}
+# options that not every mixer can have, and why
+WHY_NOT = {
+    "num_kv_heads": "its heads cannot be grouped",
+    "rotary": "it has no queries and keys to turn",
+    "tie_decay_pairs": "it needs a decay a key channel and rotary positions",
+    "window": "it keeps no tokens of which some could be left out",
+}
 
 
 def register(name: str, mixer: type[Mixer], summary: str, citation: str, **preset: Any) -> None:
