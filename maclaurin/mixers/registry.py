@@ -39,7 +39,7 @@ _entries: dict[str, Entry] = {}
 # options that not every mixer can have, and why
 WHY_NOT = {
     "num_kv_heads": "its heads cannot be grouped",
-    "rotary": "it has no queries and keys to turn",
+    "rotary": "it does not have both queries and keys",
     "tie_decay_pairs": "it needs a decay a key channel and rotary positions",
     "window": "it keeps no tokens of which some could be left out",
 }

@@ -70,7 +70,7 @@ def selective(**options):
         (("gated-softmax", 32, 4), {"divisor": "mean"}, "divisor must be one of"),
         (("mamba2", 32, 4), {"n_groups": 3}, "n_groups must divide the 4 heads"),
         (("s6", 32, 4), {"num_kv_heads": 2}, r"no option 'num_kv_heads' \(its heads cannot be grouped\)"),
-        (("qlstm", 32, 4), {"rotary": "selective"}, r"no option 'rotary' \(it has no queries and keys to turn\)"),
+        (("qlstm", 32, 4), {"rotary": "selective"}, r"no option 'rotary' \(it does not have both queries and keys\)"),
         (("mamba2", 32, 4), {"conv_width": 0}, "conv_width must be at least 1"),
         (("delta", 32, 4), {"norm": "sum"}, "norm must be one of 'head', 'none', got 'sum'"),
         (("delta", 32, 4), {"num_kv_heads": 3}, "num_kv_heads must divide the 4 heads, got 3"),
