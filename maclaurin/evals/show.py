@@ -45,7 +45,7 @@ class Watcher:
         self.progress.update(self.all, completed=self.done)
         if (bar := self.bars.pop(cell.key, None)) is not None:
             self.progress.remove_task(bar)
-        self.console.print(f"[{self.done}/{self.total}] {ending(cell, event)}", markup=False)
+        self.console.print(f"[{self.done}/{self.total}] {ending(cell, event)}", markup=False, soft_wrap=True)
 
 
 def ending(cell: Cell, event: Event) -> str:

@@ -244,7 +244,7 @@ def test_bad_settings_say_what_to_change():
     with pytest.raises(ValueError, match="learning_rates must be above 0"):
         plan("recall", learning_rates=[-1.0])
     with pytest.raises(ValueError, match="causal only"):
-        plan("vision", mixers=["gla"])
+        plan("vision", mixers=["mlstm"])
     with pytest.raises(ValueError, match="raise length, or lower pairs"):
         check(experiment(test=(Problem("mqar", {"length": 16, "pairs": 8, "vocab_size": 64}),)))
     with pytest.raises(ValueError, match="same vocab_size"):
