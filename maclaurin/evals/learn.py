@@ -29,7 +29,8 @@ from maclaurin.evals.parts import training_part, validation_part
 from maclaurin.training.windows import WindowSchedule, own_windows
 
 VALIDATION_SEED, TEST_SEED, FIRST_TRAINING_SEED = 1, 2, 1000
-VALIDATION_EXAMPLES = 256
+VALIDATION_EXAMPLES = 256  # of each training task, at the end
+CHECK_EXAMPLES = 64  # of each, to see whether training may end: the first of these
 CHECKS = 20  # validations in a run that may end early
 SHORT_WINDOW_PROBABILITY = 0.5
 TOKENS_AT_ONCE = 16384  # in a forward of a test
@@ -122,7 +123,7 @@ def _train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch) 
                 for mixer, own in windows.items():
                     mixer.window = own
                 model.eval()
-                if _validation_accuracy(model, tasks) >= setting.stop_at:
+                if _validation_accuracy(model, tasks, CHECK_EXAMPLES) >= setting.stop_at:
                     return step + 1, False
                 model.train()
     return setting.steps, False
@@ -145,9 +146,9 @@ def _stream(cell: Cell, tasks: list[Task[Any]]) -> Iterator[Examples]:
         yield next(streams[turns.integers(len(streams))])
 
 
-def _validation_accuracy(model: SmallModel, tasks: list[Task[Any]]) -> float:
+def _validation_accuracy(model: SmallModel, tasks: list[Task[Any]], examples: int = VALIDATION_EXAMPLES) -> float:
     """Of all training tasks alike."""
-    parts = [validation_part(task).sample(VALIDATION_EXAMPLES, VALIDATION_SEED) for task in tasks]
+    parts = [validation_part(task).sample(examples, VALIDATION_SEED) for task in tasks]
     return float(np.mean([_right(model, part)[0].mean().item() for part in parts]))
 
 
