@@ -129,19 +129,17 @@ QK_CONV = {"conv_width": 4, "activation": "silu"}
 OTHER_ROWS = {
     "softmax-conv": _one("softmax", conv_width=2),
     "linear-conv": _one("linear", conv_width=2),
-    "mamba2": _one("mamba2", expand=1, d_state=16),  # the state of a first-order head of 16 channels
+    "mamba2": _one("mamba2", expand=1, d_state=8),  # the state of a first-order head of 8 channels
     "gla-conv": _one("gla", **QK_CONV),
     "gla-selective": _one("gla", rotary="selective", rotary_options=SELECTIVE, **QK_CONV),
     "softmax-selective": _one("softmax", rotary="selective", rotary_options=SELECTIVE, **QK_CONV),
-    "mamba2s-keys4": _one("mamba2s", key_dim=4),
-    "mamba2s-keys8": _one("mamba2s", key_dim=8),
+    "linear-conv-keys16": _one("linear", conv_width=2, key_dim=16),
+    "linear-conv-keys32": _one("linear", conv_width=2, key_dim=32),
     "2mamba-keys4": _one("2mamba", key_dim=4),
-    "2mamba-keys8": _one("2mamba", key_dim=8),
 }
-CORE = ("softmax", "linear", "linear-conv", "mamba2", "mamba2s", "2mamba", "2mamba-e")
-STATE_SIZES = ("mamba2s-keys4", "mamba2s-keys8", "2mamba-keys4", "2mamba-keys8")
+CORE = ("softmax", "softmax-conv", "linear", "linear-conv", "mamba2", "mamba2s", "2mamba", "2mamba-e")
+STATE_SIZES = ("linear-conv-keys16", "linear-conv-keys32", "2mamba-keys4")
 MORE = (
-    "softmax-conv",
     "gla",
     "gated-delta",
     "2mamba-delta",
@@ -166,11 +164,11 @@ def recall(preset: str) -> list[Experiment]:
         return [
             Experiment(
                 "mqar",
-                "MQAR, 128 tokens, 2 layers of width 64, 4 heads: accuracy by number of pairs",
+                "MQAR, 64 tokens, 2 layers of width 64, 8 heads: accuracy by number of pairs",
                 _rows(*CORE, *STATE_SIZES),
-                Setting(steps=1500, batch=32, stop_at=0.995, examples=500),
-                train=_mqar(128, 4, 8, 16, 32),
-                test=_mqar(128, 4, 8, 16, 24, 32),
+                Setting(heads=8, steps=1500, batch=32, stop_at=0.995, examples=500),
+                train=_mqar(64, 2, 4, 8, 16, vocab_size=128),
+                test=_mqar(64, 2, 4, 8, 12, 16, vocab_size=128),
                 learning_rates=(3e-3, 1e-2),
                 axis="pairs",
             )
@@ -178,9 +176,9 @@ def recall(preset: str) -> list[Experiment]:
     if preset == "standard":
         mqar = Experiment(
             "mqar",
-            "MQAR, 256 tokens, 2 layers of width 64, 4 heads: accuracy by number of pairs",
+            "MQAR, 256 tokens, 2 layers of width 64, 8 heads: accuracy by number of pairs",
             _rows(*CORE, *STATE_SIZES, *MORE),
-            Setting(steps=6000, batch=64, stop_at=0.995),
+            Setting(heads=8, steps=6000, batch=64, stop_at=0.995),
             train=_mqar(256, 4, 8, 16, 32, 64, vocab_size=8192),
             test=_mqar(256, 4, 8, 16, 24, 32, 48, 64, vocab_size=8192),
             learning_rates=(1e-3, 3e-3, 1e-2),
@@ -383,11 +381,11 @@ def vision(preset: str) -> list[Experiment]:
         "softmax": _one("softmax"),
         "linear": _one("linear"),
         "inline": _one("inline"),
-        "inline, no residual": _one("inline", local_residual=False),
-        "inline, relu": _one("inline", feature_map="relu"),
-        "inline, relu, no residual": _one("inline", feature_map="relu", local_residual=False),
-        "inline, leaky relu": _one("inline", feature_map="leaky-relu"),
-        "inline, exp": _one("inline", feature_map="exp"),
+        "inline-no-residual": _one("inline", local_residual=False),
+        "inline-relu": _one("inline", feature_map="relu"),
+        "inline-relu-no-residual": _one("inline", feature_map="relu", local_residual=False),
+        "inline-leaky-relu": _one("inline", feature_map="leaky-relu"),
+        "inline-exp": _one("inline", feature_map="exp"),
     }
     return [
         Experiment(
@@ -399,7 +397,7 @@ def vision(preset: str) -> list[Experiment]:
             test=(Problem("digits", {"split": "test"}),),
             learning_rates=(3e-3,) if preset == "quick" else (1e-3, 3e-3, 1e-2),
             seeds=5,
-            published=dict.fromkeys(("inline", "inline, relu"), "above linear with each kernel; the residual helps"),
+            published=dict.fromkeys(("inline", "inline-relu"), "above linear with each kernel; the residual helps"),
             source="InLine, arXiv 2412.06590, in words: Swin-T on ImageNet",
         )
     ]
@@ -418,11 +416,11 @@ def swax(preset: str) -> list[Experiment]:
             "swax",
             f"Recall of 16 pairs in {length} tokens, mLSTM and sliding windows in turn: near and far",
             {
-                "window 16": hybrid(16),
-                "window 64": hybrid(64),
-                "window 256": hybrid(256),
-                "stochastic 16, 256": hybrid(256, short_window=16),
-                "window 16, tested with 256": hybrid(16, test_window=256),
+                "window-16": hybrid(16),
+                "window-64": hybrid(64),
+                "window-256": hybrid(256),
+                "stochastic-16-256": hybrid(256, short_window=16),
+                "window-16-tested-256": hybrid(16, test_window=256),
             },
             Setting(
                 width=64 if preset == "quick" else 128,
@@ -438,11 +436,11 @@ def swax(preset: str) -> list[Experiment]:
             axis="length",
             seeds=2 if preset == "quick" else 5,
             published={
-                "window 16": "about 0.30 (window 128)",
-                "window 64": "good (window 512)",
-                "window 256": "about 0 (window 2048)",
-                "stochastic 16, 256": "about as window 128 (128, 2048)",
-                "window 16, tested with 256": "collapses",
+                "window-16": "about 0.30 (window 128)",
+                "window-64": "good (window 512)",
+                "window-256": "about 0 (window 2048)",
+                "stochastic-16-256": "about as window 128 (128, 2048)",
+                "window-16-tested-256": "collapses",
             },
             source="SWAX, arXiv 2509.24552: 1.4 billion parameters, needles at 131,072 tokens",
         )
