@@ -287,7 +287,7 @@ def evaluate(
     if suite is not None:
         if model is not None:
             raise ValueError(f"give a model or --suite, not both: a suite trains its own models, got {model!r}")
-        from maclaurin.evals.suites import plan
+        from maclaurin.evals.planning import plan
 
         experiments = plan(
             suite,

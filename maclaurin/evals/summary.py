@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from maclaurin.evals.cells import Cell
+from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.learn import Outcome, Score
 from maclaurin.evals.runner import load
-from maclaurin.evals.suites import Experiment
 
 CONFIDENCE_Z = 1.959963984540054  # 95 %
 RESAMPLES = 10_000

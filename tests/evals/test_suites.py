@@ -15,12 +15,14 @@ import pytest
 from rich.console import Console
 
 from maclaurin.evals.cells import Cell, Problem, Row, Setting
+from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.learn import learn, warmup_and_cosine
 from maclaurin.evals.page import page
 from maclaurin.evals.parts import training_part, validation_part
+from maclaurin.evals.planning import check, plan
 from maclaurin.evals.runner import load, path_of, run
 from maclaurin.evals.show import result_table
-from maclaurin.evals.suites import PRESETS, SUITES, Experiment, check, plan
+from maclaurin.evals.suites import PRESETS, SUITES
 from maclaurin.evals.summary import bootstrap, interval, summary, wilson
 
 TINY = Setting(width=16, heads=2, layers=1, inner=16, steps=4, batch=4, examples=10)
@@ -225,6 +227,7 @@ def test_every_experiment_can_be_trained(suite, preset):
             plan(suite, preset)
         return
     for planned in plan(suite, preset):
+        assert not any("," in label for label in planned.rows)  # `--mixers` has commas between
         assert planned.axis == "" or all(planned.axis in problem.options for problem in planned.test)
         assert set(planned.published) <= {*planned.rows, "softmax", "mamba2", "metala"}
         assert bool(planned.published) == bool(planned.source) or planned.source
