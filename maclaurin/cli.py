@@ -285,8 +285,6 @@ def evaluate(
 ) -> None:
     """Score a model on a text: loss, perplexity, bits per byte. Or, with --suite, what mixers can do: recall, tracking, …"""
     if suite is not None:
-        if model is not None:
-            raise ValueError(f"give a model or --suite, not both: a suite trains its own models, got {model!r}")
         from maclaurin.evals.planning import plan
 
         experiments = plan(
@@ -297,7 +295,11 @@ def evaluate(
             steps=steps,
             learning_rates=[_number("learning_rates", rate) for rate in _comma_list(learning_rates)],
         )
-        _run_suite(suite, experiments, output or Path("results") / f"{suite}-{preset}", jobs, as_json)
+        folder = output or Path("results") / f"{suite}-{preset}"
+        if model is None:
+            _run_suite(suite, experiments, folder, jobs, as_json)
+        else:
+            _needles_of(model, suite, experiments, folder, as_json)
         return
     if model is None:
         raise ValueError("give the folder of a trained model, or --suite recall, track, needle, lra, vision or swax")
@@ -321,9 +323,8 @@ def evaluate(
 
 def _run_suite(suite: str, experiments: list[Any], folder: Path, jobs: int | None, as_json: bool) -> None:
     from maclaurin.evals.runner import cores, load, run
-    from maclaurin.evals.show import Watcher, result_table
+    from maclaurin.evals.show import Watcher
     from maclaurin.evals.summary import summary
-    from maclaurin.report import missing
 
     cells = {cell.key: cell for experiment in experiments for cell in experiment.cells(experiment.seeds)}
     done = sum(load(cell, folder) is not None for cell in cells.values())
@@ -333,9 +334,34 @@ def _run_suite(suite: str, experiments: list[Any], folder: Path, jobs: int | Non
     except KeyboardInterrupt:
         print(f"maclaurin: stopped; the same command goes on with the cells in {folder}", file=sys.stderr)
         raise SystemExit(130) from None
-    command = shlex.join(["maclaurin", *sys.argv[1:]])
-    tables = [summary(experiment, folder, errors) for experiment in experiments]
-    results = {"command": command, "suite": suite, "tables": tables}
+    _publish(suite, [summary(experiment, folder, errors) for experiment in experiments], folder, as_json)
+    if errors:
+        count = "one cell" if len(errors) == 1 else f"{len(errors)} cells"
+        print(f"maclaurin: {count} failed, such as: {next(iter(errors.values()))}", file=sys.stderr)
+        raise SystemExit(1)
+
+
+def _needles_of(model: str, suite: str, experiments: list[Any], folder: Path, as_json: bool) -> None:
+    if suite != "needle":
+        raise ValueError(f"a trained model can be given to the suite 'needle' only; {suite!r} trains its own")
+    from maclaurin.evals.saved import needle_table
+    from maclaurin.models.folder import open_model
+
+    opened, tokenizer = open_model(model)
+    screen = Console(stderr=True)
+    tables = []
+    for experiment in experiments:
+        tests = track(experiment.test, "needles", console=screen, transient=True, disable=not screen.is_terminal)
+        tables.append(needle_table(opened, tokenizer, Path(model).name, experiment, tests))
+    _publish(suite, tables, folder, as_json)
+
+
+def _publish(suite: str, tables: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
+    """The tables on the screen, as results.json and as a page."""
+    from maclaurin.evals.show import result_table
+    from maclaurin.report import missing
+
+    results = {"command": shlex.join(["maclaurin", *sys.argv[1:]]), "suite": suite, "tables": tables}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=2))
     if as_json:
@@ -347,15 +373,11 @@ def _run_suite(suite: str, experiments: list[Any], folder: Path, jobs: int | Non
         console.print(f"figures: {folder / 'results.json'}")
     if sentence := missing():
         print(f"no page: {sentence}", file=sys.stderr)
-    else:
-        from maclaurin.evals.page import page
+        return
+    from maclaurin.evals.page import page
 
-        page(results).write(folder / "eval.html")
-        print(folder / "eval.html", file=sys.stderr if as_json else sys.stdout)
-    if errors:
-        count = "one cell" if len(errors) == 1 else f"{len(errors)} cells"
-        print(f"maclaurin: {count} failed, such as: {next(iter(errors.values()))}", file=sys.stderr)
-        raise SystemExit(1)
+    page(results).write(folder / "eval.html")
+    print(folder / "eval.html", file=sys.stderr if as_json else sys.stdout)
 
 
 def _comma_list(text: str | None) -> list[str]:

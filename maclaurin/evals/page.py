@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -93,8 +94,9 @@ def _heat_map(table: dict[str, Any], row: dict[str, Any]) -> Chart:
     found = {(point[table["across"]], point[table["axis"]]): point["value"] for point in row["points"]}
     values = [[found[y, x] for x in columns] for y in across]
     trained = [problem[table["axis"]] for problem in table["train"]]
-    figure = figures.heat_map(columns, across, values, table["axis"], table["across"], max(trained))
-    caption = f"{row['label']}: {table['across']} by {table['axis']}; right of the line: longer than in training."
+    figure = figures.heat_map(columns, across, values, table["axis"], table["across"], max(trained, default=math.inf))
+    note = "; right of the line: longer than in training" if trained else ""
+    caption = f"{row['label']}: {table['across']} by {table['axis']}{note}."
     return Chart(f"{table['experiment']}-{table['rows'].index(row)}", figure, caption)
 
 
@@ -125,7 +127,7 @@ def _table(table: dict[str, Any], style: dict[str, Style]) -> DataTable:
         rows.append(
             [
                 Cell(label, swatch=style[label].color),
-                Cell(f"{row['learning_rate']:g}", row["learning_rate"], f"validation {grid}"),
+                Cell(f"{row['learning_rate']:g}", row["learning_rate"], f"validation {grid}") if grid else Cell("–"),
                 *(_accuracy(at(row, table, value)) for value in values),
                 Cell(f"{row['parameters']:,}", row["parameters"]),
                 Cell("–") if state is None else Cell(size_text(state), state),

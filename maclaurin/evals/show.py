@@ -76,8 +76,9 @@ def result_table(table: dict[str, Any]) -> Table:
     """Accuracies with their 95 % intervals below them; where an axis goes across, the mean over it, without one."""
     setting = table["setting"]
     metric = "accuracy" if table["metric"] == "accuracy" else "examples without a mistake"
+    budget = f"; at most {setting['steps']} steps of {setting['batch']}; seeds: {table['seeds']}" if setting else ""
     drawn = Table(
-        title=f"{table['title']}\n{metric}; at most {setting['steps']} steps of {setting['batch']}; seeds: {table['seeds']}",
+        title=f"{table['title']}\n{metric}{budget}",
         caption=f"published: {table['source']}" if table["source"] else None,
     )
     drawn.add_column("mixer")

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from maclaurin.evals.cells import Cell, Problem, Row, Setting
@@ -319,10 +320,29 @@ def test_the_shell_is_interrupted_with_one_sentence(tmp_path):
     assert process.returncode == 130
 
 
+def test_a_trained_model_answers_needles(trained, tmp_path, monkeypatch):
+    from maclaurin.evals.saved import needle_table
+    from maclaurin.models.folder import open_model
+
+    model, tokenizer = open_model(str(trained))
+    problems = tuple(Problem("passkey", {"length": length, "depth": 0.5}) for length in (16, 32))
+    needle = experiment(train=problems, test=problems, axis="length", across="depth", setting=replace(TINY, examples=2))
+    table = needle_table(model, tokenizer, "mine", needle, needle.test)
+    assert [point["value"] for point in table["rows"][0]["points"]] == [0, 0]  # four steps of training
+    result_table(table)
+    assert "mine" in page({"command": "", "suite": "needle", "tables": [table]}).html()
+    # one that says the key is right
+    key = problems[0].task().prompts(1, 2)[0].answers[0]
+    said = tokenizer(f"{key}. ", return_tensors="pt", add_special_tokens=False)["input_ids"]
+    monkeypatch.setattr(type(model), "generate", lambda self, ids, **_: torch.cat([ids, said], 1))
+    one = replace(needle, setting=replace(TINY, examples=1))
+    assert needle_table(model, tokenizer, "mine", one, one.test[:1])["rows"][0]["points"][0]["value"] == 1
+
+
 def test_the_shell_says_what_is_missing(trained):
     for arguments, sentence in (
         ((), "give the folder of a trained model, or --suite"),
-        ((trained, "--suite", "recall"), "not both"),
+        ((trained, "--suite", "recall"), "the suite 'needle' only"),
         (("--suite", "recal"), "suite must be one of"),
         (("--suite", "recall", "--learning-rates", "fast"), "learning_rates must be numbers"),
     ):
