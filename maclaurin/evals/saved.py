@@ -1,4 +1,4 @@
-"""A trained language model on the needles of a suite: its greedy continuation, 10 tokens at most, scored as the task says."""
+"""A trained language model on the needles of a suite: its greedy continuation of 10 tokens, scored as the task says."""
 
 from __future__ import annotations
 
