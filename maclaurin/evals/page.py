@@ -114,14 +114,18 @@ def _table(table: dict[str, Any], style: dict[str, Style]) -> DataTable:
     values = columns_of(table)
     columns = [Column("mixer", numeric=False), Column("learning rate")]
     columns += [Column("test" if value is None else f"{value} {table['axis']}") for value in values]
-    columns += [Column("parameters"), Column("state"), Column("seconds a run"), Column("published elsewhere", numeric=False)]
+    columns += [Column("parameters"), Column("state"), Column("seconds a run")]
+    if table["source"]:
+        columns.append(Column("published elsewhere", numeric=False))
     rows = []
     for row in table["rows"]:
         label = row["label"]
         grid = ", ".join(f"{rate:g}: {score:.3f}" for rate, score in grid_of(row))
+        published = [Cell(row["published"])] if table["source"] else []
         if not row["points"]:
             text = "; ".join(row["errors"]) or "unfinished"
-            rows.append([Cell(label, note=text), *(Cell("–") for _ in columns[2:]), Cell(row["published"])])
+            blank = len(columns) - 1 - len(published)
+            rows.append([Cell(label, note=text), *(Cell("–") for _ in range(blank)), *published])
             continue
         state = row["points"][-1]["state_bytes"]
         rows.append(
@@ -132,7 +136,7 @@ def _table(table: dict[str, Any], style: dict[str, Style]) -> DataTable:
                 Cell(f"{row['parameters']:,}", row["parameters"]),
                 Cell("–") if state is None else Cell(size_text(state), state),
                 Cell(f"{row['seconds']:.0f}", row["seconds"]),
-                Cell(row["published"]),
+                *published,
             ]
         )
     caption = f"Published: {table['source']}" if table["source"] else ""
