@@ -257,7 +257,7 @@ def generate(
 
 @app.command(name="eval")
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Folder of a trained model.")],
+    model: Annotated[str | None, typer.Argument(help="Folder of a trained model.")] = None,
     text: Annotated[
         str | None,
         typer.Argument(
@@ -269,9 +269,42 @@ def evaluate(
         str | None, typer.Option("--text-field", "--text_field", help="Field of the text in .jsonl and .parquet.")
     ] = None,
     context: Annotated[int, typer.Option(help="Tokens a prediction may look back; 0 for the length it was trained on.")] = 0,
+    suite: Annotated[
+        str | None, typer.Option(help="Instead of a model: train small ones for recall, track, needle, lra, vision or swax.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Of the suite: quick, standard or paper.")] = "quick",
+    mixers: Annotated[str | None, typer.Option(help="Rows of the suite, or any mixers, with commas between.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Models of each row and learning rate; the preset's if not given.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps at most; the preset's if not given.")] = None,
+    learning_rates: Annotated[
+        str | None, typer.Option("--learning-rates", "--learning_rates", help="The grid, with commas between.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes side by side; as many as cores if not given.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the suite; results/SUITE-PRESET if not given.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Loss, perplexity and bits per byte of a model on a text."""
+    """Score a model on a text: loss, perplexity, bits per byte. Or, with --suite, what mixers can do: recall, tracking, …"""
+    if suite is not None:
+        from maclaurin.evals.planning import plan
+
+        experiments = plan(
+            suite,
+            preset,
+            mixers=_comma_list(mixers),
+            seeds=seeds,
+            steps=steps,
+            learning_rates=[_number("learning_rates", rate) for rate in _comma_list(learning_rates)],
+        )
+        folder = output or Path("results") / f"{suite}-{preset}"
+        if model is None:
+            _run_suite(suite, experiments, folder, jobs, as_json)
+        else:
+            _needles_of(model, suite, experiments, folder, as_json)
+        return
+    if model is None:
+        raise ValueError("give the folder of a trained model, or --suite recall, track, needle, lra, vision or swax")
     from maclaurin.evals import score_text
     from maclaurin.evals.text import documents_of
     from maclaurin.models.folder import open_model
@@ -288,6 +321,76 @@ def evaluate(
         f"loss {score.loss:.4f} nats a token, perplexity {score.perplexity:.4g}, {score.bits_per_byte:.4f} bits a byte "
         f"({score.tokens:,} tokens, {score.bytes:,} bytes, {score.documents:,} documents)"
     )
+
+
+def _run_suite(suite: str, experiments: list[Any], folder: Path, jobs: int | None, as_json: bool) -> None:
+    from maclaurin.evals.runner import cores, load, run
+    from maclaurin.evals.show import Watcher
+    from maclaurin.evals.summary import summary
+
+    cells = {cell.key: cell for experiment in experiments for cell in experiment.cells(experiment.seeds)}
+    done = sum(load(cell, folder) is not None for cell in cells.values())
+    try:
+        with Watcher(len(cells), done) as watch:
+            errors = run(list(cells.values()), folder, jobs=cores() if jobs is None else jobs, watch=watch)
+    except KeyboardInterrupt:
+        print(f"maclaurin: stopped; the same command goes on with the cells in {folder}", file=sys.stderr)
+        raise SystemExit(130) from None
+    _publish(suite, [summary(experiment, folder, errors) for experiment in experiments], folder, as_json)
+    if errors:
+        count = "one cell" if len(errors) == 1 else f"{len(errors)} cells"
+        print(f"maclaurin: {count} failed, such as: {next(iter(errors.values()))}", file=sys.stderr)
+        raise SystemExit(1)
+
+
+def _needles_of(model: str, suite: str, experiments: list[Any], folder: Path, as_json: bool) -> None:
+    if suite != "needle":
+        raise ValueError(f"a trained model can be given to the suite 'needle' only; {suite!r} trains its own")
+    from maclaurin.evals.saved import needle_table
+    from maclaurin.models.folder import open_model
+
+    opened, tokenizer = open_model(model)
+    screen = Console(stderr=True)
+    tables = []
+    for experiment in experiments:
+        tests = track(experiment.test, "needles", console=screen, transient=True, disable=not screen.is_terminal)
+        tables.append(needle_table(opened, tokenizer, Path(model).name, experiment, tests))
+    _publish(suite, tables, folder, as_json)
+
+
+def _publish(suite: str, tables: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
+    """The tables on the screen, as results.json and as a page."""
+    from maclaurin.evals.show import result_table
+    from maclaurin.report import missing
+
+    results = {"command": shlex.join(["maclaurin", *sys.argv[1:]]), "suite": suite, "tables": tables}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(results, indent=2))
+    if as_json:
+        print(json.dumps(results, indent=2))
+    else:
+        console = _console()
+        for table in tables:
+            console.print(result_table(table))
+        console.print(f"figures: {folder / 'results.json'}")
+    if sentence := missing():
+        print(f"no page: {sentence}", file=sys.stderr)
+        return
+    from maclaurin.evals.page import page
+
+    page(results).write(folder / "eval.html")
+    print(folder / "eval.html", file=sys.stderr if as_json else sys.stdout)
+
+
+def _comma_list(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be numbers with commas between, got {text!r}") from None
 
 
 @app.command(name="lm_eval", context_settings=RECIPE_FLAGS)

@@ -1,4 +1,4 @@
-"""What a trained model can do."""
+"""What a trained model can do, and what mixers can learn."""
 
 from maclaurin.evals.text import TextScore, score_text
 

@@ -137,6 +137,56 @@ def memory(lines: Sequence[Line], marks: Sequence[Mark], title: str) -> go.Figur
     return figure
 
 
+def accuracy(lines: Sequence[Line], x_title: str, shaded: tuple[float, float] | None) -> go.Figure:
+    """Accuracies from 0 to 1 with their intervals, against a logarithmic axis; `shaded` is what was trained on."""
+    figure = _figure("accuracy")
+    if shaded is not None:
+        width = 1.1  # a single value is a stripe that can be seen
+        figure.add_vrect(
+            shaded[0] / width, shaded[1] * width, fillcolor="rgba(128,128,128,0.14)", line_width=0, layer="below"
+        )
+    for line in lines:
+        error = None
+        if line.low:
+            above = [high - y for high, y in zip(line.high, line.y, strict=True)]
+            below = [y - low for low, y in zip(line.low, line.y, strict=True)]
+            error = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1, "width": 3}
+        figure.add_scatter(**_line(line), error_y=error, hovertemplate="%{y:.3f}")
+    ticks = sorted({x for line in lines for x in line.x})
+    figure.update_xaxes(title=x_title, type="log", tickvals=ticks, ticktext=[length_text(tick) for tick in ticks])
+    figure.update_yaxes(range=[-0.03, 1.03])
+    return figure
+
+
+def heat_map(
+    x: Sequence[float],
+    y: Sequence[float],
+    values: Sequence[Sequence[float]],
+    x_title: str,
+    y_title: str,
+    last_trained: float,
+) -> go.Figure:
+    """Shares from 0 to 1 (a row for each of y, from the top down) with a line behind the last column trained on."""
+    figure = _figure(y_title)
+    figure.add_heatmap(
+        x=[length_text(value) for value in x],
+        y=[f"{value:g}" for value in y],
+        z=[list(row) for row in values],
+        zmin=0,
+        zmax=1,
+        colorscale="Cividis",
+        texttemplate="%{z:.2f}",
+        hovertemplate=f"{x_title} %{{x}}, {y_title} %{{y}}: %{{z:.3f}}<extra></extra>",
+    )
+    behind = sum(value <= last_trained for value in x) - 0.5
+    if 0 < behind < len(x) - 0.5:
+        figure.add_vline(behind, line={"color": "#EE6677", "width": 3})
+    figure.update_xaxes(title=x_title, type="category")
+    figure.update_yaxes(type="category", autorange="reversed")
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
 def length_text(length: float) -> str:
     """4096 -> "4k"."""
     for unit, name in ((2**20, "M"), (2**10, "k")):

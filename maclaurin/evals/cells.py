@@ -1,0 +1,107 @@
+"""A cell: one model trained once on one problem. All that decides its numbers, as plain data with a name of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from maclaurin.data.tasks import Task, task
+from maclaurin.ops.checks import at_least_one, one_of
+
+PROTOCOL = 1  # raised when `learn` changes what a cell's settings mean, so that older results are not taken for new ones
+MODELS = ("language", "classifier", "vision")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A task by name, with its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def task(self) -> Task[Any]:
+        return task(self.name, **self.options)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is compared: the mixers of the layers, as a pattern that repeats, and the options of each by its name.
+
+    short_window: SWAX's stochastic windows, in half of the steps but the last tenth. test_window: of all layers that have
+    one, when they are tested.
+    """
+
+    mixers: tuple[str, ...]
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    short_window: int | None = None
+    test_window: int | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The budget, the same for all rows.
+
+    model: "language" (an answer at some tokens), "classifier" (one a sequence) or "vision" (one an image). width, heads,
+    layers, inner: of the model; inner is the width of its MLPs. steps of batch examples, AdamW; stop_at: the accuracy on
+    held-out examples at which training ends early, None for never. examples: of each test.
+    """
+
+    model: str = "language"
+    width: int = 64
+    heads: int = 4
+    layers: int = 2
+    inner: int = 128
+    steps: int = 1000
+    batch: int = 32
+    weight_decay: float = 0.1
+    stop_at: float | None = None
+    examples: int = 1000
+
+    def __post_init__(self) -> None:
+        one_of("model", self.model, MODELS)
+        for name in ("width", "heads", "layers", "inner", "steps", "batch", "examples"):
+            at_least_one(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """train: tasks that take turns at random, one a batch. test: tasks that the model is scored on afterwards."""
+
+    experiment: str
+    label: str
+    row: Row
+    setting: Setting
+    train: tuple[Problem, ...]
+    test: tuple[Problem, ...]
+    learning_rate: float
+    seed: int
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides its numbers; how it is called in which table does not."""
+        values = dataclasses.asdict(self)
+        del values["experiment"], values["label"]
+        return values
+
+    @property
+    def key(self) -> str:
+        """The same for the same settings, on any machine."""
+        text = json.dumps({"protocol": PROTOCOL, **self.settings()}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    @property
+    def name(self) -> str:
+        return f"{self.experiment}, {self.label}, learning rate {self.learning_rate:g}, seed {self.seed}"
+
+    @classmethod
+    def from_json(cls, text: str) -> Cell:
+        values = json.loads(text)
+        row = values["row"] | {"mixers": tuple(values["row"]["mixers"])}
+        problems = {part: tuple(Problem(**problem) for problem in values[part]) for part in ("train", "test")}
+        return cls(**values | problems | {"row": Row(**row), "setting": Setting(**values["setting"])})
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))

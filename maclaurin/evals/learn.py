@@ -1,0 +1,200 @@
+"""Train one small model on one task and score it: the protocol that every cell of every suite follows.
+
+Examples are fresh at every step, from a stream of the cell's seed; validation and test examples have seeds of their own, the
+same for all cells. AdamW (0.9, 0.95), decay of matrices only, a tenth of the steps to warm up, then a cosine to a hundredth,
+gradients clipped to length 1. Where there is a goal, validation that reaches it ends the training. A run whose loss is no
+longer a number ends there and answers nothing: its accuracies are 0.
+
+The same cell gives the same numbers, bit for bit, on the same machine with the same number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from maclaurin.data.tasks import MQAR, NOT_ASKED, Batch, StoredTask, Task
+from maclaurin.data.tasks.base import join, rows
+from maclaurin.evals.cells import Cell
+from maclaurin.evals.models import SmallModel, build
+from maclaurin.evals.parts import training_part, validation_part
+from maclaurin.training.windows import WindowSchedule, own_windows
+
+VALIDATION_SEED, TEST_SEED, FIRST_TRAINING_SEED = 1, 2, 1000
+VALIDATION_EXAMPLES = 256  # of each training task, at the end
+CHECK_EXAMPLES = 64  # of each, to see whether training may end: the first of these
+CHECKS = 20  # validations in a run that may end early
+SHORT_WINDOW_PROBABILITY = 0.5
+TOKENS_AT_ONCE = 16384  # in a forward of a test
+
+Examples = Any  # Batch or Labelled
+Watch = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class Score:
+    """On one test. accuracy: the mean over examples of their share of right answers. exact: examples without a mistake.
+
+    state_bytes: what the model carries for one sequence of this length, where it carries anything. by_distance: for
+    recall, (from, to, right answers, answers asked for) by how many tokens ago the key was first said.
+    """
+
+    accuracy: float
+    exact: float
+    examples: int
+    length: int
+    state_bytes: int | None
+    by_distance: list[tuple[int, int, int, int]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    validation: float  # accuracy on held-out examples of the training tasks; learning rates are chosen by it
+    scores: list[Score]  # in the order of the cell's tests
+    parameters: int
+    steps: int  # taken: fewer than allowed if the goal was reached
+    diverged: bool
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Outcome:
+        scores = [
+            Score(**score | {"by_distance": [tuple(bucket) for bucket in score["by_distance"]]})
+            for score in values["scores"]
+        ]
+        return cls(**values | {"scores": scores})
+
+
+def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
+    """Train and score. `watch` sees the step and its loss, now and then."""
+    started = time.monotonic()
+    torch.manual_seed(cell.seed)
+    tasks = [problem.task() for problem in cell.train]
+    model = build(cell, tasks[0])
+    steps, diverged = _train(model, cell, tasks, watch)
+    windows = own_windows(model)
+    for mixer, own in windows.items():
+        mixer.window = cell.row.test_window or own
+    model.eval()
+    validation = 0.0 if diverged else _validation_accuracy(model, tasks)
+    scores = [_score(model, problem.task(), cell.setting.examples, diverged) for problem in cell.test]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Outcome(validation, scores, parameters, steps, diverged, time.monotonic() - started)
+
+
+def _train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch) -> tuple[int, bool]:
+    """How many steps were taken, and whether the last one had no loss."""
+    setting = cell.setting
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": setting.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=cell.learning_rate, betas=(0.9, 0.95))
+    windows = own_windows(model)
+    short = cell.row.short_window
+    schedule = WindowSchedule(short or 0, SHORT_WINDOW_PROBABILITY if short else 0.0, setting.steps, cell.seed)
+    check_every = max(setting.steps // CHECKS, 1)
+    for step, examples in zip(range(setting.steps), _stream(cell, tasks), strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = cell.learning_rate * warmup_and_cosine(step, setting.steps)
+        for mixer, own in windows.items():
+            mixer.window = schedule.short if schedule.is_short(step) else own
+        logits, answers = model(examples)
+        loss = cross_entropy(logits.float(), answers)
+        optimizer.zero_grad()
+        loss.backward()
+        length = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if not (math.isfinite(loss.item()) and math.isfinite(length.item())):
+            return step + 1, True
+        optimizer.step()
+        if (step + 1) % check_every == 0:
+            watch(step + 1, loss.item())
+            if setting.stop_at is not None:
+                for mixer, own in windows.items():
+                    mixer.window = own
+                model.eval()
+                if _validation_accuracy(model, tasks, CHECK_EXAMPLES) >= setting.stop_at:
+                    return step + 1, False
+                model.train()
+    return setting.steps, False
+
+
+def warmup_and_cosine(step: int, steps: int, warmup: float = 0.1, last: float = 0.01) -> float:
+    """The learning rate's factor at a step counted from 0."""
+    rising = max(round(warmup * steps), 1)
+    if step < rising:
+        return (step + 1) / rising
+    done = (step - rising) / max(steps - rising, 1)
+    return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _stream(cell: Cell, tasks: list[Task[Any]]) -> Iterator[Examples]:
+    seed = FIRST_TRAINING_SEED + cell.seed
+    streams = [training_part(task).batches(cell.setting.batch, seed) for task in tasks]
+    turns = np.random.default_rng(seed)
+    while True:
+        yield next(streams[turns.integers(len(streams))])
+
+
+def _validation_accuracy(model: SmallModel, tasks: list[Task[Any]], examples: int = VALIDATION_EXAMPLES) -> float:
+    """Of all training tasks alike."""
+    parts = [validation_part(task).sample(examples, VALIDATION_SEED) for task in tasks]
+    return float(np.mean([_right(model, part)[0].mean().item() for part in parts]))
+
+
+def _score(model: SmallModel, task: Task[Any], examples: int, diverged: bool) -> Score:
+    drawn: Examples = join(list(task.once(examples))) if isinstance(task, StoredTask) else task.sample(examples, TEST_SEED)
+    share_N, right, asked = _right(model, drawn)
+    if diverged:
+        share_N, right = torch.zeros_like(share_N), torch.zeros_like(right)
+    inputs = drawn.tokens if isinstance(drawn, Batch) else drawn.inputs
+    length = inputs.shape[1] if inputs.dim() == 2 else inputs[0].numel()
+    buckets = _by_distance(drawn.tokens, right, asked) if isinstance(task, MQAR) else []
+    return Score(
+        accuracy=share_N.mean().item(),
+        exact=(share_N == 1).double().mean().item(),
+        examples=len(share_N),
+        length=length,
+        state_bytes=model.state_nbytes(length),
+        by_distance=buckets,
+    )
+
+
+@torch.no_grad()
+def _right(model: SmallModel, drawn: Examples) -> tuple[Tensor, Tensor, Tensor]:
+    """The share of right answers an example (N,), which answers are right and which are asked for, (N, T) or (N, 1)."""
+    inputs = drawn.tokens if isinstance(drawn, Batch) else drawn.inputs
+    targets = drawn.targets if isinstance(drawn, Batch) else drawn.labels[:, None]
+    size = max(TOKENS_AT_ONCE // inputs[0].numel(), 1)
+    asked = targets != NOT_ASKED
+    right = torch.zeros_like(asked)
+    for start in range(0, len(inputs), size):
+        some = slice(start, start + size)
+        logits, answers = model(rows(drawn, some))
+        right[some] = right[some].masked_scatter(asked[some], logits.argmax(-1) == answers)
+    return right.double().sum(1) / asked.double().sum(1), right, asked
+
+
+def _by_distance(tokens_NT: Tensor, right_NT: Tensor, asked_NT: Tensor) -> list[tuple[int, int, int, int]]:
+    """Right answers by how long ago the key was said, in doublings."""
+    example, place = asked_NT.nonzero(as_tuple=True)
+    said = (tokens_NT[example] == tokens_NT[example, place][:, None]).int().argmax(1)  # the first time
+    distance, right = place - said, right_NT[example, place]
+    buckets = []
+    low = 1
+    while low <= int(distance.max()):
+        inside = (distance >= low) & (distance < 2 * low)
+        if inside.any():
+            buckets.append((low, 2 * low, int((right & inside).sum()), int(inside.sum())))
+        low *= 2
+    return buckets

@@ -1,0 +1,124 @@
+"""The small models of the suites: one for answers at tokens, one for an answer a sequence, one for images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maclaurin.data.tasks import NOT_ASKED, Batch, Labelled, Task
+from maclaurin.evals.cells import Cell
+from maclaurin.models import (
+    MaclaurinConfig,
+    MaclaurinForCausalLM,
+    MaclaurinForImageClassification,
+    MaclaurinModel,
+    MaclaurinVisionConfig,
+)
+
+
+class SmallModel(nn.Module):
+    """Examples -> (answers, classes) and (answers,), for all that they ask for, in their order."""
+
+    def state_nbytes(self, length: int) -> int | None:
+        """What it carries for one sequence of that length, if it reads tokens one after the other."""
+        raise NotImplementedError
+
+
+class AtTokens(SmallModel):
+    """A language model that is asked at some of its tokens. Answers stand where they are asked for: nothing is shifted."""
+
+    def __init__(self, config: MaclaurinConfig) -> None:
+        super().__init__()
+        self.model = MaclaurinForCausalLM(config)
+
+    def forward(self, examples: Batch) -> tuple[Tensor, Tensor]:
+        hidden = self.model.model(examples.tokens, use_cache=False).last_hidden_state
+        asked = examples.targets != NOT_ASKED
+        return self.model.lm_head(hidden[asked]), examples.targets[asked]  # no logits where nothing is asked
+
+    def state_nbytes(self, length: int) -> int:
+        return _state_nbytes(self.model.model, length)
+
+
+class OfSequences(SmallModel):
+    """A language model's layers, the mean of what they say of all tokens, and a linear classifier.
+
+    Images are read pixel by pixel.
+    """
+
+    def __init__(self, config: MaclaurinConfig, num_classes: int) -> None:
+        super().__init__()
+        self.model = MaclaurinModel(config)
+        self.classifier = nn.Linear(config.hidden_size, num_classes)
+
+    def forward(self, examples: Labelled) -> tuple[Tensor, Tensor]:
+        tokens = examples.inputs.flatten(1).long()
+        if examples.lengths is None:
+            return self.classifier(self.model(tokens, use_cache=False).last_hidden_state.mean(1)), examples.labels
+        tokens = tokens[:, : int(examples.lengths.max())]
+        mask = torch.arange(tokens.shape[1]) < examples.lengths[:, None]
+        hidden = self.model(tokens, attention_mask=mask.long(), use_cache=False).last_hidden_state
+        mean = hidden.masked_fill(~mask[..., None], 0).sum(1) / examples.lengths[:, None]
+        return self.classifier(mean), examples.labels
+
+    def state_nbytes(self, length: int) -> int:
+        return _state_nbytes(self.model, length)
+
+
+class OfImages(SmallModel):
+    """A vision model, whose mixers see the whole image at once and carry nothing; pixels become -1 … 1."""
+
+    def __init__(self, config: MaclaurinVisionConfig, largest: int) -> None:
+        super().__init__()
+        self.model = MaclaurinForImageClassification(config)
+        self.largest = largest
+
+    def forward(self, examples: Labelled) -> tuple[Tensor, Tensor]:
+        pixels = 2 * examples.inputs[:, None].float() / self.largest - 1
+        return self.model(pixels).logits, examples.labels
+
+    def state_nbytes(self, length: int) -> None:
+        return None
+
+
+def _state_nbytes(model: Any, length: int) -> int:
+    return sum(layer.mixer.state_nbytes(length) for layer in model.layers)
+
+
+def build(cell: Cell, task: Task[Any]) -> SmallModel:
+    """A fresh model for a task; what does not fit together is refused in one sentence."""
+    setting = cell.setting
+    options = {name: dict(own) for name, own in cell.row.options.items()}
+    if setting.model == "vision":
+        if len(cell.row.mixers) > 1:
+            raise ValueError(f"a vision model has one mixer, {cell.label!r} has {len(cell.row.mixers)}")
+        side = task.sample(1, 0).inputs.shape[-1]
+        config = MaclaurinVisionConfig(
+            image_size=side,
+            num_channels=1,
+            hidden_sizes=[setting.width],
+            depths=[setting.layers],
+            num_attention_heads=[setting.heads],
+            mlp_ratios=[max(setting.inner // setting.width, 1)],
+            patch_sizes=[1],
+            pooling="mean",
+            mixer=cell.row.mixers[0],
+            mixer_options=options,
+            num_labels=task.num_classes,
+        )
+        return OfImages(config, task.vocab_size - 1)
+    text = MaclaurinConfig(
+        vocab_size=task.vocab_size,
+        hidden_size=setting.width,
+        intermediate_size=setting.inner,
+        num_hidden_layers=setting.layers,
+        num_attention_heads=setting.heads,
+        mixer=list(cell.row.mixers),
+        mixer_options=options,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+    )
+    return OfSequences(text, task.num_classes) if setting.model == "classifier" else AtTokens(text)

@@ -1,0 +1,78 @@
+"""Which experiments a command asks for; what could not be trained is refused before anything is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from maclaurin.evals.cells import Row
+from maclaurin.evals.experiment import Experiment
+from maclaurin.evals.suites import OTHER_ROWS, PRESETS, SUITES
+from maclaurin.mixers import build_mixer
+from maclaurin.mixers.registry import available_mixers
+from maclaurin.ops.checks import at_least_one, one_of
+
+
+def plan(
+    suite: str,
+    preset: str = "quick",
+    *,
+    mixers: Sequence[str] = (),
+    seeds: int | None = None,
+    steps: int | None = None,
+    learning_rates: Sequence[float] = (),
+) -> list[Experiment]:
+    """The experiments of a suite, with what was asked to be different; refuses what could not be trained.
+
+    mixers: names of the suite's rows, or of any registered mixers, which then have their default options.
+    """
+    one_of("suite", suite, tuple(SUITES))
+    one_of("preset", preset, PRESETS)
+    if seeds is not None:
+        at_least_one("seeds", seeds)
+    for rate in learning_rates:
+        if not rate > 0:
+            raise ValueError(f"learning_rates must be above 0, got {rate}")
+    found = []
+    for experiment in SUITES[suite](preset):
+        setting = experiment.setting if steps is None else replace(experiment.setting, steps=steps)
+        changed = replace(
+            experiment,
+            rows={name: _row(name, experiment) for name in mixers} or experiment.rows,
+            setting=setting,
+            seeds=experiment.seeds if seeds is None else seeds,
+            learning_rates=tuple(dict.fromkeys(learning_rates)) or experiment.learning_rates,
+        )
+        check(changed)
+        found.append(changed)
+    return found
+
+
+def _row(name: str, experiment: Experiment) -> Row:
+    if name in experiment.rows:
+        return experiment.rows[name]
+    if name in OTHER_ROWS:
+        return OTHER_ROWS[name]
+    one_of("mixers", name, tuple(dict.fromkeys([*experiment.rows, *OTHER_ROWS, *available_mixers()])))
+    return Row((name,))
+
+
+def check(experiment: Experiment) -> None:
+    """Bad settings are one sentence now, not an error of every cell later."""
+    tasks = [problem.task() for problem in (*experiment.train, *experiment.test)]
+    sizes = {task.vocab_size for task in tasks}
+    if len(sizes) > 1:
+        raise ValueError(f"all tasks of {experiment.name} must have the same vocab_size, got {sorted(sizes)}")
+    setting = experiment.setting
+    for label, row in experiment.rows.items():
+        if setting.layers % len(row.mixers):
+            raise ValueError(
+                f"{label!r} is a pattern of {len(row.mixers)} mixers, which must divide the {setting.layers} layers of "
+                f"{experiment.name}"
+            )
+        causal = setting.model != "vision"
+        for name in row.mixers:
+            with torch.device("meta"):
+                build_mixer(name, setting.width, setting.heads, causal=causal, **row.options.get(name, {}))

@@ -1,0 +1,155 @@
+"""Many cells in processes side by side, each kept in a file of its own as soon as it is done.
+
+The file is named after the cell's settings and holds them, so a run that was interrupted goes on with the cells that have
+none, and a changed setting is another cell. A cell that fails, or whose process dies, is reported and the others go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from maclaurin.evals.cells import Cell
+from maclaurin.evals.learn import Outcome
+from maclaurin.ops.checks import at_least_one
+
+# threads that spin while they wait take the core of the cell beside them
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a cell: a step, an outcome, or an error."""
+
+    cell: Cell
+    step: int = 0
+    loss: float | None = None
+    outcome: Outcome | None = None
+    error: str = ""
+    process: int = 0
+
+
+Watch = Callable[[Event], None]
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def path_of(cell: Cell, folder: Path) -> Path:
+    return folder / "cells" / f"{cell.key}.json"
+
+
+def load(cell: Cell, folder: Path) -> Outcome | None:
+    """The outcome of a cell, if it is done. A file that cannot be read is none: the cell is trained again."""
+    try:
+        return Outcome.from_dict(json.loads(path_of(cell, folder).read_text())["outcome"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save(cell: Cell, outcome: Outcome, folder: Path) -> None:
+    """Whole or not at all."""
+    path = path_of(cell, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({"cell": cell.settings(), "outcome": outcome.to_dict()}, indent=1))
+    temporary.replace(path)
+
+
+def run(cells: Sequence[Cell], folder: Path, *, jobs: int, watch: Watch = lambda event: None) -> dict[str, str]:
+    """Train what is not done yet; the errors by the key of the cell.
+
+    Interrupted, it ends its processes and raises KeyboardInterrupt; what was done is kept.
+    """
+    at_least_one("jobs", jobs)
+    todo: queue.SimpleQueue[Cell] = queue.SimpleQueue()
+    missing = {cell.key: cell for cell in cells if load(cell, folder) is None}
+    for cell in missing.values():
+        todo.put(cell)
+    if not missing:
+        return {}
+    folder.mkdir(parents=True, exist_ok=True)
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    workers = [Worker(todo, events, folder / f"worker-{n}.txt") for n in range(min(jobs, len(missing)))]
+    errors: dict[str, str] = {}
+    try:
+        for worker in workers:
+            worker.start()
+        left = len(missing)
+        while left:
+            event = events.get()
+            if event.outcome is not None:
+                save(event.cell, event.outcome, folder)
+            elif event.error:
+                errors[event.cell.key] = event.error
+            left -= event.outcome is not None or bool(event.error)
+            watch(event)
+    finally:
+        for worker in workers:
+            worker.stop()
+    return errors
+
+
+class Worker(threading.Thread):
+    """Drives one process: a new one if it dies."""
+
+    def __init__(self, todo: queue.SimpleQueue[Cell], events: queue.SimpleQueue[Event], log: Path) -> None:
+        super().__init__(daemon=True)
+        self.todo, self.events, self.log = todo, events, log
+        self.process: subprocess.Popen[str] | None = None
+        self.stopped = False
+
+    def run(self) -> None:
+        while not self.stopped:
+            try:
+                cell = self.todo.get_nowait()
+            except queue.Empty:
+                break
+            try:
+                self._train(cell)
+            except Exception as error:  # the run waits for every cell, so each must be answered for
+                self.events.put(Event(cell, error=f"{type(error).__name__}: {error}"))
+
+    def _train(self, cell: Cell) -> None:
+        if self.process is None or self.process.poll() is not None:
+            self.process = self._start()
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(cell.to_json() + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            message: dict[str, Any] = json.loads(line)
+            if "outcome" in message:
+                return self.events.put(Event(cell, outcome=Outcome.from_dict(message["outcome"])))
+            if "error" in message:
+                return self.events.put(Event(cell, error=message["error"]))
+            self.events.put(Event(cell, message["step"], message["loss"], process=self.process.pid))
+        code = self.process.wait()
+        self.events.put(Event(cell, error=f"its process ended with code {code}, out of memory perhaps; see {self.log}"))
+
+    def _start(self) -> subprocess.Popen[str]:
+        with open(self.log, "a") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "maclaurin.evals.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | ENVIRONMENT,
+                start_new_session=True,  # Ctrl-C is for the run, which then ends it
+            )
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()

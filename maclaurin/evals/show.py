@@ -1,0 +1,110 @@
+"""A suite on the screen: the cells while they run, and a table an experiment."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from maclaurin.evals.cells import Cell
+from maclaurin.evals.runner import Event
+from maclaurin.mixers.overview import size_text
+
+
+class Watcher:
+    """A bar for all cells and one for each that is being trained; a line a cell where the output is no terminal."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.all = self.progress.add_task("cells", total=total, completed=done)
+        self.bars: dict[str, TaskID] = {}
+        self.total, self.done = total, done
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        cell = event.cell
+        if event.outcome is None and not event.error:
+            bar = self.bars.get(cell.key)
+            if bar is None:
+                bar = self.bars[cell.key] = self.progress.add_task(cell.name, total=cell.setting.steps)
+            self.progress.update(bar, completed=event.step, description=f"{cell.name}, loss {event.loss:.3f}")
+            return
+        self.done += 1
+        self.progress.update(self.all, completed=self.done)
+        if (bar := self.bars.pop(cell.key, None)) is not None:
+            self.progress.remove_task(bar)
+        self.console.print(f"[{self.done}/{self.total}] {ending(cell, event)}", markup=False, soft_wrap=True)
+
+
+def ending(cell: Cell, event: Event) -> str:
+    if event.outcome is None:
+        return f"{cell.name}: failed: {event.error}"
+    outcome = event.outcome
+    how = "diverged" if outcome.diverged else f"validation {outcome.validation:.3f}"
+    return f"{cell.name}: {how} after {outcome.steps} steps, {outcome.seconds:.0f} s"
+
+
+def columns_of(table: dict[str, Any]) -> list[Any]:
+    """The values of the axis, in the order of the tests; one None where there is no axis."""
+    points: list[dict[str, Any]] = next((row["points"] for row in table["rows"] if row["points"]), [])
+    return list(dict.fromkeys(point.get(table["axis"]) for point in points))
+
+
+def at(row: dict[str, Any], table: dict[str, Any], value: Any) -> list[dict[str, Any]]:
+    """The points of a row at a value of the axis: one, or one for each value across it."""
+    return [point for point in row["points"] if point.get(table["axis"]) == value]
+
+
+def grid_of(row: dict[str, Any]) -> list[tuple[float, float]]:
+    """The learning rates tried, and the validation accuracy of each."""
+    return [(tried["learning_rate"], tried["accuracy"]) for tried in row["validation"]]
+
+
+def result_table(table: dict[str, Any]) -> Table:
+    """Accuracies with their 95 % intervals below them; where an axis goes across, the mean over it, without one."""
+    setting = table["setting"]
+    metric = "accuracy" if table["metric"] == "accuracy" else "examples without a mistake"
+    budget = f"; at most {setting['steps']} steps of {setting['batch']}; seeds: {table['seeds']}" if setting else ""
+    drawn = Table(
+        title=f"{table['title']}\n{metric}{budget}",
+        caption=f"published: {table['source']}" if table["source"] else None,
+    )
+    drawn.add_column("mixer")
+    drawn.add_column("learning rate (validation)")
+    values = columns_of(table)
+    for value in values:
+        drawn.add_column("test" if value is None else f"{value} {table['axis']}", justify="right")
+    for title in ("parameters", "state", "s a run"):
+        drawn.add_column(title, justify="right")
+    if table["source"]:
+        drawn.add_column("published elsewhere")
+    for row in table["rows"]:
+        rates = [f"{'*' if rate == row['learning_rate'] else ' '}{rate:g} ({score:.3f})" for rate, score in grid_of(row)]
+        cells = [row["label"], "\n".join(rates)]
+        if not row["points"]:
+            cells += [*("failed" if row["errors"] else "unfinished" for _ in values), "", "", ""]
+        else:
+            cells += [accuracy_text(at(row, table, value)) for value in values]
+            state = row["points"][-1]["state_bytes"]
+            cells += [f"{row['parameters']:,}", "" if state is None else size_text(state), f"{row['seconds']:.0f}"]
+        drawn.add_row(*cells, *([row["published"]] if table["source"] else []))
+    return drawn
+
+
+def accuracy_text(points: Sequence[dict[str, Any]]) -> str:
+    mean = statistics.fmean(point["value"] for point in points)
+    if len(points) > 1:
+        return f"{mean:.3f}"
+    return f"{mean:.3f}\n{points[0]['low']:.3f}–{points[0]['high']:.3f}"

@@ -1,0 +1,49 @@
+"""A process that trains cells: one a line on standard input, its progress and its outcome as lines on standard output.
+
+It ends as soon as its input does, so that it never outlives the run that started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from typing import Any, TextIO
+
+import torch
+
+
+def main() -> None:
+    lines, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no message
+    cells: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(cells,), daemon=True).start()
+    torch.set_num_threads(1)  # two threads sum in another order than one, and cells run side by side anyway
+    from maclaurin.evals.cells import Cell
+    from maclaurin.evals.learn import learn
+
+    while True:
+        cell = Cell.from_json(cells.get())
+        try:
+            outcome = learn(cell, lambda step, loss: _say(lines, step=step, loss=loss))
+            _say(lines, outcome=outcome.to_dict())
+        except Exception as error:
+            traceback.print_exc()
+            _say(lines, error=f"{type(error).__name__}: {error}")
+
+
+def _listen(cells: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        cells.put(line)
+    os._exit(0)  # in the middle of a cell, too: nobody waits for it any more
+
+
+def _say(lines: TextIO, **message: Any) -> None:
+    lines.write(json.dumps(message) + "\n")
+    lines.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""The suites, with cells so small that they take a second: what is kept, what is repeated, what is refused."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from maclaurin.evals.cells import Cell, Problem, Row, Setting
+from maclaurin.evals.experiment import Experiment
+from maclaurin.evals.learn import learn, warmup_and_cosine
+from maclaurin.evals.page import page
+from maclaurin.evals.parts import training_part, validation_part
+from maclaurin.evals.planning import check, plan
+from maclaurin.evals.runner import load, path_of, run
+from maclaurin.evals.show import result_table
+from maclaurin.evals.suites import PRESETS, SUITES
+from maclaurin.evals.summary import bootstrap, interval, summary, wilson
+
+TINY = Setting(width=16, heads=2, layers=1, inner=16, steps=4, batch=4, examples=10)
+TRAIN = (Problem("mqar", {"length": 16, "pairs": 2, "vocab_size": 16}),)
+TEST = (*TRAIN, Problem("mqar", {"length": 32, "pairs": 4, "vocab_size": 16}))
+
+
+def cell(label="softmax", learning_rate=1e-3, seed=0, setting=TINY, train=TRAIN, test=TEST, row=None):
+    return Cell("tiny", label, row or Row((label,)), setting, train, test, learning_rate, seed)
+
+
+def experiment(**changes):
+    rows = {"softmax": Row(("softmax",)), "linear": Row(("linear",))}
+    return replace(Experiment("tiny", "Tiny", rows, TINY, TRAIN, TEST, (1e-3, 1e-2), axis="pairs"), **changes)
+
+
+def without_time(outcome):
+    return {name: value for name, value in outcome.to_dict().items() if name != "seconds"}
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"),
+    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662), (1, 1, 0.2065, 1.0)],
+)
+def test_wilson(right, count, low, high):
+    """81 of 263 is the example of Newcombe (1998), method 3; the others follow from the formula by hand."""
+    assert wilson(right / count, count) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_intervals_over_seeds_hold_the_mean_and_are_the_same_again():
+    values = [0.2, 0.9, 0.95, 1.0]
+    low, high = bootstrap(values)
+    assert 0.2 <= low < np.mean(values) < high <= 1.0
+    assert bootstrap(values) == (low, high)
+    assert interval([0.9], 100) == wilson(0.9, 100)
+    assert interval([1.0, 1.0], 50) == wilson(1.0, 100)  # seeds that agree do not make a result certain
+
+
+def test_the_learning_rate_rises_then_falls():
+    factors = [warmup_and_cosine(step, 100) for step in range(100)]
+    assert factors[0] == 0.1 and factors[9] == 1.0 and factors[10] == 1.0
+    assert all(a >= b for a, b in pairwise(factors[9:]))
+    assert factors[-1] == pytest.approx(0.01, abs=1e-3)
+
+
+# --- one cell ---
+
+
+def test_the_same_cell_gives_the_same_numbers():
+    first, second = learn(cell()), learn(cell())
+    assert without_time(first) == without_time(second)
+    assert without_time(first) != without_time(learn(cell(seed=1)))
+
+
+def test_a_cell_learns_what_it_is_asked():
+    """Two keys and two values: answers stand at the query, not one token later."""
+    problem = (Problem("mqar", {"length": 8, "pairs": 1, "vocab_size": 6}),)
+    setting = replace(TINY, width=32, layers=2, inner=32, steps=400, batch=32, stop_at=0.99, examples=100)
+    outcome = learn(cell("2mamba", 1e-2, setting=setting, train=problem, test=problem))
+    assert outcome.scores[0].accuracy > 0.95
+    assert outcome.steps < 400  # it stopped when it could
+    assert sum(bucket[3] for bucket in outcome.scores[0].by_distance) == 100
+
+
+def test_distances_count_every_answer():
+    outcome = learn(cell())
+    for score, pairs in zip(outcome.scores, (2, 4), strict=True):
+        assert sum(asked for *_, asked in score.by_distance) == 10 * pairs
+        assert sum(right for *_, right, _ in score.by_distance) == pytest.approx(score.accuracy * 10 * pairs)
+
+
+def test_a_cell_that_diverges_answers_nothing():
+    outcome = learn(cell("linear", 1e30))
+    assert outcome.diverged and outcome.steps <= 4
+    assert outcome.validation == 0 and all(score.accuracy == score.exact == 0 for score in outcome.scores)
+
+
+def test_sequences_images_and_windows():
+    listops = (Problem("listops", {"longest": 32, "shortest": 4, "depth": 3, "arguments": 3}),)
+    outcome = learn(cell("gla", setting=replace(TINY, model="classifier"), train=listops, test=listops))
+    assert outcome.scores[0].length == 32 and outcome.scores[0].state_bytes > 0
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    digits = (Problem("digits"),), (Problem("digits", {"split": "test"}),)
+    outcome = learn(cell("inline", setting=replace(TINY, model="vision"), train=digits[0], test=digits[1]))
+    assert outcome.scores[0].examples == 359 and outcome.scores[0].state_bytes is None
+    hybrid = Row(("mlstm", "sliding-window"), {"sliding-window": {"window": 8}}, short_window=2, test_window=4)
+    wide = replace(hybrid, test_window=16)
+    setting = replace(TINY, layers=2)
+    narrow, wide = (learn(cell("hybrid", setting=setting, row=row)) for row in (hybrid, wide))
+    assert narrow.parameters == wide.parameters
+    assert narrow.scores[0].state_bytes < wide.scores[0].state_bytes
+
+
+def test_validation_examples_are_no_training_examples():
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    task = Problem("digits").task()
+    train, validation = training_part(task), validation_part(task)
+    assert len(train) + len(validation) == len(task)
+    count = len(validation)
+    seen = {tuple(row.tolist()) for row in train.sample(len(train), 0).inputs.flatten(1)}
+    assert sum(tuple(row.tolist()) in seen for row in validation.sample(count, 0).inputs.flatten(1)) == 0
+
+
+# --- many cells ---
+
+
+def test_cells_go_through_json_and_are_named_by_what_decides_their_numbers():
+    one = cell(row=Row(("gla",), {"gla": {"rotary": "selective", "rotary_options": {"rank": 4}}}))
+    assert Cell.from_json(one.to_json()).key == one.key
+    assert Cell.from_json(one.to_json()) == one
+    assert replace(one, label="other", experiment="other").key == one.key
+    others = [replace(one, seed=1), replace(one, learning_rate=2e-3), replace(one, setting=replace(TINY, steps=5))]
+    assert len({one.key, *(other.key for other in others)}) == 4
+
+
+def test_finished_cells_are_kept_and_a_bad_one_does_not_lose_the_others(tmp_path):
+    bad = cell("bad", row=Row(("softmax",)), train=(Problem("aan", {"source": str(tmp_path / "nowhere")}),))
+    cells = [cell(), bad, cell("linear")]
+    errors = run(cells, tmp_path, jobs=1)
+    assert list(errors) == [bad.key] and "give the folder" in errors[bad.key]
+    assert load(cells[0], tmp_path) and load(cells[2], tmp_path) and load(bad, tmp_path) is None
+    assert without_time(load(cells[0], tmp_path)) == without_time(learn(cells[0]))  # in another process, too
+    written = path_of(cells[0], tmp_path).stat().st_mtime_ns
+    trained = []
+    path_of(cells[2], tmp_path).write_text("{")  # half a file is none
+    assert run([cells[0], cells[2]], tmp_path, jobs=2, watch=trained.append) == {}
+    assert {event.cell.label for event in trained} == {"linear"}
+    assert path_of(cells[0], tmp_path).stat().st_mtime_ns == written
+
+
+def test_a_process_that_dies_takes_only_its_cell_with_it(tmp_path):
+    cells = [cell(setting=replace(TINY, steps=4000)), cell("linear")]
+
+    def kill(event):
+        if event.cell == cells[0] and event.process:
+            os.kill(event.process, signal.SIGKILL)
+
+    errors = run(cells, tmp_path, jobs=1, watch=kill)
+    assert list(errors) == [cells[0].key] and "ended with code -9" in errors[cells[0].key]
+    assert load(cells[1], tmp_path) is not None
+
+
+def test_the_table_and_the_page_show_what_was_measured(tmp_path):
+    tiny = experiment(seeds=2, published={"softmax": "1.000"}, source="a paper")
+    errors = run(tiny.cells(2)[:-1], tmp_path, jobs=1)
+    table = json.loads(json.dumps(summary(tiny, tmp_path, errors)))
+    softmax, linear = table["rows"]
+    assert linear["unfinished"] == 1 and softmax["unfinished"] == 0
+    tried = {entry["learning_rate"]: entry["accuracy"] for entry in softmax["validation"]}
+    assert list(tried) == [1e-3, 1e-2] and tried[softmax["learning_rate"]] == max(tried.values())
+    for point in softmax["points"]:
+        assert 0 <= point["low"] <= point["value"] <= point["high"] <= 1
+        assert len(point["by_seed"]) == 2 and point["state_bytes"] > 0
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(result_table(table))
+    text = console.export_text()
+    for word in (
+        "softmax",
+        "linear",
+        "2 pairs",
+        "4 pairs",
+        f"*{softmax['learning_rate']:g}",
+        "published elsewhere",
+        "a paper",
+    ):
+        assert word in text, word
+    html = page({"command": "maclaurin eval", "suite": "tiny", "tables": [table]}).html()
+    for word in ("tiny-pairs", "tiny-distance", "table-tiny", "shaded", "a paper"):
+        assert word in html
+
+
+def test_a_heat_map_for_depth_by_length(tmp_path):
+    problems = [Problem("passkey", {"length": length, "depth": depth}) for length in (32, 64) for depth in (0.0, 1.0)]
+    train = (Problem("passkey", {"length": 32}),)
+    needle = experiment(
+        train=train, test=tuple(problems), axis="length", across="depth", metric="exact", learning_rates=(1e-3,)
+    )
+    needle = replace(needle, setting=replace(TINY, steps=1, batch=1, examples=2), rows={"linear": Row(("linear",))})
+    assert run(needle.cells(1), tmp_path, jobs=1) == {}
+    drawn = page({"command": "", "suite": "needle", "tables": [summary(needle, tmp_path, {})]})
+    heat = next(chart.figure for chart in drawn.charts() if chart.figure.data[0].type == "heatmap")
+    assert list(heat.data[0].x) == ["32", "64"] and list(heat.data[0].y) == ["0", "1"]
+
+
+def test_a_table_of_nothing(tmp_path):
+    table = summary(experiment(), tmp_path, {})
+    result_table(table)
+    assert "No cell has finished yet" in page({"command": "", "suite": "tiny", "tables": [table]}).html()
+
+
+# --- suites ---
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_experiment_can_be_trained(suite, preset):
+    if preset == "paper" and suite in ("needle", "vision", "swax"):
+        with pytest.raises(ValueError, match="no preset 'paper'"):
+            plan(suite, preset)
+        return
+    for planned in plan(suite, preset):
+        assert not any("," in label for label in planned.rows)  # `--mixers` has commas between
+        assert planned.axis == "" or all(planned.axis in problem.options for problem in planned.test)
+        assert set(planned.published) <= {*planned.rows, "softmax", "mamba2", "metala"}
+        assert bool(planned.published) == bool(planned.source) or planned.source
+
+
+def test_bad_settings_say_what_to_change():
+    with pytest.raises(ValueError, match="suite must be one of 'recall'"):
+        plan("recal")
+    with pytest.raises(ValueError, match="preset must be one of"):
+        plan("recall", "fast")
+    with pytest.raises(ValueError, match=r"mixers must be one of .*'2mamba'.* got '2mambo'"):
+        plan("recall", mixers=["2mambo"])
+    with pytest.raises(ValueError, match="seeds must be at least 1"):
+        plan("recall", seeds=0)
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        plan("recall", steps=0)
+    with pytest.raises(ValueError, match="learning_rates must be above 0"):
+        plan("recall", learning_rates=[-1.0])
+    with pytest.raises(ValueError, match="causal only"):
+        plan("vision", mixers=["mlstm"])
+    with pytest.raises(ValueError, match="raise length, or lower pairs"):
+        check(experiment(test=(Problem("mqar", {"length": 16, "pairs": 8, "vocab_size": 64}),)))
+    with pytest.raises(ValueError, match="same vocab_size"):
+        check(experiment(test=(Problem("mqar", {"length": 16, "pairs": 2, "vocab_size": 64}),)))
+    with pytest.raises(ValueError, match="must divide the 1 layers"):
+        check(experiment(rows={"both": Row(("softmax", "linear"))}))
+    with pytest.raises(ValueError, match="jobs must be at least 1"):
+        run([], "", jobs=0)
+
+
+def test_any_mixer_can_be_a_row():
+    (planned,) = plan("recall", mixers=["rglru", "linear-conv"], seeds=2, steps=7, learning_rates=[1e-4])
+    assert planned.rows == {"rglru": Row(("rglru",)), "linear-conv": Row(("linear",), {"linear": {"conv_width": 2}})}
+    cells = planned.cells(planned.seeds)
+    assert len(cells) == 4 and {cell.setting.steps for cell in cells} == {7}
+    assert {cell.learning_rate for cell in cells} == {1e-4}
+
+
+# --- the shell ---
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "maclaurin.cli", "eval", *map(str, arguments)]
+
+
+TINY_RUN = (
+    "--suite",
+    "track",
+    "--mixers",
+    "softmax,gla-selective",
+    "--steps",
+    "2",
+    "--learning-rates",
+    "0.001",
+    "--jobs",
+    "1",
+)
+
+
+def test_the_shell_runs_a_suite_and_goes_on_after_a_kill(tmp_path):
+    output = ("--output", tmp_path / "out")
+    with subprocess.Popen(command(*TINY_RUN, *output), stderr=subprocess.PIPE, text=True) as process:
+        assert "parity, softmax" in process.stderr.readline()
+        process.kill()
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").glob("*.json")}
+    assert len(kept) >= 1
+    result = subprocess.run(command(*TINY_RUN, *output, "--json"), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "[1/2]" not in result.stderr  # the first is not trained again
+    results = json.loads(result.stdout)
+    assert results == json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["label"] for row in results["tables"][0]["rows"]] == ["softmax", "gla-selective"]
+    assert all(len(row["points"]) == 5 for row in results["tables"][0]["rows"])
+    assert (tmp_path / "out" / "eval.html").is_file()
+    for name, written in kept.items():
+        assert (tmp_path / "out" / "cells" / name).stat().st_mtime_ns == written
+    printed = subprocess.run(command(*TINY_RUN, *output), capture_output=True, text=True).stdout
+    assert "gla-selective" in printed and "published elsewhere" in printed and "eval.html" in printed
+
+
+def test_the_shell_is_interrupted_with_one_sentence(tmp_path):
+    long = ("--suite", "track", "--mixers", "softmax", "--steps", "100000", "--jobs", "1", "--output", tmp_path)
+    process = subprocess.Popen(command(*long), stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "worker-0.txt").exists():
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert "the same command goes on" in process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+
+
+def test_a_trained_model_answers_needles(trained, tmp_path, monkeypatch):
+    from maclaurin.evals.saved import needle_table
+    from maclaurin.models.folder import open_model
+
+    model, tokenizer = open_model(str(trained))
+    problems = tuple(Problem("passkey", {"length": length, "depth": 0.5}) for length in (16, 32))
+    needle = experiment(train=problems, test=problems, axis="length", across="depth", setting=replace(TINY, examples=2))
+    table = needle_table(model, tokenizer, "mine", needle, needle.test)
+    assert [point["value"] for point in table["rows"][0]["points"]] == [0, 0]  # four steps of training
+    result_table(table)
+    assert "mine" in page({"command": "", "suite": "needle", "tables": [table]}).html()
+    # one that says the key is right
+    key = problems[0].task().prompts(1, 2)[0].answers[0]
+    said = tokenizer(f"{key}. ", return_tensors="pt", add_special_tokens=False)["input_ids"]
+    monkeypatch.setattr(type(model), "generate", lambda self, ids, **_: torch.cat([ids, said], 1))
+    one = replace(needle, setting=replace(TINY, examples=1))
+    assert needle_table(model, tokenizer, "mine", one, one.test[:1])["rows"][0]["points"][0]["value"] == 1
+
+
+def test_the_shell_says_what_is_missing(trained):
+    for arguments, sentence in (
+        ((), "give the folder of a trained model, or --suite"),
+        ((trained, "--suite", "recall"), "the suite 'needle' only"),
+        (("--suite", "recal"), "suite must be one of"),
+        (("--suite", "recall", "--learning-rates", "fast"), "learning_rates must be numbers"),
+    ):
+        result = subprocess.run(command(*arguments), capture_output=True, text=True)
+        assert result.returncode == 2 and sentence in result.stderr, result.stderr
+        assert len(result.stderr.splitlines()) == 1
