@@ -293,7 +293,7 @@ def vision(preset: str) -> list[Experiment]:
             "digits",
             "Handwritten digits, 8x8 pixels as 64 tokens, 2 layers of width 32, 2 heads",
             rows,
-            Setting("vision", 32, 2, 2, 64, steps=300 if preset == "quick" else 3000, batch=64, weight_decay=0.05),
+            Setting("vision", 32, 2, 2, 64, steps=1000 if preset == "quick" else 4000, batch=32, weight_decay=0.05),
             train=(Problem("digits"),),
             test=(Problem("digits", {"split": "test"}),),
             learning_rates=(3e-3,) if preset == "quick" else (1e-3, 3e-3, 1e-2),

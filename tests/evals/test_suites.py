@@ -15,6 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from maclaurin.cli import main
 from maclaurin.evals.cells import Cell, Problem, Row, Setting
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.learn import learn, warmup_and_cosine
@@ -288,7 +289,7 @@ TINY_RUN = (
 )
 
 
-def test_the_shell_runs_a_suite_and_goes_on_after_a_kill(tmp_path):
+def test_the_shell_runs_a_suite_and_goes_on_after_a_kill(tmp_path, capsys):
     output = ("--output", tmp_path / "out")
     with subprocess.Popen(command(*TINY_RUN, *output), stderr=subprocess.PIPE, text=True) as process:
         assert "parity, softmax" in process.stderr.readline()
@@ -305,7 +306,10 @@ def test_the_shell_runs_a_suite_and_goes_on_after_a_kill(tmp_path):
     assert (tmp_path / "out" / "eval.html").is_file()
     for name, written in kept.items():
         assert (tmp_path / "out" / "cells" / name).stat().st_mtime_ns == written
-    printed = subprocess.run(command(*TINY_RUN, *output), capture_output=True, text=True).stdout
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", *map(str, (*TINY_RUN, *output))])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
     assert "gla-selective" in printed and "published elsewhere" in printed and "eval.html" in printed
 
 
@@ -339,13 +343,17 @@ def test_a_trained_model_answers_needles(trained, tmp_path, monkeypatch):
     assert needle_table(model, tokenizer, "mine", one, one.test[:1])["rows"][0]["points"][0]["value"] == 1
 
 
-def test_the_shell_says_what_is_missing(trained):
-    for arguments, sentence in (
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
         ((), "give the folder of a trained model, or --suite"),
-        ((trained, "--suite", "recall"), "the suite 'needle' only"),
+        (("runs/first", "--suite", "recall"), "the suite 'needle' only"),
         (("--suite", "recal"), "suite must be one of"),
         (("--suite", "recall", "--learning-rates", "fast"), "learning_rates must be numbers"),
-    ):
-        result = subprocess.run(command(*arguments), capture_output=True, text=True)
-        assert result.returncode == 2 and sentence in result.stderr, result.stderr
-        assert len(result.stderr.splitlines()) == 1
+    ],
+)
+def test_the_shell_says_what_is_missing(arguments, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", *arguments])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and sentence in error and len(error.splitlines()) == 1
