@@ -112,7 +112,7 @@ inline bool step_over_keys(const MaclaurinAttention& call) {
             copy_rows(at.q, at.k_row, R, row(call.q, b, 0, g * R), call.q.head, R, call.K, 1);
             fill(at.sums, R * at.s_row, 0);
             for (int64_t begin = pack_left(at.left, call, b, g).first; begin < call.S; begin += STEP_KEYS) {
-                const int64_t next = smaller(begin + STEP_KEYS, call.S), end = smaller(next + STEP_KEYS, call.S);
+                const int64_t next = smaller(begin + STEP_KEYS, call.S);
                 for (int64_t r = 0; r < R; ++r)
                     step_keys(at.sums + r * at.s_row, at.v_row, at.q + r * at.k_row, call, b, g, begin, next - begin,
                               at.left + begin);
