@@ -8,6 +8,7 @@ it, and one step before lets kept tokens find the room that they grow into.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -87,11 +88,11 @@ def _steps(candidates: dict[str, _Steps]) -> dict[str, Timing]:
     return {name: Timing(t.median / STEPS, t.low / STEPS, t.high / STEPS) for name, t in times.items() if name in candidates}
 
 
-class _Steps:
+class _Steps(ABC):
     """Something that takes one token more."""
 
-    def step(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def step(self) -> None: ...
 
     def prepare(self) -> None:
         """Warm the caches."""

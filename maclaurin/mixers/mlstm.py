@@ -119,7 +119,7 @@ class MLSTM(ProjectedMixer):
             forget_gate,
             input_gate_kind=self.input_gate,
             eps=self.eps,
-            state=None if state is None else state.attention,  # type: ignore[arg-type]
+            state=None if state is None else checks.initial_state(state.attention, MLSTMState),
             return_state=return_state,
             form=form,
             lengths=lengths,

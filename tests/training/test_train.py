@@ -24,15 +24,6 @@ def recipe(folder, **fields):
     return Recipe(**{"output": str(folder / "run"), "corpus": str(folder / "text"), **fields})
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("MACLAURIN_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "text").mkdir()
-    rows = (json.dumps({"text": f"{i} green bottles hanging on the wall\n" * (1 + i % 4)}) for i in range(150))
-    (tmp_path / "text" / "songs.jsonl").write_text("\n".join(rows))
-    return tmp_path
-
-
 def weights(folder):
     return load_file(folder / "run" / "model.safetensors")
 

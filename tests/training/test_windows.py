@@ -15,14 +15,14 @@ from maclaurin.training.callbacks import StochasticWindow
 from maclaurin.training.flags import parse
 from maclaurin.training.trainer import LanguageTrainer
 from maclaurin.training.windows import WindowSchedule, own_windows
-from tests.training.test_train import assert_same_weights, folder, weights  # noqa: F401
+from tests.training.test_train import assert_same_weights, weights
 
 STEPS = 10
 SHORT, LONG = 4, 9
 FIRST_DRAWS = "slsssssllsslslsl"  # of seed 0 at p = 0.5, wherever and whenever they are made
 
 
-def recipe(folder, **fields):  # noqa: F811
+def recipe(folder, **fields):
     fields = {"length": 16, "batch_size": 1, "steps": STEPS, "eval_rows": 2, "warmup_steps": 2, "track": "none", **fields}
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
     swax = {
@@ -71,7 +71,7 @@ def watched(monkeypatch):
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_all_layers_share_the_draw_and_evaluation_has_the_long_window(
-    folder,  # noqa: F811
+    folder,
     monkeypatch,
     accumulation,
     gradient_checkpointing,
@@ -90,7 +90,7 @@ def test_all_layers_share_the_draw_and_evaluation_has_the_long_window(
         assert set(own_windows(saved).values()) == {LONG}
 
 
-def test_a_resumed_run_has_the_same_draws(folder, monkeypatch):  # noqa: F811
+def test_a_resumed_run_has_the_same_draws(folder, monkeypatch):
     """Bit for bit the weights of an undisturbed run, which no other sequence of windows gives."""
     train(recipe(folder))
     expected = weights(folder)
@@ -147,6 +147,6 @@ def test_flags(tmp_path):
         ({"short_window": LONG + 1}, f"short_window must not be above the layers' own window of {LONG}, got {LONG + 1}"),
     ],
 )
-def test_bad_schedules(folder, fields, message):  # noqa: F811
+def test_bad_schedules(folder, fields, message):
     with pytest.raises(ValueError, match=message):
         train(recipe(folder, **fields))
