@@ -1,0 +1,31 @@
+"""The suites: experiments as plain data.
+
+`quick` is minutes on a laptop with two cores, `standard` hours, `paper` the published settings, where a paper has ones that
+this package can train. Published figures stand in `published` and are never mixed with measured ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from maclaurin.evals.experiment import Experiment
+from maclaurin.evals.suites.lra import lra
+from maclaurin.evals.suites.needle import needle
+from maclaurin.evals.suites.recall import recall
+from maclaurin.evals.suites.rows import OTHER_ROWS
+from maclaurin.evals.suites.swax import swax
+from maclaurin.evals.suites.track import track
+from maclaurin.evals.suites.vision import vision
+
+PRESETS = ("quick", "standard", "paper")
+
+SUITES: dict[str, Callable[[str], list[Experiment]]] = {
+    "recall": recall,
+    "track": track,
+    "needle": needle,
+    "lra": lra,
+    "vision": vision,
+    "swax": swax,
+}
+
+__all__ = ["OTHER_ROWS", "PRESETS", "SUITES"]

@@ -1,0 +1,89 @@
+"""Recall of key-value pairs: how many fit into the state?"""
+
+from __future__ import annotations
+
+from maclaurin.evals.cells import Problem, Setting
+from maclaurin.evals.experiment import Experiment
+from maclaurin.evals.suites.rows import CORE, MORE, STATE_SIZES, mqar, rows_of
+
+
+def recall(preset: str) -> list[Experiment]:
+    if preset == "quick":
+        return [
+            Experiment(
+                "mqar",
+                "MQAR, 64 tokens, 2 layers of width 64, 8 heads: accuracy by number of pairs",
+                rows_of(*CORE, *STATE_SIZES),
+                Setting(heads=8, steps=1500, batch=32, stop_at=0.995, examples=500),
+                train=mqar(64, 2, 4, 8, 16, vocab_size=128),
+                test=mqar(64, 2, 4, 8, 12, 16, vocab_size=128),
+                learning_rates=(3e-3, 1e-2),
+                axis="pairs",
+            )
+        ]
+    if preset == "standard":
+        pairs = Experiment(
+            "mqar",
+            "MQAR, 256 tokens, 2 layers of width 64, 8 heads: accuracy by number of pairs",
+            rows_of(*CORE, *STATE_SIZES, *MORE),
+            Setting(heads=8, steps=6000, batch=64, stop_at=0.995),
+            train=mqar(256, 4, 8, 16, 32, 64, vocab_size=8192),
+            test=mqar(256, 4, 8, 16, 24, 32, 48, 64, vocab_size=8192),
+            learning_rates=(1e-3, 3e-3, 1e-2),
+            axis="pairs",
+            seeds=3,
+        )
+        lengths = (64, 128, 256, 512, 1024, 4096)
+        induction = Experiment(
+            "induction-heads",
+            "Induction heads, trained at 256 tokens: accuracy by length",
+            rows_of(*CORE, *MORE),
+            Setting(steps=4000, batch=32, stop_at=0.999),
+            train=(Problem("induction-heads", {"length": 256}),),
+            test=tuple(Problem("induction-heads", {"length": length}) for length in lengths),
+            learning_rates=(1e-3, 3e-3),
+            axis="length",
+            seeds=3,
+        )
+        copying = Experiment(
+            "copying",
+            "Copying a string, trained with 2 to 64 letters: exact copies by length",
+            rows_of(*CORE, *MORE),
+            Setting(width=128, layers=4, inner=256, steps=5000, batch=32),
+            train=(Problem("copying"),),
+            test=tuple(Problem("copying-long", {"shortest": size, "longest": size}) for size in (16, 64, 128, 256, 511)),
+            learning_rates=(1e-3, 2e-3, 5e-3),
+            axis="longest",
+            metric="exact",
+            seeds=3,
+        )
+        return [pairs, induction, copying]
+    found = []
+    for length, pairs, batch in ((64, 4, 512), (128, 8, 256), (256, 16, 128), (512, 64, 64), (512, 80, 64)):
+        for width in (64, 128) if pairs == 80 else (64, 128, 256, 512):
+            metala = {"softmax": "above 0.99", "s6": "0.000 (Mamba)", "metala": "0.285" if width == 64 else "0.904"}
+            all_but = {"softmax": "perfect but at 512 tokens, width 64, keys of 32"}
+            found.append(
+                Experiment(
+                    f"mqar-{length}x{pairs}-d{width}",
+                    f"MQAR, {length} tokens, {pairs} pairs, width {width}",
+                    rows_of(*CORE, *MORE),
+                    Setting(
+                        width=width,
+                        heads=2,
+                        inner=4 * width,
+                        steps=64 * 100_000 // batch,
+                        batch=batch,
+                        stop_at=0.99,
+                        examples=3000,
+                    ),
+                    train=mqar(length, pairs, vocab_size=8192),
+                    test=mqar(length, pairs, vocab_size=8192),
+                    learning_rates=(1e-4, 4.64e-4, 2.15e-3, 1e-2),
+                    axis="pairs",
+                    seeds=3,
+                    published=metala if pairs == 80 else all_but,
+                    source="MetaLA, arXiv 2411.10741" if pairs == 80 else "DSF, arXiv 2405.15731, in words",
+                )
+            )
+    return found

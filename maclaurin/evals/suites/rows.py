@@ -1,0 +1,54 @@
+"""The rows that all suites know: registered mixers by their names, and others with options."""
+
+from __future__ import annotations
+
+from maclaurin.evals.cells import Problem, Row
+
+
+def one(name: str, **options: object) -> Row:
+    return Row((name,), {name: options} if options else {})
+
+
+def rows_of(*names: str) -> dict[str, Row]:
+    return {name: OTHER_ROWS.get(name, one(name)) for name in names}
+
+
+SELECTIVE = {"rank": 16, "increments": "linear", "gate": "none", "bias": True, "theta": 1}  # for state tracking
+QK_CONV = {"conv_width": 4, "activation": "silu"}
+
+# rows that are no registered mixer with its defaults; all suites know them
+OTHER_ROWS = {
+    "softmax-conv": one("softmax", conv_width=2),
+    "linear-conv": one("linear", conv_width=2),
+    "mamba2": one("mamba2", expand=1, d_state=8),  # the state of a first-order head of 8 channels
+    "gla-conv": one("gla", **QK_CONV),
+    "gla-selective": one("gla", rotary="selective", rotary_options=SELECTIVE, **QK_CONV),
+    "softmax-selective": one("softmax", rotary="selective", rotary_options=SELECTIVE, **QK_CONV),
+    "linear-conv-keys16": one("linear", conv_width=2, key_dim=16),
+    "linear-conv-keys32": one("linear", conv_width=2, key_dim=32),
+    "2mamba-keys4": one("2mamba", key_dim=4),
+}
+CORE = ("softmax", "softmax-conv", "linear", "linear-conv", "mamba2", "mamba2s", "2mamba", "2mamba-e")
+STATE_SIZES = ("linear-conv-keys16", "linear-conv-keys32", "2mamba-keys4")
+MORE = (
+    "gla",
+    "gated-delta",
+    "2mamba-delta",
+    "mlstm",
+    "metala",
+    "normalized",
+    "s6",
+    "ssd",
+    "hedgehog",
+    "luna",
+)
+
+
+def mqar(length: int, *pairs: int, vocab_size: int = 512, power: float = 0.01) -> tuple[Problem, ...]:
+    options = {"length": length, "vocab_size": vocab_size, "power": power}
+    return tuple(Problem("mqar", {"pairs": count} | options) for count in pairs)
+
+
+def no_paper(suite: str, preset: str, why: str) -> None:
+    if preset == "paper":
+        raise ValueError(f"suite {suite!r} has no preset 'paper': {why}; choose 'quick' or 'standard'")
