@@ -22,7 +22,7 @@ def recall(preset: str) -> list[Experiment]:
             )
         ]
     if preset == "standard":
-        pairs = Experiment(
+        by_pairs = Experiment(
             "mqar",
             "MQAR, 256 tokens, 2 layers of width 64, 8 heads: accuracy by number of pairs",
             rows_of(*CORE, *STATE_SIZES, *MORE),
@@ -57,7 +57,7 @@ def recall(preset: str) -> list[Experiment]:
             metric="exact",
             seeds=3,
         )
-        return [pairs, induction, copying]
+        return [by_pairs, induction, copying]
     found = []
     for length, pairs, batch in ((64, 4, 512), (128, 8, 256), (256, 16, 128), (512, 64, 64), (512, 80, 64)):
         for width in (64, 128) if pairs == 80 else (64, 128, 256, 512):
