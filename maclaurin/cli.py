@@ -209,6 +209,37 @@ def bench(
     print(output / "bench.html")
 
 
+@app.command(context_settings=RECIPE_FLAGS)
+def lab(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="An experiment, or all; without it, what there is.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer draws and smaller sizes: all in minutes.")] = False,
+    seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
+    jobs: Annotated[int | None, typer.Option(help="Of `all`: processes side by side; as many as cores.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder of the figures and the page.")] = Path("results/lab"),
+    png: Annotated[Path | None, typer.Option(help="Also write every figure as a PNG file into this folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compute claims of the theory, beside the published numbers, and say which held."""
+    from maclaurin.lab import command
+    from maclaurin.lab.run import keep
+
+    if name is None or name in ("--help", "-h"):
+        command.contents(_console())
+        return
+    if name == "all":
+        results = command.everything(output, quick=quick, seed=seed, jobs=jobs)
+    else:
+        results = [command.one(name, context.args, quick=quick, seed=seed)]
+        keep(results[0], output)
+    if as_json:
+        print(json.dumps([json.loads(result.to_json()) for result in results], indent=2))
+    else:
+        command.show(results, _console())
+    for path in command.write_page(results, output, png):
+        print(path, file=sys.stderr if as_json else sys.stdout)
+
+
 @app.command()
 def generate(
     model: Annotated[str, typer.Argument(help="Folder of a trained model.")],

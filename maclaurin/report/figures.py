@@ -146,12 +146,7 @@ def accuracy(lines: Sequence[Line], x_title: str, shaded: tuple[float, float] | 
             shaded[0] / width, shaded[1] * width, fillcolor="rgba(128,128,128,0.14)", line_width=0, layer="below"
         )
     for line in lines:
-        error = None
-        if line.low:
-            above = [high - y for high, y in zip(line.high, line.y, strict=True)]
-            below = [y - low for low, y in zip(line.low, line.y, strict=True)]
-            error = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1, "width": 3}
-        figure.add_scatter(**_line(line), error_y=error, hovertemplate="%{y:.3f}")
+        figure.add_scatter(**_line(line), error_y=_interval(line), hovertemplate="%{y:.3f}")
     ticks = sorted({x for line in lines for x in line.x})
     figure.update_xaxes(title=x_title, type="log", tickvals=ticks, ticktext=[length_text(tick) for tick in ticks])
     figure.update_yaxes(range=[-0.03, 1.03])
@@ -183,6 +178,28 @@ def heat_map(
         figure.add_vline(behind, line={"color": "#EE6677", "width": 3})
     figure.update_xaxes(title=x_title, type="category")
     figure.update_yaxes(type="category", autorange="reversed")
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
+def curves(lines: Sequence[Line], x_title: str, y_title: str, *, log_x: bool = False, log_y: bool = False) -> go.Figure:
+    """Any lines with their intervals; faint ones are no measurements."""
+    figure = _figure(y_title)
+    for line in lines:
+        figure.add_scatter(**_line(line), error_y=_interval(line), hovertemplate="%{y:.4g}")
+    figure.update_xaxes(title=x_title, type="log" if log_x else "linear", exponentformat="power")
+    figure.update_yaxes(type="log" if log_y else "linear", exponentformat="power")
+    return figure
+
+
+def matrix(values: Sequence[Sequence[float]], x_title: str, y_title: str) -> go.Figure:
+    """A heat map of any numbers, the first row on top."""
+    figure = _figure(y_title)
+    figure.add_heatmap(
+        z=[list(row) for row in values], colorscale="Cividis", hovertemplate="%{y}, %{x}: %{z:.4g}<extra></extra>"
+    )
+    figure.update_xaxes(title=x_title)
+    figure.update_yaxes(autorange="reversed")
     figure.update_layout(hovermode="closest")
     return figure
 
@@ -227,6 +244,14 @@ def _line(line: Line) -> dict[str, object]:
         "marker": {"symbol": style.symbol, "size": 4 if line.faint else 6, "color": style.color},
         "opacity": 0.7 if line.faint else 1,
     }
+
+
+def _interval(line: Line) -> dict[str, object] | None:
+    if not line.low:
+        return None
+    above = [high - y for high, y in zip(line.high, line.y, strict=True)]
+    below = [y - low for low, y in zip(line.low, line.y, strict=True)]
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1, "width": 3}
 
 
 def _length_axis(figure: go.Figure, lengths: Sequence[float]) -> None:

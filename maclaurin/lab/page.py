@@ -1,0 +1,55 @@
+"""Results of the lab as sections of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from maclaurin.lab.result import WORDS, Grid, Result, text_of
+from maclaurin.report.page import Cell, Column, DataTable, Page, Section
+
+
+def page(results: Sequence[Result]) -> Page:
+    claims = [claim for result in results for claim in result.claims if claim.held is not None]
+    held = sum(claim.held is True for claim in claims)
+    lead = ["Every number is computed by `maclaurin lab`, with the settings and the seed that stand beside it."]
+    return Page("Maclaurin: the lab", f"{held} of {len(claims)} claims held", lead, sections(results))
+
+
+def sections(results: Sequence[Result]) -> list[Section]:
+    """All claims first, then a section an experiment."""
+    return [_claims(results), *(_section(result) for result in results)]
+
+
+def _claims(results: Sequence[Result]) -> Section:
+    columns = [Column(title, numeric=False) for title in ("", "claim", "source", "expected", "measured", "held")]
+    rows = [
+        [
+            Cell(f"{result.name} {claim.key}"),
+            Cell(claim.text),
+            Cell(claim.source),
+            Cell(claim.expected),
+            Cell(claim.measured),
+            Cell(WORDS[claim.held]),
+        ]
+        for result in results
+        for claim in result.claims
+    ]
+    return Section("Claims", "", [DataTable("lab-claims", columns, rows)])
+
+
+def _section(result: Result) -> Section:
+    tables = [_grid(f"lab-{result.name}-{index}", grid) for index, grid in enumerate(result.grids)]
+    intro = " ".join((f"Settings: {result.setting_text()}.", *result.notes))
+    return Section(f"{result.name}: {result.title}", intro, [*result.plot(), *tables])
+
+
+def _grid(key: str, grid: Grid) -> DataTable:
+    columns = [
+        Column(title, numeric=all(isinstance(row[index], (int, float)) for row in grid.rows))
+        for index, title in enumerate(grid.columns)
+    ]
+    rows = [
+        [Cell(text_of(value), float(value) if isinstance(value, (int, float)) else None) for value in row]
+        for row in grid.rows
+    ]
+    return DataTable(key, columns, rows, grid.title)

@@ -1,0 +1,58 @@
+"""Run experiments by name, side by side in processes of one thread, and keep each result as soon as it is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maclaurin import lab
+from maclaurin.lab.result import Result
+from maclaurin.ops.checks import one_of
+
+
+def function_of(name: str) -> Callable[..., Result]:
+    one_of("experiment", name, tuple(lab.EXPERIMENTS))
+    function: Callable[..., Result] = getattr(lab, name.replace("-", "_"))
+    return function
+
+
+def run_one(name: str, options: dict[str, Any], threads: int | None = None) -> Result:
+    """One experiment, with the time it took."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    started = time.monotonic()
+    result = function_of(name)(**options)
+    return dataclasses.replace(result, seconds=time.monotonic() - started)
+
+
+def run_all(names: Sequence[str], options: dict[str, Any], jobs: int) -> Iterator[Result]:
+    """As they finish, the most expensive ones started first."""
+    # a fresh interpreter each: a forked one would inherit the threads of this
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        waiting = [pool.submit(run_one, name, options, 1) for name in names]
+        for future in as_completed(waiting):
+            yield future.result()
+
+
+def keep(result: Result, folder: Path) -> Path:
+    """Whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result.name}.lab.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(result.to_json())
+    temporary.replace(path)
+    return path
+
+
+def found_in(folder: Path) -> list[Result]:
+    """The results kept in a folder and below, in the order of the experiments."""
+    kept = [Result.from_json(path.read_text()) for path in sorted(folder.rglob("*.lab.json"))]
+    order = list(lab.EXPERIMENTS)
+    return sorted(kept, key=lambda result: order.index(result.name) if result.name in order else len(order))

@@ -1,0 +1,91 @@
+"""The frame of the lab: claims decided by numbers, results that are kept and drawn, flags of the shell."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from maclaurin.lab import claims
+from maclaurin.lab.flags import parse
+from maclaurin.lab.page import page
+from maclaurin.lab.result import Curve, Grid, Matrix, Plot, Result
+from maclaurin.lab.run import found_in, keep
+
+
+def small(measured: float = 1.0) -> Result:
+    return Result(
+        "series",
+        "A small one",
+        {"seed": 3, "lengths": [1, 2]},
+        [claims.near("one", "it is one", measured, 1.0, 0.1), claims.not_applicable("none", "it has no keys", "no keys")],
+        [Grid("figures", ("name", "value"), [("a", 1.0), ("b", None)])],
+        [
+            Plot("curve", "A curve.", "x", "y", [Curve("a", [1, 2], [3.0, 4.0], [2.0, 3.0], [4.0, 5.0])], log_x=True),
+            Matrix("square", "A matrix.", "column", "row", [[1.0, 2.0], [3.0, 4.0]]),
+        ],
+        ["It is only a test."],
+    )
+
+
+@pytest.mark.parametrize(
+    ("claim", "held"),
+    [
+        (claims.near("k", "t", 1.05, 1.0, 0.1), True),
+        (claims.near("k", "t", 1.2, 1.0, 0.1), False),
+        (claims.near("k", "t", math.nan, 1.0, 0.1), False),
+        (claims.near_relative("k", "t", 105, 100, 0.1), True),
+        (claims.near_relative("k", "t", 120, 100, 0.1), False),
+        (claims.near_relative("k", "t", -95, -100, 0.1), True),
+        (claims.between("k", "t", 0.5, 0.4, 0.6), True),
+        (claims.between("k", "t", 0.7, 0.4, 0.6), False),
+        (claims.at_most("k", "t", 2, 1), False),
+        (claims.at_most("k", "t", math.nan, 1), False),
+        (claims.at_least("k", "t", 2, 1), True),
+        (claims.at_least("k", "t", math.nan, 1), False),
+    ],
+)
+def test_the_number_decides(claim: claims.Claim, held: bool) -> None:
+    assert claim.held is held
+
+
+def test_one_false_claim_is_enough() -> None:
+    assert small().held
+    assert not small(2.0).held
+    assert "NOT held" in small(2.0).table()
+
+
+def test_a_result_is_kept_and_read_again(tmp_path) -> None:
+    keep(small(), tmp_path / "below")
+    (read,) = found_in(tmp_path)
+    assert read.to_json() == small().to_json()
+    assert read.table() == small().table()
+
+
+def test_the_table_says_everything() -> None:
+    text = small().table()
+    for piece in ("A small one", "seed 3", "it is one", "held", "does not apply", "figures", "It is only a test."):
+        assert piece in text
+
+
+def test_figures_state_settings_and_seed() -> None:
+    charts = small().plot()
+    assert [chart.key for chart in charts] == ["series-curve", "series-square"]
+    assert all("seed 3" in chart.caption for chart in charts)
+    html = page([small()]).html()
+    assert "1 of 1 claims held" in html and "lab-claims" in html
+
+
+def flagged(*, quick: bool = False, n: int = 10, rate: float | None = None, sizes: tuple[float, ...] = (1.0,)) -> None:
+    """An experiment."""
+
+
+def test_flags_are_the_arguments() -> None:
+    assert parse(flagged, ["--n", "3", "--sizes", "1,2.5"], "x") == {"quick": False, "n": 3, "rate": None, "sizes": (1, 2.5)}
+    assert parse(flagged, ["--rate", "0.5", "--quick"], "x")["rate"] == 0.5
+
+
+@pytest.mark.parametrize("args", [["--m", "3"], ["--n", "three"], ["--sizes", "a,b"]])
+def test_bad_flags_are_one_sentence(args: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"x"):
+        parse(flagged, args, "x")
