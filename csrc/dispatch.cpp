@@ -4,6 +4,7 @@
 
 #include "kernels.h"
 #include "pool.h"
+#include "step.h"
 
 namespace maclaurin {
 namespace {
@@ -65,6 +66,13 @@ int32_t maclaurin_quadratic_forward(const MaclaurinAttention* call) { return !ch
 int32_t maclaurin_quadratic_backward(const MaclaurinAttention* call) { return !chosen().load()->quadratic_backward(*call); }
 int32_t maclaurin_chunked_forward(const MaclaurinAttention* call) { return !chosen().load()->chunked_forward(*call); }
 int32_t maclaurin_chunked_backward(const MaclaurinAttention* call) { return !chosen().load()->chunked_backward(*call); }
+int32_t maclaurin_step(const MaclaurinStep* step) {
+    if (maclaurin::grows(*step)) return 2;
+    maclaurin::put_token(*step);
+    const MaclaurinAttention call = maclaurin::as_attention(*step);
+    const maclaurin::Kernels* kernels = chosen().load();
+    return !(call.memory != nullptr ? kernels->chunked_forward(call) : kernels->quadratic_forward(call));
+}
 int32_t maclaurin_linear_forward(const MaclaurinLinear* call) { return !chosen().load()->linear_forward(*call); }
 int32_t maclaurin_linear_backward(const MaclaurinLinear* call) { return !chosen().load()->linear_backward(*call); }
 int32_t maclaurin_conv_forward(const MaclaurinConv* call) { return !chosen().load()->conv_forward(*call); }

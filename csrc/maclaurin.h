@@ -21,7 +21,7 @@ struct MaclaurinAttention {
     MaclaurinTensor q, k, v, log_decay;
     MaclaurinTensor y;
     // (B,T,H): the divisor of every row, with a minus sign where the memory stayed below its rounding error and was not
-    // used; the logarithm of the sum of weights if exponential
+    // used; the logarithm of the sum of weights if exponential. May be absent where T = 1 and scores are squared.
     MaclaurinTensor total;
     MaclaurinTensor dy, dq, dk, dv, dlog_decay;
     // Chunked only: the memory before the first key and the one after `folded` keys, dense (B,G,F,W), absent or present.
@@ -31,6 +31,21 @@ struct MaclaurinAttention {
     float scale;
     int32_t exponential;  // scores exp(q·k) instead of (q·k)²
     int32_t normalize;    // divide by the sum of the weights; always so if exponential
+    int32_t threads;
+};
+
+// One more token of attention with squared scores, for rows without padding. Its key, value and decay are put into the last
+// of S slots of buffers that hold the earlier ones, a head's side by side; then the query reads them all, and the memory.
+struct MaclaurinStep {
+    int64_t B, S, H, G, K, V;
+    int64_t slots;                          // of the buffers
+    MaclaurinTensor q, k, v, log_decay;     // of the new token
+    float *keys, *values, *log_decays;      // dense (B,G,slots,K), (B,G,slots,V), and (B,G,slots) or absent
+    float* y;                               // dense (B,1,H,V)
+    const float* memory;                    // dense (B,G,F,W), or absent
+    float* new_memory;                      // if present, the memory after all S keys
+    float scale;
+    int32_t normalize;
     int32_t threads;
 };
 
@@ -93,6 +108,8 @@ MACLAURIN_EXPORT int32_t maclaurin_quadratic_forward(const MaclaurinAttention* c
 MACLAURIN_EXPORT int32_t maclaurin_quadratic_backward(const MaclaurinAttention* call);
 MACLAURIN_EXPORT int32_t maclaurin_chunked_forward(const MaclaurinAttention* call);
 MACLAURIN_EXPORT int32_t maclaurin_chunked_backward(const MaclaurinAttention* call);
+// 2 where a decay is positive: then nothing was done.
+MACLAURIN_EXPORT int32_t maclaurin_step(const MaclaurinStep* call);
 MACLAURIN_EXPORT int32_t maclaurin_linear_forward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_linear_backward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_conv_forward(const MaclaurinConv* call);

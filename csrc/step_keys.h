@@ -5,7 +5,7 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-constexpr int64_t STEP_KEYS = 4 * LANES;  // at a time
+constexpr int64_t STEP_KEYS = LANES;  // at a time
 
 // What is left of every key when the query comes, and of the memory. Keys before `first`, in whole blocks, have decayed to
 // nothing: they are not read, and `left` is not written there.
@@ -87,7 +87,7 @@ inline void step_finish(const MaclaurinAttention& call, const float* sums, int64
     const float total = sum(load(sums + v_row)), times = call.normalize ? inverse(total) : 1;
     float* y = row(call.y, b, 0, h);
     for (int64_t c = 0; c < call.V; ++c) y[c] = sums[c] * times;
-    *row(call.total, b, 0, h) = silent ? -total : total;
+    if (call.total.data != nullptr) *row(call.total, b, 0, h) = silent ? -total : total;
 }
 
 struct StepOverKeysBuffers {

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -72,10 +73,11 @@ def power_attention(
     """
     usual = order == 2 and order_weights is None and scale is None and form in ("auto", "recurrent") and backend == "auto"
     ragged = attention_mask is not None or cu_seqlens is not None or lengths is not None
-    if isinstance(state, PowerState) and return_state and usual and not ragged and native.available():
+    simple = return_state and usual and not ragged and native.available() and not torch.compiler.is_compiling()
+    if simple and isinstance(state, PowerState):
         first_fold = fold_at
         if fold_at is None and state.memory is None:
-            first_fold = fold_length(state.keys.shape[3], state.values.shape[3], normalize=normalize)
+            first_fold = _second_order_fold(state.keys.shape[3], state.values.shape[3], normalize)
         done = native.plain_step(q, k, v, log_decay, state, normalize, first_fold, fold_every)
         if done is not None:
             return done
@@ -121,6 +123,11 @@ def fold_length(
     `dtype` is that of the tokens. The memory is float32 at least, so it takes twice as many tokens in bfloat16.
     """
     return _fold_length(Kernel.of(order), key_dim, value_dim, normalize, dtype)
+
+
+@cache
+def _second_order_fold(key_dim: int, value_dim: int, normalize: bool) -> int:
+    return fold_length(key_dim, value_dim, normalize=normalize)
 
 
 def _fold_length(kernel: Kernel, key_dim: int, value_dim: int, normalize: bool, dtype: torch.dtype) -> int:

@@ -1,5 +1,6 @@
 """A native decoding step is that of torch, keeps states as they were, and costs the same at every length."""
 
+import copy
 import threading
 
 import pytest
@@ -221,3 +222,30 @@ def test_decoding_takes_the_plain_step_and_anything_else_does_not(monkeypatch):
         assert ops.power_attention(**token, state=state, attention_mask=torch.zeros(2, 1))[0].eq(0).all()
     y, _ = ops.power_attention(**{name: x.requires_grad_() for name, x in token.items()}, state=state)
     assert y.requires_grad
+
+
+@pytest.mark.parametrize("fold_at", [1000, 30])
+def test_two_successors_of_a_state_do_not_see_each_other(fold_at):
+    """Beams: the first one takes the slot behind the tokens, the second one a room of its own, in any order and mode."""
+    batch = attention_inputs("kv")(Sizes(T=60, K=8, V=8)).to(torch.float32)
+
+    def decode(state, places):
+        outputs = []
+        for t in places:
+            y, state = ops.power_attention(**batch.between(t, t + 1).tokens, state=state, fold_at=fold_at)
+            outputs.append(y)
+        return torch.cat(outputs, 1), state
+
+    with torch.no_grad():
+        _, start = ops.power_attention(**batch.between(0, 40).tokens, fold_at=fold_at)
+        _, start = decode(start, [40])
+        alone = {places: decode(start.clone(), places) for places in ((41, 42, 43), (50, 51, 52))}
+        first, second = decode(start, (41, 42)), decode(start, (50, 51))
+        first = torch.cat([first[0], decode(first[1], (43,))[0]], 1)
+        with torch.inference_mode():
+            last, _ = decode(second[1], (52,))
+        second = torch.cat([second[0], last], 1)
+        copied, _ = decode(copy.deepcopy(start), (41, 42, 43))
+    assert_close(first, alone[41, 42, 43][0], 1e-6)
+    assert_close(second, alone[50, 51, 52][0], 1e-6)
+    assert_close(copied, alone[41, 42, 43][0], 1e-6)

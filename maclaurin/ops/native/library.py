@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,6 +111,7 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_use_openmp.argtypes = [ctypes.c_void_p]
     for name in ATTENTION_KERNELS:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Attention)]
+    library.maclaurin_step.argtypes = [ctypes.c_char_p]  # packed already: a ctypes structure would take longer than the step
     for name in LINEAR_KERNELS:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Linear)]
     for name in CONV_KERNELS:
@@ -193,19 +193,12 @@ def run(kernel: str, call: ctypes.Structure) -> None:
         raise MemoryError(f"the native kernel {kernel} found no memory for its blocks")
 
 
-def bare_kernel(kernel: str, packed: bytes) -> None:
-    """`run` with a struct that is packed already, threads included."""
-    if _bare[kernel](packed):
-        raise MemoryError(f"the native kernel {kernel} found no memory for its blocks")
-
-
-def _bare_kernels(library: ctypes.CDLL) -> dict[str, Any]:
-    """By item, not by attribute: function objects of their own, with argument types of their own."""
-    found = {name: library[f"maclaurin_{name}"] for name in ATTENTION_KERNELS}
-    for function in found.values():
-        function.argtypes = [ctypes.c_char_p]
-    return found
+def step(packed: bytes) -> bool:
+    """One decoding step from a packed MaclaurinStep; False where a decay is positive and nothing was done."""
+    status: int = _loaded().maclaurin_step(packed)
+    if status == 1:
+        raise MemoryError("the native decoding step found no memory for its blocks")
+    return status == 0
 
 
 _LIBRARY = _load()  # when imported, so that torch.compile sees a constant
-_bare = {} if _LIBRARY is None else _bare_kernels(_LIBRARY)
