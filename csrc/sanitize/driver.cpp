@@ -133,6 +133,33 @@ void check(bool good, const char* what, const Case& c, const char* isa, int thre
                 long(c.folded));
 }
 
+// A decoding step from buffers of exactly its size: the last key, value and decay come as the new token.
+void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& new_memory, const char* isa, int threads) {
+    Outputs out(c);
+    std::vector<float> keys(c.B * c.G * c.S * c.K), values(c.B * c.G * c.S * c.V), decays(c.B * c.G * c.S);
+    for (int64_t b = 0; b < c.B; ++b)
+        for (int64_t g = 0; g < c.G; ++g)
+            for (int64_t s = 0; s + 1 < c.S; ++s) {
+                const int64_t slot = (b * c.G + g) * c.S + s;
+                for (int64_t i = 0; i < c.K; ++i) keys[slot * c.K + i] = in.k.at(b, s, g, i);
+                for (int64_t i = 0; i < c.V; ++i) values[slot * c.V + i] = in.v.at(b, s, g, i);
+                decays[slot] = in.log_decay.at(b, s, g);
+            }
+    const auto last = [&](const Tensor& x) {
+        MaclaurinTensor view = x.view();
+        view.data += (c.S - 1) * view.time;
+        return view;
+    };
+    MaclaurinStep step{};
+    step.B = c.B, step.S = c.S, step.H = c.H, step.G = c.G, step.K = c.K, step.V = c.V, step.slots = c.S;
+    step.q = in.q.view(), step.k = last(in.k), step.v = last(in.v), step.log_decay = last(in.log_decay);
+    step.keys = keys.data(), step.values = values.data(), step.log_decays = c.decay ? decays.data() : nullptr;
+    step.y = out.y.data(), step.memory = in.memory.data(), step.new_memory = out.new_memory.data();
+    step.scale = 0.4f, step.normalize = c.normalize, step.threads = threads;
+    check(maclaurin_step(&step) == 0 && out.y.distance(y) < 1e-5 && out.new_memory.distance(new_memory) < 1e-5,
+          "decoding step", c, isa, threads);
+}
+
 void run(const Case& c, const char* isa, int threads) {
     const Inputs in(c);
     Outputs direct(c), chunked(c);
@@ -143,6 +170,7 @@ void run(const Case& c, const char* isa, int threads) {
         for (const Tensor* x : {&chunked.y, &chunked.dq, &chunked.dk, &chunked.dv, &chunked.new_memory, &chunked.dmemory})
             good = good && x->finite();
         check(good && (!c.decay || chunked.dlog_decay.finite()), "chunked", c, isa, threads);
+        if (c.T == 1 && c.memory) run_step(c, in, chunked.y, chunked.new_memory, isa, threads);
     }
     if (c.memory || c.folded || c.T == 0) return;
     check(maclaurin_quadratic_forward(&pairs) == 0 && maclaurin_quadratic_backward(&pairs) == 0, "quadratic", c, isa,
@@ -150,6 +178,7 @@ void run(const Case& c, const char* isa, int threads) {
     const Tensor exact = expected(c, in);
     check(direct.y.distance(exact) < 1e-4, "quadratic outputs", c, isa, threads);
     if (c.exponential) return;
+    if (c.T == 1) run_step(c, in, direct.y, direct.new_memory, isa, threads);
     check(chunked.y.distance(exact) < 1e-4, "chunked outputs", c, isa, threads);
     check(chunked.dq.distance(direct.dq) < 1e-3 || c.K == 1, "gradients of q", c, isa, threads);
     check(chunked.dk.distance(direct.dk) < 1e-3 || c.K == 1, "gradients of k", c, isa, threads);
