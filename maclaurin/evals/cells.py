@@ -13,7 +13,7 @@ from maclaurin.data.tasks import Task, task
 from maclaurin.ops.checks import at_least_one, one_of
 
 PROTOCOL = 2  # raised when `learn` changes what a cell's settings mean, so that older results are not taken for new ones
-MODELS = ("language", "classifier", "vision")
+MODELS = ("language", "classifier", "pairs", "vision")
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Row:
 class Setting:
     """The budget.
 
-    model: "language" (an answer at some tokens), "classifier" (one a sequence) or "vision" (one an image). width, heads,
-    layers, inner: of the model; inner is the width of its MLPs, which differs from row to row where parameters are equal.
-    steps of batch examples, AdamW; stop_at: the accuracy on held-out examples at which training ends early, None for
-    never. examples: of each test.
+    model: "language" (an answer at some tokens), "classifier" (one a sequence), "pairs" (one for two sequences) or "vision"
+    (one an image). width, heads, layers, inner: of the model; inner is the width of its MLPs, which differs from row to row
+    where parameters are equal. steps of batch examples, AdamW; stop_at: the accuracy on held-out examples at which training
+    ends early, None for never. examples: of each test that is generated; stored ones are taken whole.
     """
 
     model: str = "language"

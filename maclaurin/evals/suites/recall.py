@@ -14,10 +14,10 @@ def recall(preset: str) -> list[Experiment]:
                 "mqar",
                 "MQAR, 64 tokens, 2 layers of width 64, 8 heads: accuracy by number of pairs",
                 rows_of(*CORE, *STATE_SIZES),
-                Setting(heads=8, steps=1500, batch=32, stop_at=0.995, examples=500),
+                Setting(heads=8, steps=1500, batch=16, stop_at=0.995, examples=500),
                 train=mqar(64, 2, 4, 8, 16, vocab_size=128),
                 test=mqar(64, 2, 4, 8, 12, 16, vocab_size=128),
-                learning_rates=(3e-3, 1e-2),
+                learning_rates=(1e-2, 3e-3),
                 axis="pairs",
             )
         ]
