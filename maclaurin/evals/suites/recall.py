@@ -9,14 +9,15 @@ from maclaurin.evals.suites.rows import CORE, MORE, STATE_SIZES, mqar, rows_of
 
 def recall(preset: str) -> list[Experiment]:
     if preset == "quick":
+        easier = (*mqar(16, 2, 4, vocab_size=128), *mqar(32, 8, vocab_size=128))  # fewer pairs, shorter: learned sooner
         return [
             Experiment(
                 "mqar",
-                "MQAR, 64 tokens, 2 layers of width 64, 8 heads: accuracy by number of pairs",
+                "MQAR, up to 64 tokens, 2 layers of width 64, 8 heads: accuracy by number of pairs",
                 rows_of(*CORE, *STATE_SIZES),
-                Setting(heads=8, steps=1500, batch=16, stop_at=0.995, examples=500),
-                train=mqar(64, 2, 4, 8, 16, vocab_size=128),
-                test=mqar(64, 2, 4, 8, 12, 16, vocab_size=128),
+                Setting(heads=8, steps=1500, batch=32, stop_at=0.995, examples=500),
+                train=(*easier, *mqar(64, 16, vocab_size=128)),
+                test=(*easier, *mqar(64, 12, 16, vocab_size=128)),
                 learning_rates=(1e-2, 3e-3),
                 axis="pairs",
             )
