@@ -46,8 +46,9 @@ def lra(preset: str) -> list[Experiment]:
         ("cifar10", "Image", 512, 6, 512, 3e-3, 128, "0.9188"),
         ("pathfinder", "Pathfinder", 128, 6, 128, 2e-3, 256, "0.9166"),
     ):
-        source = {"source": "aan"} if name == "aan" else {}  # a folder of this name, here or below that of --data
-        split = {"split": "test"} if name in ("imdb", "aan", "cifar10") else {}
+        # the papers are in no hub: a folder of this name, here or in that of --data
+        source: dict[str, object] = {"source": "aan"} if name == "aan" else {}
+        split: dict[str, object] = {"split": "test"} if name in ("imdb", "aan", "cifar10") else {}
         paper.append(
             replace(
                 listops,
