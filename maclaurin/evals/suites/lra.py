@@ -47,8 +47,8 @@ def lra(preset: str) -> list[Experiment]:
         ("pathfinder", "Pathfinder", 128, 6, 128, 2e-3, 256, "0.9166"),
     ):
         # the papers are in no hub: a folder of this name, here or in that of --data
-        source: dict[str, object] = {"source": "aan"} if name == "aan" else {}
-        split: dict[str, object] = {"split": "test"} if name in ("imdb", "aan", "cifar10") else {}
+        where = {"source": "aan"} if name == "aan" else {}
+        part = {"split": "test"} if name in ("imdb", "aan", "cifar10") else {}
         paper.append(
             replace(
                 listops,
@@ -64,8 +64,8 @@ def lra(preset: str) -> list[Experiment]:
                     batch=batch,
                     examples=2000,
                 ),
-                train=(Problem(name, source),),
-                test=(Problem(name, source | split),),
+                train=(Problem(name, where),),
+                test=(Problem(name, where | part),),
                 learning_rates=(rate,),
                 seeds=3,
                 published={"metala": figure},
