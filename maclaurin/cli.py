@@ -169,12 +169,14 @@ def compare(context: typer.Context) -> None:
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders with runs of `maclaurin train` or `maclaurin compare`.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders with runs of `maclaurin train`, `compare` or `eval --suite`.")
+    ],
     output: Annotated[Path | None, typer.Option(help="The page; report.html in the first folder if not given.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also write every figure as a PNG file into this folder.")] = None,
     measure: Annotated[bool, typer.Option(help="Time a layer of each mixer on this machine, up to 20 seconds.")] = True,
 ) -> None:
-    """Write one self-contained HTML page about runs: curves, results, cost, memory, and how they were made."""
+    """Write one self-contained HTML page about runs and suites: curves, results, cost, memory, and how they were made."""
     from maclaurin.report import build
 
     path = output or folders[0] / "report.html"
@@ -312,6 +314,9 @@ def evaluate(
     learning_rates: Annotated[
         str | None, typer.Option("--learning-rates", "--learning_rates", help="The grid, with commas between.")
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with the datasets of lra: aan, imdb, cifar10; else the hub.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes side by side; as many as cores if not given.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the suite; results/SUITE-PRESET if not given.")] = None,
     as_json: Json = False,
@@ -327,6 +332,7 @@ def evaluate(
             seeds=seeds,
             steps=steps,
             learning_rates=[_number("learning_rates", rate) for rate in _comma_list(learning_rates)],
+            data=data,
         )
         folder = output or Path("results") / f"{suite}-{preset}"
         if model is None:
@@ -359,7 +365,10 @@ def _run_suite(suite: str, experiments: list[Any], folder: Path, jobs: int | Non
     from maclaurin.evals.show import Watcher
     from maclaurin.evals.summary import summary
 
-    cells = {cell.key: cell for experiment in experiments for cell in experiment.cells(experiment.seeds)}
+    try:
+        cells = {cell.key: cell for experiment in experiments for cell in experiment.cells(experiment.seeds)}
+    except ImportError as error:  # of the library a dataset comes with; it says what to install
+        raise ValueError(str(error)) from error
     done = sum(load(cell, folder) is not None for cell in cells.values())
     try:
         with Watcher(len(cells), done) as watch:

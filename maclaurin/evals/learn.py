@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from maclaurin.data.tasks import MQAR, NOT_ASKED, Batch, StoredTask, Task
-from maclaurin.data.tasks.base import join, rows
+from maclaurin.data.tasks.base import rows
 from maclaurin.evals.cells import Cell
 from maclaurin.evals.models import SmallModel, build
 from maclaurin.evals.parts import training_part, validation_part
@@ -34,6 +34,7 @@ CHECK_EXAMPLES = 64  # of each, to see whether training may end: the first of th
 CHECKS = 20  # validations in a run that may end early
 SHORT_WINDOW_PROBABILITY = 0.5
 TOKENS_AT_ONCE = 16384  # in a forward of a test
+EXAMPLES_AT_ONCE = 256  # of a stored test
 
 Examples = Any  # Batch or Labelled
 Watch = Callable[[int, float], None]
@@ -81,7 +82,7 @@ def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
     started = time.monotonic()
     torch.manual_seed(cell.seed)
     tasks = [problem.task() for problem in cell.train]
-    model = build(cell, tasks[0])
+    model = build(cell.row, cell.setting, tasks[0])
     steps, diverged = _train(model, cell, tasks, watch)
     windows = own_windows(model)
     for mixer, own in windows.items():
@@ -153,12 +154,19 @@ def _validation_accuracy(model: SmallModel, tasks: list[Task[Any]], examples: in
 
 
 def _score(model: SmallModel, task: Task[Any], examples: int, diverged: bool) -> Score:
-    drawn: Examples = join(list(task.once(examples))) if isinstance(task, StoredTask) else task.sample(examples, TEST_SEED)
-    share_N, right, asked = _right(model, drawn)
+    """Generated examples are drawn; stored ones are all read, some at a time: two long texts an example fill a memory."""
+    parts: Iterable[Examples] = (
+        task.once(EXAMPLES_AT_ONCE) if isinstance(task, StoredTask) else [task.sample(examples, TEST_SEED)]
+    )
+    shares = []
+    for drawn in parts:
+        share_N, right, asked = _right(model, drawn)
+        shares.append(share_N)
+    share_N = torch.cat(shares)
     if diverged:
         share_N, right = torch.zeros_like(share_N), torch.zeros_like(right)
     inputs = drawn.tokens if isinstance(drawn, Batch) else drawn.inputs
-    length = inputs.shape[1] if inputs.dim() == 2 else inputs[0].numel()
+    length = inputs.shape[-1] if inputs.dtype == torch.int64 else inputs[0].numel()  # tokens, or pixels
     buckets = _by_distance(drawn.tokens, right, asked) if isinstance(task, MQAR) else []
     return Score(
         accuracy=share_N.mean().item(),

@@ -1,14 +1,15 @@
-"""The small models of the suites: one for answers at tokens, one for an answer a sequence, one for images."""
+"""The small models of the suites: for answers at tokens, for one answer a sequence, a pair of sequences, or an image."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from maclaurin.data.tasks import NOT_ASKED, Batch, Labelled, Task
-from maclaurin.evals.cells import Cell
+from maclaurin.evals.cells import Row, Setting
 from maclaurin.models import (
     MaclaurinConfig,
     MaclaurinForCausalLM,
@@ -18,12 +19,12 @@ from maclaurin.models import (
 )
 
 
-class SmallModel(nn.Module):
+class SmallModel(nn.Module, ABC):
     """Examples -> (answers, classes) and (answers,), for all that they ask for, in their order."""
 
+    @abstractmethod
     def state_nbytes(self, length: int) -> int | None:
         """What it carries for one sequence of that length, if it reads tokens one after the other."""
-        raise NotImplementedError
 
 
 class AtTokens(SmallModel):
@@ -55,15 +56,37 @@ class OfSequences(SmallModel):
 
     def forward(self, examples: Labelled) -> tuple[Tensor, Tensor]:
         tokens = examples.inputs.flatten(1).long()
-        if examples.lengths is None:
-            return self.classifier(self.model(tokens, use_cache=False).last_hidden_state.mean(1)), examples.labels
-        tokens = tokens[:, : int(examples.lengths.max())]
-        mask = torch.arange(tokens.shape[1]) < examples.lengths[:, None]
-        hidden = self.model(tokens, attention_mask=mask.long(), use_cache=False).last_hidden_state
-        mean = hidden.masked_fill(~mask[..., None], 0).sum(1) / examples.lengths[:, None]
-        return self.classifier(mean), examples.labels
+        return self.classifier(_mean_hidden(self.model, tokens, examples.lengths)), examples.labels
 
     def state_nbytes(self, length: int) -> int:
+        return _state_nbytes(self.model, length)
+
+
+class OfPairs(SmallModel):
+    """The Long Range Arena's two towers: one encoder for both documents, and an MLP on what it makes of them.
+
+    x, y are the means over the tokens of each; the MLP sees (x, y, x·y, x - y) and narrows to 2, then 1 widths.
+    """
+
+    def __init__(self, config: MaclaurinConfig, num_classes: int) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.model = MaclaurinModel(config)
+        self.classifier = nn.Sequential(
+            nn.Linear(4 * width, 2 * width),
+            nn.ReLU(),
+            nn.Linear(2 * width, width),
+            nn.ReLU(),
+            nn.Linear(width, num_classes),
+        )
+
+    def forward(self, examples: Labelled) -> tuple[Tensor, Tensor]:
+        lengths = None if examples.lengths is None else examples.lengths.flatten()
+        x, y = _mean_hidden(self.model, examples.inputs.flatten(0, 1), lengths).unflatten(0, (-1, 2)).unbind(1)
+        return self.classifier(torch.cat([x, y, x * y, x - y], -1)), examples.labels
+
+    def state_nbytes(self, length: int) -> int:
+        """Of the document that is being read: they are read one after the other."""
         return _state_nbytes(self.model, length)
 
 
@@ -83,17 +106,26 @@ class OfImages(SmallModel):
         return None
 
 
+def _mean_hidden(model: MaclaurinModel, tokens_NT: Tensor, lengths_N: Tensor | None) -> Tensor:
+    """The mean of what the layers say of all tokens, (N, width); an empty text is zeros."""
+    if lengths_N is None:
+        return model(tokens_NT, use_cache=False).last_hidden_state.mean(1)
+    tokens_NT = tokens_NT[:, : max(int(lengths_N.max()), 1)]
+    mask_NT = torch.arange(tokens_NT.shape[1]) < lengths_N[:, None]
+    hidden = model(tokens_NT, attention_mask=mask_NT.long(), use_cache=False).last_hidden_state
+    return hidden.masked_fill(~mask_NT[..., None], 0).sum(1) / lengths_N.clamp(min=1)[:, None]
+
+
 def _state_nbytes(model: Any, length: int) -> int:
     return sum(layer.mixer.state_nbytes(length) for layer in model.layers)
 
 
-def build(cell: Cell, task: Task[Any]) -> SmallModel:
+def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
     """A fresh model for a task; what does not fit together is refused in one sentence."""
-    setting = cell.setting
-    options = {name: dict(own) for name, own in cell.row.options.items()}
+    options = {name: dict(own) for name, own in row.options.items()}
     if setting.model == "vision":
-        if len(cell.row.mixers) > 1:
-            raise ValueError(f"a vision model has one mixer, {cell.label!r} has {len(cell.row.mixers)}")
+        if len(row.mixers) > 1:
+            raise ValueError(f"a vision model has one mixer, got {', '.join(row.mixers)}")
         side = task.sample(1, 0).inputs.shape[-1]
         config = MaclaurinVisionConfig(
             image_size=side,
@@ -101,10 +133,10 @@ def build(cell: Cell, task: Task[Any]) -> SmallModel:
             hidden_sizes=[setting.width],
             depths=[setting.layers],
             num_attention_heads=[setting.heads],
-            mlp_ratios=[max(setting.inner // setting.width, 1)],
+            mlp_ratios=[setting.inner / setting.width],
             patch_sizes=[1],
             pooling="mean",
-            mixer=cell.row.mixers[0],
+            mixer=row.mixers[0],
             mixer_options=options,
             num_labels=task.num_classes,
         )
@@ -115,10 +147,12 @@ def build(cell: Cell, task: Task[Any]) -> SmallModel:
         intermediate_size=setting.inner,
         num_hidden_layers=setting.layers,
         num_attention_heads=setting.heads,
-        mixer=list(cell.row.mixers),
+        mixer=list(row.mixers),
         mixer_options=options,
         bos_token_id=None,
         eos_token_id=None,
         use_cache=False,
     )
-    return OfSequences(text, task.num_classes) if setting.model == "classifier" else AtTokens(text)
+    if setting.model == "language":
+        return AtTokens(text)
+    return (OfPairs if setting.model == "pairs" else OfSequences)(text, task.num_classes)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from maclaurin.evals.cells import Row
+from maclaurin.evals.cells import Problem, Row
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.suites import OTHER_ROWS, PRESETS, SUITES
 from maclaurin.mixers import build_mixer
@@ -23,10 +24,12 @@ def plan(
     seeds: int | None = None,
     steps: int | None = None,
     learning_rates: Sequence[float] = (),
+    data: Path | None = None,
 ) -> list[Experiment]:
     """The experiments of a suite, with what was asked to be different; refuses what could not be trained.
 
     mixers: names of the suite's rows, or of any registered mixers, which then have their default options.
+    data: a folder with one for each dataset (`aan`, `imdb`, `cifar10`); one that is not in it comes from the hub.
     """
     one_of("suite", suite, tuple(SUITES))
     one_of("preset", preset, PRESETS)
@@ -35,6 +38,8 @@ def plan(
     for rate in learning_rates:
         if not rate > 0:
             raise ValueError(f"learning_rates must be above 0, got {rate}")
+    if data is not None and not data.is_dir():
+        raise ValueError(f"data must be a folder with one for each dataset, {str(data)!r} is none here")
     found = []
     for experiment in SUITES[suite](preset):
         setting = experiment.setting if steps is None else replace(experiment.setting, steps=steps)
@@ -44,10 +49,19 @@ def plan(
             setting=setting,
             seeds=experiment.seeds if seeds is None else seeds,
             learning_rates=tuple(dict.fromkeys(learning_rates)) or experiment.learning_rates,
+            train=tuple(_stored(problem, data) for problem in experiment.train),
+            test=tuple(_stored(problem, data) for problem in experiment.test),
         )
         check(changed)
         found.append(changed)
     return found
+
+
+def _stored(problem: Problem, data: Path | None) -> Problem:
+    """With the folder of its data, if there is one."""
+    if data is None or not (data / problem.name).is_dir():
+        return problem
+    return replace(problem, options={**problem.options, "source": str(data / problem.name)})
 
 
 def _row(name: str, experiment: Experiment) -> Row:

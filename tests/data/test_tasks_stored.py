@@ -2,6 +2,7 @@
 
 import builtins
 import io
+import sys
 
 import numpy as np
 import pytest
@@ -132,6 +133,41 @@ def test_reviews_from_folders_and_from_parquet(tmp_path):
     frame.rename(columns={"text": "body"}).to_parquet(tmp_path / "rows" / "train-00000.parquet")
     with pytest.raises(ValueError, match="has rows without text; their fields are body, label"):
         len(IMDB(str(tmp_path / "rows"), length=8))
+
+
+def test_reviews_from_the_hub(monkeypatch):
+    """Kept in the cache of the hub, not streamed: an epoch is in a random order."""
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def hub(source, *, split, streaming):
+        asked.append((source, split, streaming))
+        rows = {"text": ["dreary", "bad", "wündervoll"], "label": [0, 0, 1]}
+        return datasets.Dataset.from_dict(rows)
+
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    check_reviews(IMDB(length=8))
+    assert asked == [("stanfordnlp/imdb", "train", False)]
+    with pytest.raises(ValueError, match="is no folder here and no owner/name of the hub"):
+        len(IMDB("./nowhere/at/all"))
+
+
+def test_pictures_from_the_hub(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    pixels, labels = colours(20, 3)
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.Value("int64")})
+    images = [{"bytes": png(image), "path": None} for image in pixels]
+    stored = datasets.Dataset.from_dict({"img": images, "label": labels.tolist()}, features=features)
+    monkeypatch.setattr(datasets, "load_dataset", lambda source, *, split, streaming: stored)
+    (examples,) = CIFAR10(split="test").once(100)
+    assert examples.inputs.numpy().tolist() == grey(pixels).tolist()
+    assert examples.labels.tolist() == labels.tolist()
+
+
+def test_without_datasets_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"need datasets: pip install 'maclaurin\[eval\]'"):
+        len(IMDB())
 
 
 def test_papers_in_pairs(tmp_path):

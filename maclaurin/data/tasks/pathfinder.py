@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,7 @@ class Pathfinder(Task[Labelled]):
         missing = count
         while missing > 0:
             scene, curves_CNS2 = two_curves(max(64, 3 * missing), self.size, self.dashes, rng)
+            scene, curves_CNS2 = scene.keep(slice(missing)), curves_CNS2[:, :missing]
             label_N = rng.integers(2, size=len(scene))
             add_dots(scene, curves_CNS2, label_N, rng)
             short = self.dashes // 3
@@ -86,8 +88,7 @@ class Pathfinder(Task[Labelled]):
             images.append(scene.image())
             labels.append(label_N)
             missing -= len(scene)
-        pixels, answers = np.concatenate(images)[:count], np.concatenate(labels)[:count]
-        return Labelled(torch.from_numpy(pixels), torch.from_numpy(answers))
+        return Labelled(torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(labels)))
 
 
 class Scene:
@@ -101,7 +102,7 @@ class Scene:
     def __len__(self) -> int:
         return len(self.canvas_NHH)
 
-    def keep(self, chosen_N: Flags) -> Scene:
+    def keep(self, chosen_N: Flags | slice) -> Scene:
         kept = Scene(0, self.size)
         kept.canvas_NHH, kept.taken_CNHH = self.canvas_NHH[chosen_N], self.taken_CNHH[:, chosen_N]
         return kept
@@ -221,6 +222,7 @@ def direction(angle: Floats) -> Floats:
     return np.stack([np.sin(angle), np.cos(angle)], -1)
 
 
+@cache
 def disc(radius: float) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The whole numbered points (P, 2) that are no further than this from 0."""
     reach = np.arange(-int(radius), int(radius) + 1)

@@ -243,8 +243,10 @@ def _cifar_rows(source: str, split: str) -> tuple[Bytes, Integers]:
 
 def _rows(source: str, split: str, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows of a folder, read as a stream, or of a dataset of the hub, kept in its cache."""
-    from datasets import load_dataset
-
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ImportError("parquet files and the hub need datasets: pip install 'maclaurin[eval]'") from None
     is_folder = Path(source).is_dir()
     if not is_folder and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
         raise ValueError(f"source {source!r} is no folder here and no owner/name of the hub")

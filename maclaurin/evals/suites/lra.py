@@ -42,18 +42,30 @@ def lra(preset: str) -> list[Experiment]:
     for name, title, width, layers, inner, rate, batch, figure in (
         ("listops", "ListOps", 32, 6, 64, 5e-4, 128, "0.5934"),
         ("imdb", "Text", 128, 4, 256, 4e-3, 64, "0.8927"),
+        ("aan", "Retrieval", 256, 2, 512, 8e-4, 128, "0.9128"),
         ("cifar10", "Image", 512, 6, 512, 3e-3, 128, "0.9188"),
         ("pathfinder", "Pathfinder", 128, 6, 128, 2e-3, 256, "0.9166"),
     ):
-        test = Problem(name, {"split": "test"} if name in ("imdb", "cifar10") else {})
+        # the papers are in no hub: a folder of this name, here or in that of --data
+        where = {"source": "aan"} if name == "aan" else {}
+        part = {"split": "test"} if name in ("imdb", "aan", "cifar10") else {}
         paper.append(
             replace(
                 listops,
                 name=name,
                 title=f"{title} of the Long Range Arena",
-                setting=Setting("classifier", width, 4, layers, inner, steps=50_000, batch=batch, examples=2000),
-                train=(Problem(name),),
-                test=(test,),
+                setting=Setting(
+                    "pairs" if name == "aan" else "classifier",
+                    width,
+                    4,
+                    layers,
+                    inner,
+                    steps=50_000,
+                    batch=batch,
+                    examples=2000,
+                ),
+                train=(Problem(name, where),),
+                test=(Problem(name, where | part),),
                 learning_rates=(rate,),
                 seeds=3,
                 published={"metala": figure},

@@ -9,15 +9,17 @@ from maclaurin.evals.suites.rows import CORE, MORE, STATE_SIZES, mqar, rows_of
 
 def recall(preset: str) -> list[Experiment]:
     if preset == "quick":
+        easier = (*mqar(16, 4, vocab_size=128), *mqar(32, 8, vocab_size=128))  # fewer pairs, shorter: learned sooner
+        hard = mqar(96, 24, vocab_size=128)
         return [
             Experiment(
                 "mqar",
-                "MQAR, 64 tokens, 2 layers of width 64, 8 heads: accuracy by number of pairs",
-                rows_of(*CORE, *STATE_SIZES),
-                Setting(heads=8, steps=1500, batch=32, stop_at=0.995, examples=500),
-                train=mqar(64, 2, 4, 8, 16, vocab_size=128),
-                test=mqar(64, 2, 4, 8, 12, 16, vocab_size=128),
-                learning_rates=(3e-3, 1e-2),
+                "MQAR, up to 96 tokens, 2 layers of width 64, 8 heads: accuracy by number of pairs",
+                rows_of(*CORE, "linear-conv-keys16", "2mamba-keys4"),
+                Setting(heads=8, steps=1200, batch=32, stop_at=0.999, examples=500),
+                train=(*easier, *hard),
+                test=(*easier, *mqar(64, 16, vocab_size=128), *hard, *mqar(128, 32, vocab_size=128)),
+                learning_rates=(1e-2, 3e-3),
                 axis="pairs",
             )
         ]
