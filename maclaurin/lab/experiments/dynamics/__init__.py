@@ -1,0 +1,6 @@
+"""Every mixer as a linear time-varying system (DSF): Λ, B, C, D, its kernel, its eigenvalues and its rank."""
+
+from maclaurin.lab.experiments.dynamics.convert import to_dsf
+from maclaurin.lab.experiments.dynamics.system import System
+
+__all__ = ["System", "to_dsf"]
