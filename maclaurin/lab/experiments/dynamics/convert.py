@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maclaurin.lab.experiments.dynamics import recurrences, separable
 from maclaurin.lab.experiments.dynamics.system import System
+from maclaurin.mixers import build_mixer
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.base import Mixer
 from maclaurin.mixers.delta import Delta
@@ -61,3 +62,24 @@ def to_dsf(mixer: Mixer, x: Tensor, *, order: int = ORDER) -> System:
         if isinstance(mixer, family):
             return convert(mixer, x, order)
     raise ValueError(f"{type(mixer).__name__} is of no family whose system is known")
+
+
+def drawn(name: str, d_model: int, num_heads: int, seed: int, **options: Any) -> Mixer:
+    """A mixer of the registry in float64, at its initialisation but for parameters that are zero throughout.
+
+    Those are drawn from N(0, 1): a gate or an augmentation that starts as nothing would be left untested.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        mixer = build_mixer(name, d_model, num_heads, **options).double()
+        for parameter in mixer.parameters():
+            if not parameter.any():
+                torch.nn.init.normal_(parameter)
+    return mixer
+
+
+@torch.no_grad()
+def form_error(system: System, mixer: Mixer, x: Tensor) -> float:
+    """The largest difference between what the system and the mixer give, over the mixer's largest output."""
+    y, _ = mixer(x, return_state=False)
+    return ((system.output() - y).abs().max() / y.abs().max()).item()

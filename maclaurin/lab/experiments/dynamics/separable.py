@@ -60,10 +60,14 @@ def divided(system: System, eta_TH: Tensor, *, as_printed: bool = False) -> Syst
     )
 
 
-def over_sum(system: System) -> System:
-    """Divided by the sum of its weights."""
+def sums(system: System) -> Tensor:
+    """η_t (T,H), the sums of the weights."""
     ones_TH1 = torch.ones_like(system.inputs[..., :1])
-    return divided(system, replace(system, skip=None).run(ones_TH1)[..., 0])
+    return replace(system, skip=None).run(ones_TH1)[..., 0]
+
+
+def over_sum(system: System) -> System:
+    return divided(system, sums(system))
 
 
 def first_order(mixer: ProjectedMixer, p: Projections, q_THN: Tensor, k_THN: Tensor) -> System:
@@ -100,10 +104,10 @@ def attention(mixer: Attention, x: Tensor, order: int) -> System:
             counts = torch.tensor(kernel.feature_counts(mixer.key_dim))
             q_THN = q_THN * (2 * torch.sigmoid(mixer.order_logits)).repeat_interleave(counts, dim=1)
         system = first_order(mixer, p, q_THN, kernel.features(_of_heads(k, mixer)))
-        if mixer.kernel is None or mixer.norm == "sum":
-            system = over_sum(system)
         if mixer.kernel is None:
-            system = replace(system, order=order)
+            system = replace(divided(system, _positive(sums(system), order)), order=order)
+        elif mixer.norm == "sum":
+            system = over_sum(system)
     if mixer.position_power is not None:
         count_T1 = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
         power_H = torch.sigmoid(mixer.position_power).repeat_interleave(mixer.num_heads // mixer.num_kv_heads)
@@ -133,10 +137,10 @@ def gated_softmax(mixer: GatedSoftmax, x: Tensor, order: int) -> System:
         )
     kernel = Kernel.of(1) if mixer.numerator == "relu" else series(mixer.key_dim, order)
     system = first_order(mixer, p, kernel.features(q_THK), kernel.features(k_THK))
-    sums_TH = system.run(torch.ones_like(system.inputs[..., :1]))[..., 0]
+    sums_TH = sums(system)
     match mixer.divisor:
         case "sum":
-            system = divided(system, sums_TH)
+            system = divided(system, _positive(sums_TH, order) if mixer.numerator == "exp" else sums_TH)
         case "floored-sum":
             system = divided(system, sums_TH.clamp(min=1))
         case "count":
@@ -196,7 +200,7 @@ def mlstm(mixer: MLSTM, x: Tensor, order: int) -> System:
     input_TH = i_TH.exp() if mixer.input_gate == "exp" else i_TH.sigmoid()
     system = first_order(mixer, p, p.q[0] * mixer.key_dim**-0.5, input_TH[..., None] * _of_heads(p.k, mixer))
     system = replace(system, transition=f_TH.sigmoid()[..., None].expand_as(system.write))
-    total_TH = system.run(torch.ones_like(system.inputs[..., :1]))[..., 0].abs().clamp(min=1)
+    total_TH = sums(system).abs().clamp(min=1)
     if mixer.input_gate == "exp":
         sums_TH = F.logsigmoid(f_TH).cumsum(0)
         m_TH = (sums_TH + (i_TH - sums_TH).cummax(0).values).clamp(min=0)  # the op's units, which ε is in
@@ -224,9 +228,7 @@ def delta(mixer: Delta, x: Tensor, order: int) -> System:
         return finished
 
     transition_THNN = system.transition[..., None] * correction_THNN
-    return discretised(
-        replace(system, transition=transition_THNN, write=beta_TH1 * k_THN, readout=readout), mixer, p
-    )
+    return discretised(replace(system, transition=transition_THNN, write=beta_TH1 * k_THN, readout=readout), mixer, p)
 
 
 def inline(mixer: Inline, x: Tensor, order: int) -> System:
@@ -266,6 +268,13 @@ def series(key_dim: int, order: int) -> Kernel:
             "give a lower order or fewer channels a head"
         )
     return Kernel.of(range(order + 1))
+
+
+def _positive(sums_TH: Tensor, order: int) -> Tensor:
+    """An even order of the series is positive everywhere; an odd one is not, far enough from 0."""
+    if bool((sums_TH <= 0).any()):
+        raise ValueError(f"order={order} gives weights whose sum is not positive: give an even order")
+    return sums_TH
 
 
 def _windowed(mixer: Attention, p: Projections, q: Tensor, k: Tensor, scale: float) -> System:

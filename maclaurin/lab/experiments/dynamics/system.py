@@ -1,11 +1,11 @@
 """A linear time-varying system: h_t = Λ_t h_{t-1} + B_t u_t,  y_t = C_t h_t + D_t u_t,  h before the first token 0.
 
-All mixers have the same structure inside: H heads, each with N states a value channel, and the V channels of a head differ in
-nothing but what they store. So Λ, B and C are Kronecker products with the identity, and only their factors are kept:
+All mixers have the same structure inside: H heads, each with N states a value channel, and the V channels of a head
+differ in nothing but what they store. So Λ, B and C are Kronecker products with the identity; their factors are kept:
 
     S_t = A_t S_{t-1} + b_t u_tᵀ        y_t = S_tᵀ c_t + d_t ⊙ u_t        S (N, V) a head, A diagonal or full
 
-`Lambda`, `B`, `C`, `D` write the products out, with the N states of a channel next to each other, for those who want to see them.
+`matrices()` writes the products out, with the N states of a channel next to each other.
 
 Sieber et al.: Understanding the Differences in Foundation Models (DSF), arXiv 2405.15731.
 """
@@ -14,11 +14,19 @@ Sieber et al.: Understanding the Differences in Foundation Models (DSF), arXiv 2
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Matrices(NamedTuple):
+    Lambda: Tensor  # (T,M), or (T,M,M) where it is not diagonal
+    B: Tensor  # (T,M,U)
+    C: Tensor  # (T,U,M)
+    D: Tensor  # (T,U,U)
 
 
 @dataclass(frozen=True)
@@ -66,8 +74,8 @@ class System:
         return self._states_read(one_hot_THT).transpose(0, 1)
 
     def kernel(self) -> Tensor:
-        """Φ (T,T,U,U), block lower triangular: y_t = Σ_s Φ_ts u_s with Φ_ts = C_t Λ_t…Λ_{s+1} B_s, and D_t on the diagonal."""
-        Lambda, B_TMU, C_TUM, D_TUU = self.Lambda, self.B, self.C, self.D
+        """Φ (T,T,U,U), block lower triangular: y_t = Σ_s Φ_ts u_s,  Φ_ts = C_t Λ_t…Λ_{s+1} B_s, and D_t on the diagonal."""
+        Lambda, B_TMU, C_TUM, D_TUU = self.matrices()
         reached_TMU = torch.zeros_like(B_TMU)  # Λ_t…Λ_{s+1} B_s of every s so far
         rows = []
         for t in range(B_TMU.shape[0]):
@@ -86,35 +94,28 @@ class System:
         values = torch.linalg.eigvals(self.transition)
         return values.real if bool((values.imag.abs() <= 1e-12).all()) else values
 
+    def histogram(self, edges: Sequence[float]) -> list[float]:
+        """What share of all eigenvalues has its modulus in each of the bins; they need not be all of them."""
+        moduli = self.eigenvalues().abs().flatten()
+        counts = torch.histogram(moduli, torch.tensor(edges, dtype=moduli.dtype)).hist
+        shares: list[float] = (counts / moduli.numel()).tolist()
+        return shares
+
     def block_rank(self, t: int | None = None, rtol: float = 1e-10) -> list[int]:
         """A number a head: the rank of weights[t:, :t], what tokens from t on can know of those before; T/2 unless given."""
         weights_HTT = self.weights()
         t = weights_HTT.shape[1] // 2 if t is None else t
         return [int(rank) for rank in torch.linalg.matrix_rank(weights_HTT[:, t:, :t], rtol=rtol)]
 
-    @property
-    def Lambda(self) -> Tensor:
-        """(T,M), or (T,M,M) where it is not diagonal."""
+    def matrices(self) -> Matrices:
         V = self.inputs.shape[2]
+        skip_THV = torch.zeros_like(self.inputs) if self.skip is None else self.skip.expand_as(self.inputs)
         if self.diagonal:
-            return self.transition.repeat_interleave(V, dim=1).flatten(1)
-        return torch.stack([torch.block_diag(*blocks.repeat_interleave(V, dim=0)) for blocks in self.transition])
-
-    @property
-    def B(self) -> Tensor:
-        """(T,M,U)."""
-        return self._of_all_channels(self.write).transpose(1, 2)
-
-    @property
-    def C(self) -> Tensor:
-        """(T,U,M)."""
-        return self._of_all_channels(self.read)
-
-    @property
-    def D(self) -> Tensor:
-        """(T,U,U)."""
-        skip_THV = torch.zeros_like(self.inputs) if self.skip is None else self.skip
-        return torch.diag_embed(skip_THV.expand_as(self.inputs).flatten(1))
+            Lambda = self.transition.repeat_interleave(V, dim=1).flatten(1)
+        else:
+            Lambda = torch.stack([torch.block_diag(*blocks.repeat_interleave(V, dim=0)) for blocks in self.transition])
+        B_TMU = self._of_all_channels(self.write).transpose(1, 2)
+        return Matrices(Lambda, B_TMU, self._of_all_channels(self.read), torch.diag_embed(skip_THV.flatten(1)))
 
     def _of_all_channels(self, vector_THN: Tensor) -> Tensor:
         """I ⊗ vectorᵀ, each head's vector at all of its channels: (T,U,M)."""
