@@ -27,7 +27,7 @@ def approximation(
     fourier = luna.fourier_features_are_a_case(generator, draws=max(1, draws // 16))
     split, by_hidden = luna.error_splits(generator, draws=max(1, draws // 16), most=most)
     cost, seconds = luna.cost_is_linear(seed=seed)
-    sizes = (32, 128, 512) if quick else (32, 128, 512, 2048)
+    sizes = (32, 128, 512) if quick else (32, 128, 512, 1024)
     gap, by_samples = luna.generalisation_gap(generator, seed=seed, draws=4 if quick else 8, sizes=sizes)
     made: list[Claim] = [
         *metala.forms_agree(generator),

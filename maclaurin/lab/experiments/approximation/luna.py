@@ -86,7 +86,7 @@ def performer_is_a_case(
     """
     performer = PerformerMap(K, 64).double()
     same = gaussian_map(K, 64, Functions(psi), generator, envelope=True)
-    points = normal(200, K, generator=generator)
+    points = 0.5 * normal(200, K, generator=generator)  # LUNA clips its envelope where |x|² > 20
     with torch.no_grad():
         same.weight.copy_(performer.weight)
         error = distance(features_of(same, points), performer((points * K**0.25)[None, :, None])[0, :, 0])
@@ -153,7 +153,7 @@ def fitted_networks(generator: Generator, *, hidden: int = 64, limit: float = 0.
 def error_splits(generator: Generator, *, draws: int, most: int) -> tuple[list[Claim], Curves]:
     """L7, and the errors by hidden units and projections: a floor that the fit sets, and sampling above it."""
     sizes = [m for m in (64, 256, 1024, 4096, 16384) if m <= most]
-    x, y = 0.5 * normal(300, K, generator=generator), 0.5 * normal(300, K, generator=generator)
+    x, y = 0.5 * normal(100, K, generator=generator), 0.5 * normal(100, K, generator=generator)
     exact = torch.exp(-(x - y).square().sum(-1) / 2)
     banks = {hidden: wave_bank(hidden, 10.0)[0] for hidden in (8, 12, 64)}
     curves: Curves = {**{f"{hidden} hidden units": {} for hidden in banks}, "cos, sin": {}}
