@@ -26,11 +26,18 @@ EXPERIMENTS = {
     "memory": "bytes of state and time a token against the context",
 }
 
-__all__ = ["EXPERIMENTS", "Result"]
+# pieces of experiments that are of use by themselves -> their modules
+HELPERS = {
+    "to_dsf": "maclaurin.lab.experiments.dynamics",
+}
+
+__all__ = ["EXPERIMENTS", "HELPERS", "Result"]
 
 
 def __getattr__(name: str) -> Any:
-    """maclaurin.lab.NAME is the experiment, imported when it is asked for."""
+    """maclaurin.lab.NAME is the experiment or the helper, imported when it is asked for."""
+    if name in HELPERS:
+        return getattr(import_module(HELPERS[name]), name)
     if name.replace("_", "-") in EXPERIMENTS:
         return getattr(import_module(f"maclaurin.lab.experiments.{name}"), name)
     raise AttributeError(f"module 'maclaurin.lab' has no attribute {name!r}")

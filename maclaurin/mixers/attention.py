@@ -109,7 +109,7 @@ class Attention(ProjectedMixer):
         self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, form, lengths)
-        q, k, v = self._features(p.q), self._features(p.k), p.v
+        q, k, v = self.features(p.q), self.features(p.k), p.v
         if self.position_power is not None:
             count = (p.positions + 1).to(torch.promote_types(v.dtype, torch.float32))
             v = (v / count[..., None, None] ** torch.sigmoid(self.position_power)[:, None]).to(v.dtype)
@@ -190,7 +190,8 @@ class Attention(ProjectedMixer):
             lengths=lengths,
         )
 
-    def _features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor) -> Tensor:
+        """Of queries and keys, after the rotation."""
         match self.feature_map:
             case "relu":
                 return F.relu(x)

@@ -85,8 +85,8 @@ class Delta(ProjectedMixer):
         beta = self.beta_proj(x)
         beta = self.largest_beta * torch.sigmoid(beta.to(torch.promote_types(beta.dtype, torch.float32)))
         y, memory = delta_rule(
-            _unit(p.q),
-            _unit(p.k),
+            unit(p.q),
+            unit(p.k),
             p.v,
             beta,
             p.log_decay,
@@ -126,7 +126,7 @@ class Delta(ProjectedMixer):
         return self.num_kv_heads, monomial_count(self.key_dim, self.order), self.head_dim
 
 
-def _unit(x: Tensor) -> Tensor:
+def unit(x: Tensor) -> Tensor:
     """x at unit length, in float32 at least."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     return x * torch.rsqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() + LENGTH_EPS)

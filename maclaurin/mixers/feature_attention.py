@@ -77,7 +77,7 @@ class FeatureAttention(ProjectedMixer):
             kept = None if state is None else checks.initial_state(state.attention, PowerState)
             y, memory = self._attend(p, kept, form, lengths, return_state)
         else:
-            q, k = self._features(p.q, p.k, lengths)
+            q, k = self.features(p.q, p.k, lengths)
             y = bidirectional_linear(
                 q, k, p.v, p.log_decay, scale=1.0, normalize=self.norm == "sum", form=form, lengths=lengths
             )
@@ -100,7 +100,7 @@ class FeatureAttention(ProjectedMixer):
         outputs = []
         for start, q, k, v, log_decay in segments:
             y, state = linear_attention(
-                *self._features(q, k),
+                *self.features(q, k),
                 v,
                 log_decay,
                 scale=1.0,
@@ -113,8 +113,11 @@ class FeatureAttention(ProjectedMixer):
             outputs.append(y)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), state
 
-    def _features(self, q: Tensor, k: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """φ(0) is not zero; that padding has no features is seen to by the ops, which know the lengths."""
+    def features(self, q: Tensor, k: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """φ of both; that of a query but for a positive factor where it cancels.
+
+        φ(0) is not zero; that padding has no features is seen to by the ops, which know the lengths.
+        """
         of_queries = self.feature_map.of_queries if self.norm == "sum" else self.feature_map
         return of_queries(q, lengths), self.feature_map(k, lengths)
 

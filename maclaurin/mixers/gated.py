@@ -118,14 +118,19 @@ class GatedSoftmax(ProjectedMixer):
                 grown = grown + state.gate_sum[:, None]
             gate_sum = grown[:, -1].clone()  # a view would keep the sums of all tokens alive
             y = (y / grown.clamp(min=1)[..., None]).to(y.dtype)
+        after = self.state_after(p, attention)
+        return self.finish(y, x), None if after is None else replace(after, gate_sum=gate_sum)
+
+    def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
+        """What comes behind the sums: gates, norm and output matrix."""
+        y = y_BTHV
         if self.out_gate == "before-norm":
             y = y * self._out_gate(x)
         y = self._normalised(y)
         if self.out_gate == "after-norm":
             y = y * self._out_gate(x)
-        y = self.out_proj(y.flatten(2).to(x.dtype))
-        after = self.state_after(p, attention)
-        return y, None if after is None else replace(after, gate_sum=gate_sum)
+        finished: Tensor = self.out_proj(y.flatten(2).to(x.dtype))
+        return finished
 
     def _out_gate(self, x: Tensor) -> Tensor:
         assert self.out_gate_proj is not None

@@ -130,7 +130,7 @@ class Inline(ProjectedMixer):
         before = None if state is None else checks.initial_state(state.attention, FilteredInlineState)
         self._check_image(x, lengths)
         p = self.project(x, state, form, lengths)
-        q, k = self._features(p.q), self._features(p.k)
+        q, k = self.features(p.q), self.features(p.k)
         scale = None
         if self.scale is not None:
             q, scale = q * self.scale, 1.0
@@ -156,7 +156,8 @@ class Inline(ProjectedMixer):
         after = None if attention is None else FilteredInlineState(attention, input_sum, values)
         return self.out_proj(y.flatten(2).to(x.dtype)), self.state_after(p, after)
 
-    def _features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor) -> Tensor:
+        """φ of queries and keys."""
         match self.feature_map:
             case "relu":
                 return F.relu(x)

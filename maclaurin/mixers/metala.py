@@ -121,13 +121,14 @@ class MetaLA(Mixer):
             y = bidirectional_linear(q, k, v, log_decay, normalize=False, form=form, lengths=lengths)
             memory = None
         if self.aug_weight is not None:
-            y = y + self._augmentation(q, k, v, self.aug_weight)
+            y = y + self.augmentation(q, k, v, self.aug_weight)
         wide = torch.promote_types(y.dtype, torch.float32)
         y = F.layer_norm(y.to(wide), (self.head_dim,), eps=self.norm_eps).flatten(2) * F.silu(self.gate_proj(x))
         y = self.out_proj(y.to(x.dtype))
         return y, None if memory is None else MixerState(memory, conv)
 
-    def _augmentation(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+    def augmentation(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+        """A token's own term."""
         score = (q * k * weight).sum(-1, keepdim=True)
         if self.aug == "code":
             return torch.sigmoid(score * v)

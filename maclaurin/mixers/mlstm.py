@@ -124,10 +124,11 @@ class MLSTM(ProjectedMixer):
             form=form,
             lengths=lengths,
         )
-        y = torch.sigmoid(self.out_gate(x)) * self._normalised(h).flatten(2).to(x.dtype)
+        y = torch.sigmoid(self.out_gate(x)) * self.normalised(h).flatten(2).to(x.dtype)
         return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
 
-    def _normalised(self, h_BTHV: Tensor) -> Tensor:
+    def normalised(self, h_BTHV: Tensor) -> Tensor:
+        """A head at a time."""
         if self.norm == "layer":
             h = F.layer_norm(h_BTHV, (self.head_dim,), eps=self.norm_eps)
         else:

@@ -35,6 +35,7 @@ class Projections:
     k: Tensor  # (B, T, G, key_dim)
     v: Tensor  # (B, T, G, head_dim)
     plain_v: Tensor  # v before it is discretised
+    dt: Tensor | None  # (B, T, G): the time step, where there is one
     log_decay: Tensor | None  # (B, T, G)
     conv: ConvState | None
     positions: Tensor  # (B, T)
@@ -159,7 +160,7 @@ class ProjectedMixer(Mixer):
         if self.value_discretization != "none":
             assert dt is not None
             v = (v * dt[..., None]).to(v.dtype)
-        return Projections(q, k, v, plain_v, self._log_decay(x, dt), conv_state, positions, position, rotation)
+        return Projections(q, k, v, plain_v, dt, self._log_decay(x, dt), conv_state, positions, position, rotation)
 
     def _time_step(self, x: Tensor) -> Tensor | None:
         """dt (B, T, G), in float32 at least: a decay is an exponent, and bfloat16 would round it to three digits."""

@@ -139,7 +139,7 @@ class RGLRU(ScannedMixer):
         u, conv = self._convolved(u, state, form, lengths)
         log_decay, input_gate = self.gates(u)
         h, memory = linear_scan(
-            (_complement(log_decay) * input_gate * u).to(u.dtype),
+            (complement(log_decay) * input_gate * u).to(u.dtype),
             log_decay,
             state=self._memory(state),
             return_state=return_state,
@@ -157,7 +157,7 @@ class RGLRU(ScannedMixer):
         return -LARGEST_RATE * r * F.softplus(wide(self.A)), i
 
 
-def _complement(log_decay: Tensor) -> Tensor:
+def complement(log_decay: Tensor) -> Tensor:
     """√(1-λ²), at least 1e-15 in float32: there the slope of the root is still finite."""
     return torch.expm1(2 * log_decay).neg().clamp(min=torch.finfo(log_decay.dtype).tiny ** 0.8).sqrt()
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import maclaurin
 from maclaurin import ops
-from maclaurin.mixers.recurrent import LARGEST_RATE, _complement
+from maclaurin.mixers.recurrent import LARGEST_RATE, complement
 from maclaurin.ops import reference
 
 T, D, K = 9, 4, 3
@@ -333,7 +333,7 @@ def test_rglru_is_that_of_transformers():
     assert (y - expected).norm() <= 1e-5 * expected.norm()
 
 
-def test_rglru_starts_with_long_memories_and_exact_complements():
+def test_rglru_starts_with_long_memories_and_exactcomplements():
     """λ at an open gate is uniform in [0.9, 0.999]; √(1-λ²) keeps its digits where 1-λ² would have none left."""
     mixer = maclaurin.build_mixer("rglru", 2048, 64)
     decay = torch.exp(-LARGEST_RATE * F.softplus(mixer.A))
@@ -342,7 +342,7 @@ def test_rglru_starts_with_long_memories_and_exact_complements():
     for log_decay in (-1e-3, -1e-6, -1e-9, -1e-12):
         a = torch.tensor(log_decay)
         exact = math.sqrt(-math.expm1(2 * a.double().item()))
-        assert _complement(a).item() == pytest.approx(exact, rel=1e-6)
+        assert complement(a).item() == pytest.approx(exact, rel=1e-6)
 
 
 @pytest.mark.parametrize("forget", ["sigmoid", "reversed"])

@@ -1,0 +1,305 @@
+"""LUNA's statements about learnt features, as claims about random draws.
+
+An argument beside the generator makes a statement false on purpose: the claim must then say so.
+
+Shahbazi et al.: LUNA: Linear Universal Neural Attention with Generalization Guarantees, arXiv 2512.08061.
+"""
+
+# P points, K key channels, T time
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from maclaurin.lab import claims
+from maclaurin.lab.claims import Claim
+from maclaurin.lab.experiments.approximation.features import Functions, default_map, features_of, gaussian_map, wave_bank
+from maclaurin.lab.experiments.dynamics.checks import distance, normal
+from maclaurin.mixers import build_mixer
+from maclaurin.mixers.feature_maps import PerformerMap
+from maclaurin.mixers.luna import Luna, LunaMap
+
+K = 8
+Curves = dict[str, dict[int, float]]  # name -> error by number of projections
+
+
+def positive_semi_definite(key: str, text: str, gram_PP: Tensor) -> Claim:
+    """By the smallest eigenvalue of a Gram matrix, over the largest."""
+    values = torch.linalg.eigvalsh(gram_PP)
+    return claims.at_least(key, f"{text}: smallest eigenvalue over the largest", (values[0] / values[-1]).item(), -1e-10)
+
+
+def kernels_are_positive(generator: Generator, *, seed: int) -> list[Claim]:
+    """L1, on 100 points."""
+    x = normal(100, K, generator=generator)
+    made = []
+    for nonneg, name in ((True, "ReLU at the end"), (False, "signed")):
+        features = features_of(default_map(K, 16, 8, seed, nonneg=nonneg), x)
+        made.append(positive_semi_definite(f"L1 {name.split()[0]}", f"LUNA's kernel, {name}", features @ features.T))
+    return made
+
+
+@torch.no_grad()
+def outputs_are_averages(generator: Generator, *, seed: int, nonneg: bool = True) -> list[Claim]:
+    """L2. nonneg: False leaves out the last ReLU."""
+    T, d, H = 40, 24, 3
+    features = features_of(default_map(K, 16, 8, seed, nonneg=nonneg), normal(60, K, generator=generator))
+    mixer = _mixer(d, H, seed, nonneg=nonneg, norm="sum" if nonneg else "none")
+    nn.init.eye_(mixer.out_proj.weight)
+    x = normal(2, T, d, generator=generator)
+    v = mixer.project(x, None, "auto", None).v
+    y = mixer(x)[0].unflatten(-1, (H, -1))
+    outside = torch.maximum(v.cummin(1).values - y, y - v.cummax(1).values).max().item()
+    return [
+        claims.at_least(
+            "L2 weights", "the smallest weight φ(x)·φ(y) of 60 points", (features @ features.T).min().item(), 0.0
+        ),
+        claims.at_most("L2 averages", "how far outputs lie outside of the values seen so far", outside, 1e-12),
+    ]
+
+
+@torch.no_grad()
+def forms_agree(generator: Generator, *, seed: int) -> list[Claim]:
+    """L3, against the matrix written out."""
+    mixer = _mixer(24, 3, seed)
+    x = normal(2, 40, 24, generator=generator)
+    p = mixer.project(x, None, "auto", None)
+    weight = torch.einsum("bthf,bshf->bhts", mixer.feature_map(p.q), mixer.feature_map(p.k)).tril()
+    y = torch.einsum("bhts,bshv->bthv", weight / weight.sum(-1, keepdim=True), p.v)
+    expected = mixer.out_proj(y.flatten(2))
+    error = max(distance(mixer(x, form=form)[0], expected) for form in ("parallel", "chunked", "recurrent"))
+    return [claims.at_most("L3", "streaming, chunked and parallel forms against the matrix: error", error, 1e-12)]
+
+
+def performer_is_a_case(
+    generator: Generator, *, repeats: int, psi: Callable[[Tensor], Tensor] = torch.exp
+) -> tuple[list[Claim], dict[int, tuple[float, float]]]:
+    """L4, and (measured, predicted) error by number of projections. psi: another function is no Performer.
+
+    For one pair, f = exp(w·(x+y) - (|x|²+|y|²)/2) has mean exp(x·y) and relative variance e^{|x+y|²} - 1.
+    """
+    performer = PerformerMap(K, 64).double()
+    same = gaussian_map(K, 64, Functions(psi), generator, envelope=True)
+    points = 0.5 * normal(200, K, generator=generator)  # LUNA clips its envelope where |x|² > 20
+    with torch.no_grad():
+        same.weight.copy_(performer.weight)
+        error = distance(features_of(same, points), performer((points * K**0.25)[None, :, None])[0, :, 0])
+    pair = normal(2, K, generator=generator)
+    pair = pair / pair.norm(dim=-1, keepdim=True) * 0.7
+    exact = (pair[0] @ pair[1]).exp().item()
+    spread = exact * math.sqrt(math.expm1(pair.sum(0).square().sum().item()))
+    found = {}
+    for projections in (1024, 4096, 16384):
+        squares = []
+        for _ in range(repeats):
+            features = features_of(gaussian_map(K, projections, Functions(psi), generator, envelope=True), pair)
+            squares.append((features[0] @ features[1]).item() - exact)
+        rmse = math.sqrt(sum(square**2 for square in squares) / repeats)
+        found[projections] = (rmse, spread / math.sqrt(projections))
+    text = "one pair, {} projections, {} draws: error against exp(x·y)"
+    return [
+        claims.at_most("L4", "LUNA with ψ = exp, h = e^(-|x|²/2) and Performer's W against Performer: error", error, 1e-12),
+        *(
+            claims.near_relative(f"L4 m={m}", text.format(m, repeats), rmse, predicted, 0.25)
+            for m, (rmse, predicted) in found.items()
+        ),
+    ], found
+
+
+def fourier_features_are_a_case(
+    generator: Generator, *, draws: int, waves: Sequence[Callable[[Tensor], Tensor]] = (torch.cos, torch.sin)
+) -> list[Claim]:
+    """L5. waves: others than cosine and sine are no Fourier features."""
+    x, y = normal(500, K, generator=generator), normal(500, K, generator=generator)
+    exact = torch.exp(-(x - y).square().sum(-1) / 2)
+    made = []
+    for m, expected in ((64, 0.084), (256, 0.045), (1024, 0.022), (4096, 0.011)):
+        squares = []
+        for _ in range(draws):
+            feature_map = gaussian_map(K, m, Functions(*waves), generator)
+            squares.append(((features_of(feature_map, x) * features_of(feature_map, y)).sum(-1) - exact).square().mean())
+        text = f"500 pairs, {m} projections to (cos, sin): error against the Gaussian kernel"
+        made.append(claims.near_relative(f"L5 m={m}", text, torch.stack(squares).mean().sqrt().item(), expected, 0.1))
+    return made
+
+
+def fitted_networks(generator: Generator, *, hidden: int = 64, limit: float = 0.02) -> list[Claim]:
+    """L6. limit: how small the error of the fit must be; few hidden units do not reach it."""
+    bank, fit = wave_bank(hidden, 6.0)
+    learnt, waves = _same_projections(256, bank, generator)
+    x = normal(50, K, generator=generator)
+    x = x * (6 / (x @ waves.weight.T.detach()).abs().max())  # inside of what was fitted
+    exact = torch.exp(-torch.cdist(x, x).square() / 2)
+    of_learnt, of_waves = (features @ features.T for features in (features_of(learnt, x), features_of(waves, x)))
+    # of one projection: |ĉĉ' + ŝŝ' - cc' - ss'| with both errors at most `fit`
+    allowed = distance(of_waves, exact) + 2 * fit * (math.sqrt(2) + fit)
+    return [
+        claims.at_most("L6 fit", f"ψ of {hidden} hidden units fitted to cos and sin on -6 to 6: error", fit, limit),
+        claims.at_most(
+            "L6",
+            "its kernel's error over that of Fourier features plus that of the fit",
+            distance(of_learnt, exact) / allowed,
+            1.0,
+        ),
+    ]
+
+
+def error_splits(generator: Generator, *, draws: int, most: int) -> tuple[list[Claim], Curves]:
+    """L7, and the errors by hidden units and projections: a floor that the fit sets, and sampling above it."""
+    sizes = [m for m in (64, 256, 1024, 4096, 16384) if m <= most]
+    x, y = 0.5 * normal(100, K, generator=generator), 0.5 * normal(100, K, generator=generator)
+    exact = torch.exp(-(x - y).square().sum(-1) / 2)
+    banks = {hidden: wave_bank(hidden, 10.0)[0] for hidden in (8, 12, 64)}
+    curves: Curves = {**{f"{hidden} hidden units": {} for hidden in banks}, "cos, sin": {}}
+    for m in sizes:
+        squares: dict[str, list[Tensor]] = {name: [] for name in curves}
+        for _ in range(draws):
+            waves = gaussian_map(K, m, Functions(torch.cos, torch.sin), generator)
+            maps = {"cos, sin": waves} | {f"{hidden} hidden units": _with(waves, bank) for hidden, bank in banks.items()}
+            for name, made in maps.items():
+                squares[name].append(((features_of(made, x) * features_of(made, y)).sum(-1) - exact).square().mean())
+        for name, found in squares.items():
+            curves[name][m] = torch.stack(found).mean().sqrt().item()
+    last, before = sizes[-1], sizes[-2]
+    slope = math.log(curves["64 hidden units"][last] / curves["64 hidden units"][64]) / math.log(last / 64)
+    flat = curves["8 hidden units"][last] / curves["8 hidden units"][before]
+    floors = [curves[f"{hidden} hidden units"][last] for hidden in banks]
+    steps = " ".join(f"{floor:.2g}" for floor in floors)
+    falls = floors[0] > floors[1] > floors[2]
+    return [
+        claims.near(
+            "L7 sampling", f"64 hidden units: slope of the error against m = 64 to {last}, log-log", slope, -0.5, 0.1
+        ),
+        claims.near("L7 floor", f"8 hidden units: error at m = {last} over that at {before}", flat, 1.0, 0.1),
+        claims.true("L7 width", f"the error at m = {last} falls with 8, 12, 64 hidden units", steps, falls, "falls"),
+    ], curves
+
+
+def rank_is_live_features(generator: Generator, *, seed: int, inits: int = 6, points: int = 400) -> list[Claim]:
+    """L8. Fewer points than features cannot have their rank."""
+    ranks, lives = [], []
+    for init in range(inits):
+        features = features_of(default_map(64, 32, 4, seed + init), normal(points, 64, generator=generator))
+        lives.append(int((features != 0).any(0).sum()))
+        ranks.append(int(torch.linalg.matrix_rank(features @ features.T, rtol=1e-13)))
+    text = f"rank of the kernel of {points} points against features that are ever non-zero, of 128, {inits} inits"
+    return [
+        claims.true("L8", text, f"{ranks} and {lives}", ranks == lives, "equal"),
+        claims.at_most("L8 bound", "the largest of these ranks", max(ranks), 128),
+    ]
+
+
+@torch.no_grad()
+def cost_is_linear(*, seed: int, name: str = "luna") -> tuple[list[Claim], dict[int, float]]:
+    """L9: seconds of the processor, the best of three, so that other processes do not count. name: of another mixer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        mixer = build_mixer(name, 32, 1)
+    mixer(torch.zeros(1, 64, 32))  # what is made once is not counted
+    seconds = {}
+    for length in (1024, 2048, 4096, 8192, 16384):
+        x = torch.zeros(1, length, 32)
+        best = math.inf
+        for _ in range(3):
+            started = time.process_time()
+            mixer(x, return_state=False)
+            best = min(best, time.process_time() - started)
+        seconds[length] = best
+    slope = math.log(seconds[16384] / seconds[1024]) / math.log(16)
+    grown = mixer.state_nbytes(16384) / mixer.state_nbytes(1024)
+    return [
+        claims.between("L9 time", f"{name}: slope of processor time against T = 1024 to 16384, log-log", slope, 0.7, 1.2),
+        claims.near("L9 state", f"{name}: bytes of state at T = 16384 over those at 1024", grown, 1.0, 0.0),
+    ], seconds
+
+
+def generalisation_gap(
+    generator: Generator, *, seed: int, draws: int, sizes: Sequence[int], learnable: bool = False
+) -> tuple[list[Claim], dict[int, float]]:
+    """L10: what one layer of bounded weights gains by fitting random signs, where on new signs it would gain nothing.
+
+    That is the gap between training and test of its class, max over weights of (1/n) Σ σ_i f(x_i): gradient ascent on all
+    weights of the layer, none above its first norm, and the best readout of norm 1 in closed form. learnable: signs that
+    the tokens tell, so that the gain stays.
+    """
+    T, d = 8, 8
+    options = {"causal": False, "num_features": 32, "num_channels": 4, "channel_width": 16, "softplus": True}
+    found = {}
+    for n in sizes:
+        gains = []
+        for draw in range(draws):
+            x = normal(n, T, d, generator=generator).float()
+            signs = torch.randperm(n, generator=generator) % 2 * 2 - 1  # as many of each: a constant gains nothing
+            gains.append(
+                _best_gain(_mixer(d, 1, seed + draw, **options).float(), x, x[:, :, 0].sum(1).sign() if learnable else signs)
+            )
+        found[n] = sum(gains) / draws
+    low, high = sizes[0], sizes[-1]
+    slope = math.log(found[high] / found[low]) / math.log(high / low)
+    text = f"gap of one layer on random signs, n = {low} to {high}, {draws} draws: slope, log-log"
+    return [claims.near("L10", text, slope, -0.5, 0.15)], found
+
+
+def start(*, seed: int, draws: int = 20) -> list[Claim]:
+    """L11: where training begins."""
+    entropies, dead = [], []
+    generator = torch.Generator().manual_seed(seed)
+    for draw in range(draws):
+        made = default_map(32, 16, 8, seed + draw)
+        q, k = (features_of(made, normal(50, 32, generator=generator)) for _ in range(2))
+        weight = q @ k.T
+        entropies.append(torch.special.entr(weight / weight.sum(-1, keepdim=True)).sum(-1).mean().item())
+        dead += [default_map(1, 1, 8, seed + 5 * draw + part).dead_fraction() for part in range(5)]
+    return [
+        claims.near(
+            "L11 entropy", "a new map: entropy of rows over 50 keys (log 50 = 3.912)", sum(entropies) / draws, 3.89, 0.02
+        ),
+        claims.near(
+            "L11 silent", "share of its channels that are 0 for all u in -4 to 4", sum(dead) / len(dead), 0.17, 0.04
+        ),
+    ]
+
+
+def _best_gain(mixer: Luna, x: Tensor, signs: Tensor, steps: int = 40) -> float:
+    weights = list(mixer.parameters())
+    norms = [weight.detach().norm() for weight in weights]
+    optimizer = torch.optim.Adam(weights, lr=0.1, maximize=True)
+    best = 0.0
+    for _ in range(steps):
+        gain = (mixer(x)[0].mean(1) * signs[:, None]).mean(0).norm()
+        best = max(best, gain.item())
+        optimizer.zero_grad()
+        gain.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for weight, norm in zip(weights, norms, strict=True):
+                weight.mul_((norm / weight.norm().clamp(min=1e-12)).clamp(max=1))
+    return best
+
+
+def _mixer(d_model: int, num_heads: int, seed: int, **options: Any) -> Luna:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        mixer = build_mixer("luna", d_model, num_heads, rotary="none", **options).double()
+    assert isinstance(mixer, Luna)
+    return mixer
+
+
+def _same_projections(projections: int, channels: nn.Module, generator: Generator) -> tuple[LunaMap, LunaMap]:
+    """A map with these channels, and the Fourier features of the same W."""
+    waves = gaussian_map(K, projections, Functions(torch.cos, torch.sin), generator)
+    return _with(waves, channels), waves
+
+
+def _with(feature_map: LunaMap, channels: nn.Module) -> LunaMap:
+    """The same W before other functions."""
+    with torch.random.fork_rng(devices=[]):
+        made = LunaMap(K, feature_map.weight.shape[0], channels).double()
+    made.weight = feature_map.weight
+    return made

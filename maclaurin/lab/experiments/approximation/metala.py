@@ -1,0 +1,264 @@
+"""MetaLA's statements M1 to M11 about a decay that is also the key, as claims about random draws.
+
+An argument beside the generator makes a statement false on purpose: the claim must then say so.
+
+Chou et al.: MetaLA: Unified Optimal Linear Approximation to Softmax Attention Map, arXiv 2411.10741.
+"""
+
+# T time, K key channels, V value channels
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from maclaurin.lab import claims
+from maclaurin.lab.claims import Claim
+from maclaurin.lab.experiments.dynamics import System, to_dsf
+from maclaurin.lab.experiments.dynamics.checks import distance, normal
+from maclaurin.lab.experiments.dynamics.convert import drawn
+from maclaurin.mixers.base import MixerState
+from maclaurin.mixers.metala import MetaLA
+from maclaurin.ops import LinearState, linear_attention, reference
+
+FORMS = ("parallel", "chunked", "recurrent")
+D_MODEL, HEADS, TOKENS = 24, 4, 20
+
+
+def attention_map(q_TK: Tensor, k_TK: Tensor, log_alpha_TK: Tensor, form: str = "auto", chunk_size: int = 64) -> Tensor:
+    """The T x T weights of gated linear attention: values of one channel a token read them off."""
+    one_hot = torch.eye(q_TK.shape[0], dtype=q_TK.dtype)
+    q, k, v, a = (part[None, :, None] for part in (q_TK, k_TK, one_hot, log_alpha_TK))
+    y, _ = linear_attention(q, k, v, a, scale=1.0, normalize=False, form=form, chunk_size=chunk_size)
+    return y[0, :, 0]
+
+
+def random_softmax_map(T: int, generator: Generator) -> Tensor:
+    """Of independent scores, causal."""
+    future = torch.ones(T, T, dtype=torch.bool).triu(1)
+    return normal(T, T, generator=generator).masked_fill(future, -math.inf).softmax(-1)
+
+
+def forms_agree(generator: Generator) -> list[Claim]:
+    """M1."""
+    T, K = 48, 8
+    q, log_alpha = normal(T, K, generator=generator), F.logsigmoid(normal(T, K, generator=generator))
+    k = -torch.expm1(log_alpha)
+    one_hot = torch.eye(T, dtype=torch.float64)[None, :, None]
+    parts = (q[None, :, None], k[None, :, None], one_hot, log_alpha[None, :, None])
+    expected = reference.linear_attention(*parts, scale=1.0, normalize=False)[0, :, 0]
+    error = max(distance(attention_map(q, k, log_alpha, form, 16), expected) for form in FORMS)
+    return [claims.at_most("M1", "recurrent, chunked (16) and parallel forms against the matrix, T 48: error", error, 1e-14)]
+
+
+def row_sums(generator: Generator) -> list[Claim]:
+    """M2."""
+    T = 40
+    log_alpha = F.logsigmoid(normal(T, 1, generator=generator))
+    ones = torch.ones_like(log_alpha)
+    sums = attention_map(ones, -torch.expm1(log_alpha), log_alpha).sum(1)
+    error = distance(sums, 1 - log_alpha.cumsum(0).exp()[:, 0])
+    log_alpha[0] = -math.inf
+    cleared = attention_map(ones, -torch.expm1(log_alpha), log_alpha).sum(1)
+    # the ops hold log 0 at -750, and sums of logs beside it keep 12 digits
+    return [
+        claims.at_most("M2", "a channel's weights sum to 1 - Π α: error", error, 1e-12),
+        claims.between("M2 range", "the smallest of these sums, none being above 1", _in_range(sums), 0.0, 1.0),
+        claims.at_most(
+            "M2 cleared", "with α = 0 at the first token they sum to 1: error", distance(cleared, ones[:, 0]), 1e-12
+        ),
+    ]
+
+
+def stick_breaking(generator: Generator, *, channels: int | None = None) -> list[Claim]:
+    """M3: any softmax map, with a channel a row, α_s = P_{s-1}/P_s of the row's running sums and one-hot queries.
+
+    channels: fewer than rows leave rows without one.
+    """
+    T = 16
+    softmax = random_softmax_map(T, generator)
+    sums = softmax.cumsum(-1)
+    alpha_TK = (F.pad(sums, (1, 0))[:, :-1] / sums).T[:, : channels or T]  # token s, the channel of row t
+    outside = max(0.0, -alpha_TK.min().item(), alpha_TK.max().item() - 1)
+    q = torch.eye(T, dtype=torch.float64)[:, : channels or T]
+    system = System(alpha_TK[:, None], 1 - alpha_TK[:, None], q[:, None], softmax[:, None], lambda y: y)
+    log_alpha = alpha_TK.clamp(max=1).log()
+    by_logs = max(distance(attention_map(q, -torch.expm1(log_alpha), log_alpha, form), softmax) for form in FORMS)
+    text = "a random softmax map of 16 tokens by stick-breaking: error"
+    return [
+        claims.at_most("M3", f"{text} of the recurrence", distance(system.weights()[0], softmax), 1e-15),
+        claims.at_most("M3 logs", f"{text} of the layer's forms, which take log α", by_logs, 1e-12),
+        claims.at_most("M3 range", "how far α lies outside of 0 to 1", outside, 1e-15),
+    ]
+
+
+def capacity(generator: Generator, *, T: int = 40, K: int = 6, bound: int = 6) -> list[Claim]:
+    """M4. bound: what the rank is claimed to be at most; false if it is below K."""
+    q, log_alpha = normal(T, K, generator=generator), F.logsigmoid(normal(T, K, generator=generator))
+    metala = attention_map(q, -torch.expm1(log_alpha), log_alpha)[T // 2 :, : T // 2]
+    softmax = random_softmax_map(T, generator)[T // 2 :, : T // 2]
+    ranks = [int(torch.linalg.matrix_rank(block)) for block in (metala, softmax)]
+    left = torch.linalg.svdvals(softmax).square()
+    share = (left[K:].sum() / left.sum()).sqrt().item()
+    return [
+        claims.at_most("M4", f"rank of a block {T // 2} x {T // 2} of MetaLA's map with {K} key channels", ranks[0], bound),
+        claims.near("M4 softmax", f"rank of the same block of a random softmax map of {T} tokens", ranks[1], T // 2, 0),
+        claims.at_least("M4 error", f"so at best {K} channels leave of that block, relative", share, 1e-3),
+    ]
+
+
+def dynamic_memory(generator: Generator, *, decay: str = "chosen") -> list[Claim]:
+    """M5. decay: "chosen" by the token, "fixed" at 0.9 or "none"."""
+    K, V = 4, 3
+    old, new = normal(K, V, generator=generator), normal(1, 1, 1, V, generator=generator)
+    one_hot = F.one_hot(torch.tensor(0), K).double()
+
+    def written(key_K: Tensor, log_decay_K: Tensor) -> Tensor:
+        q = torch.zeros(1, 1, 1, K, dtype=torch.float64)
+        key, log_decay = key_K.view(1, 1, 1, K), log_decay_K.view(1, 1, 1, K)
+        _, after = linear_attention(q, key, new, log_decay, normalize=False, state=LinearState(old[None, None]))
+        assert isinstance(after, LinearState)
+        return after.memory[0, 0]
+
+    log_decays = {
+        "chosen": (1 - one_hot).log(),
+        "fixed": torch.full((K,), math.log(0.9), dtype=torch.float64),
+        "none": torch.zeros(K, dtype=torch.float64),
+    }
+    after = {name: written(one_hot, log_decay) for name, log_decay in log_decays.items()}  # one_hot is 1 - α of the first
+    expected = torch.cat([new[0, 0], old[1:]])
+    fixed = distance(after["fixed"][0], 0.9 * old[0] + new[0, 0, 0])
+    none = distance(after["none"][0], old[0] + new[0, 0, 0])
+    return [
+        claims.at_most(
+            "M5", "a token overwrites one slot and leaves the others: error", distance(after[decay], expected), 0.0
+        ),
+        claims.at_most("M5 fixed", "a fixed decay leaves α·old + new in the slot: error", fixed, 1e-15),
+        claims.at_most("M5 none", "no decay leaves old + new in the slot: error", none, 1e-15),
+    ]
+
+
+def unbounded_keys() -> list[Claim]:
+    """M6: to weigh a token of lag 200 with 1 behind a fixed decay."""
+    T, alpha = 201, 0.9
+    log_alpha = torch.full((T, 1), math.log(alpha), dtype=torch.float64)
+    ones = torch.ones_like(log_alpha)
+    weight = attention_map(ones, ones, log_alpha)[-1, 0].item()
+    text = "the key that weighs lag 200 with 1 behind α = 0.9"
+    return [claims.near_relative("M6", text, 1 / weight, 1.4e9, 0.02)]
+
+
+def built(seed: int, **options: str) -> MetaLA:
+    """Zeros, w_aug among them, drawn from N(0, 1)."""
+    mixer = drawn("metala", D_MODEL, HEADS, seed, **options)
+    assert isinstance(mixer, MetaLA)
+    return mixer
+
+
+@torch.no_grad()
+def augmentation_starts_as_nothing(generator: Generator, *, seed: int, weight: float = 0.0) -> list[Claim]:
+    """M7. weight: of the augmentation; only 0 is removed by the norm."""
+    x = normal(2, TOKENS, D_MODEL, generator=generator)
+    code, off = built(seed), built(seed, aug="off")
+    off.load_state_dict({name: value for name, value in code.state_dict().items() if name != "aug_weight"})
+    assert code.aug_weight is not None
+    code.aug_weight.fill_(weight)
+    q, k = (normal(1, TOKENS, HEADS, code.key_dim, generator=generator) for _ in range(2))
+    # heads as wide as published ones: few channels may happen to have a small variance, by which the norm divides
+    v, o = (normal(1, TOKENS, HEADS, 64, generator=generator) for _ in range(2))
+    augmented = o + code.augmentation(q, k, v, code.aug_weight)
+    with_it, without = (F.layer_norm(part, (64,), eps=code.norm_eps) for part in (augmented, o))
+    error = distance(with_it, without) / without.abs().max().item()
+    # what a new layer remembers is 50 times smaller than the ½ that is added and removed: a digit more is lost
+    return [
+        claims.at_most("M7", "w = 0: ½ is added and the norm removes it, relative error for o ~ N(0, 1)", error, 1e-15),
+        claims.at_most("M7 layer", "the same for a new layer's outputs", distance(code(x)[0], off(x)[0]), 1e-14),
+    ]
+
+
+@torch.no_grad()
+def augmentation_leaves_the_memory(generator: Generator, *, seed: int) -> list[Claim]:
+    """M8, token by token."""
+    x = normal(1, TOKENS, D_MODEL, generator=generator)
+    memories, outputs, maps = 0.0, math.inf, 0.0
+    for aug in ("code", "linear", "gate"):
+        plain, changed = built(seed, aug=aug), built(seed, aug=aug)
+        assert changed.aug_weight is not None
+        changed.aug_weight.mul_(-2)
+        states: list[MixerState | None] = [None, None]
+        for t in range(TOKENS):
+            ys = []
+            for index, mixer in enumerate((plain, changed)):
+                y, states[index] = mixer(x[:, t : t + 1], states[index])
+                ys.append(y)
+            first, second = (state.tensors() for state in states if state is not None)
+            memories = max(memories, *(distance(first[name], second[name]) for name in first))
+            outputs = min(outputs, distance(ys[0], ys[1]))
+        maps = max(maps, distance(to_dsf(plain, x).weights(), to_dsf(changed, x).weights()))
+    return [
+        claims.at_most("M8", "another w: change of the memory after every token, all augmentations", memories, 0.0),
+        claims.at_most("M8 past", "change of the weights of all tokens, but for a token's own term", maps, 0.0),
+        claims.true(
+            "M8 output", "the output does change: smallest change of a token's", f"{outputs:.1e}", outputs > 0, "> 0"
+        ),
+    ]
+
+
+@torch.no_grad()
+def hand_over(generator: Generator, *, seed: int, carry: bool = True) -> list[Claim]:
+    """M9. carry: False forgets the state at the split."""
+    x = normal(2, TOKENS, D_MODEL, generator=generator)
+    mixer = built(seed)
+    whole, _ = mixer(x)
+    error = 0.0
+    for split in range(1, TOKENS):
+        first, state = mixer(x[:, :split])
+        second, _ = mixer(x[:, split:], state if carry else None)
+        error = max(error, distance(torch.cat([first, second], 1), whole))
+    changed = x.clone()
+    changed[:, TOKENS // 2 :] += 1
+    past = distance(mixer(changed)[0][:, : TOKENS // 2], whole[:, : TOKENS // 2])
+    return [
+        claims.at_most("M9", "state and convolution handed over at every possible place: error", error, 1e-12),
+        claims.at_most("M9 causal", "change of earlier outputs when later tokens change", past, 1e-12),
+    ]
+
+
+@torch.no_grad()
+def gla_with_another_key(generator: Generator, *, seed: int, own_key: bool = False) -> list[Claim]:
+    """M10. own_key: a key matrix of its own, which is not 1 - α."""
+    x = normal(1, TOKENS, D_MODEL, generator=generator)
+    mixer = drawn("metala", D_MODEL, HEADS, seed, own_key=own_key)
+    system = to_dsf(mixer, x)
+    gated = replace(system, write=1 - system.transition)
+    by_op, _ = linear_attention(
+        system.read[None], gated.write[None], system.inputs[None], system.transition.log()[None], scale=1.0, normalize=False
+    )
+    error = max(distance(gated.output(), mixer(x)[0]), distance(system.readout(by_op[0]), mixer(x)[0]))
+    return [claims.at_most("M10", "the layer against gated linear attention with the key 1 - α: error", error, 1e-10)]
+
+
+def quotients_overflow(generator: Generator, *, log_alpha: float = -0.5) -> list[Claim]:
+    """M11, in float32. log_alpha: a slow decay does not overflow."""
+    T, K = 256, 4
+    log_alpha_TK = torch.full((T, K), log_alpha)
+    q, k = normal(T, K, generator=generator).float(), -torch.expm1(log_alpha_TK)
+    A = log_alpha_TK.cumsum(0).exp()
+    naive = ((q * A) @ (k / A).T).tril()
+    exact = attention_map(q.double(), k.double(), log_alpha_TK.double())
+    errors = [distance(attention_map(q, k, log_alpha_TK, form).double(), exact) for form in FORMS]
+    broken = int((~naive.isfinite()).sum())
+    return [
+        claims.at_least("M11", "entries of (Q⊙A)(K/A)ᵀ that are not finite, float32, T 256, log α -½", broken, 1),
+        claims.at_most("M11 forms", "error of all forms on the same, float32", max(errors), 1e-5),
+    ]
+
+
+def _in_range(sums: Tensor) -> float:
+    """The smallest, or the largest if that is above 1."""
+    low, high = sums.min().item(), sums.max().item()
+    return high if high > 1 + 1e-12 else low
