@@ -12,7 +12,7 @@ from typing import Any
 from maclaurin.data.tasks import Task, task
 from maclaurin.ops.checks import at_least_one, one_of
 
-PROTOCOL = 1  # raised when `learn` changes what a cell's settings mean, so that older results are not taken for new ones
+PROTOCOL = 2  # raised when `learn` changes what a cell's settings mean, so that older results are not taken for new ones
 MODELS = ("language", "classifier", "vision")
 
 
@@ -43,11 +43,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Setting:
-    """The budget, the same for all rows.
+    """The budget.
 
     model: "language" (an answer at some tokens), "classifier" (one a sequence) or "vision" (one an image). width, heads,
-    layers, inner: of the model; inner is the width of its MLPs. steps of batch examples, AdamW; stop_at: the accuracy on
-    held-out examples at which training ends early, None for never. examples: of each test.
+    layers, inner: of the model; inner is the width of its MLPs, which differs from row to row where parameters are equal.
+    steps of batch examples, AdamW; stop_at: the accuracy on held-out examples at which training ends early, None for
+    never. examples: of each test.
     """
 
     model: str = "language"

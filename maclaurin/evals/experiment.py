@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from maclaurin.evals.budget import matched
 from maclaurin.evals.cells import Cell, Problem, Row, Setting
+
+SOFTMAX = Row(("softmax",))
 
 
 @dataclass(frozen=True)
 class Experiment:
     """axis, across: the options of the tests that accuracy is shown against, on one axis or on two (a heat map).
 
-    metric: "accuracy", or "exact" for the share of examples without a mistake. published: by row, in the words of the
-    table's last column; `source` says whose, and in which setting.
+    reference: the row whose parameters all rows have, as nearly as the width of their MLPs allows, whether it is in the
+    table or not; None for the MLPs of the setting everywhere. metric: "accuracy", or "exact" for the share of examples
+    without a mistake. published: by row, in the words of the table's last column; `source` says whose, and in which
+    setting.
     """
 
     name: str
@@ -25,15 +30,24 @@ class Experiment:
     learning_rates: tuple[float, ...]
     axis: str = ""
     across: str = ""
+    reference: Row | None = SOFTMAX
     metric: str = "accuracy"
     seeds: int = 1
     published: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
 
+    def settings(self) -> dict[str, Setting]:
+        """The budget of each row."""
+        if self.reference is None:
+            return dict.fromkeys(self.rows, self.setting)
+        task = self.train[0].task()
+        return {label: matched(row, self.setting, task, self.reference) for label, row in self.rows.items()}
+
     def cells(self, seeds: int) -> list[Cell]:
         """Seed by seed, so that an early look compares all rows."""
+        settings = self.settings()
         return [
-            Cell(self.name, label, row, self.setting, self.train, self.test, learning_rate, seed)
+            Cell(self.name, label, row, settings[label], self.train, self.test, learning_rate, seed)
             for seed in range(seeds)
             for learning_rate in self.learning_rates
             for label, row in self.rows.items()

@@ -81,7 +81,7 @@ def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
     started = time.monotonic()
     torch.manual_seed(cell.seed)
     tasks = [problem.task() for problem in cell.train]
-    model = build(cell, tasks[0])
+    model = build(cell.row, cell.setting, tasks[0])
     steps, diverged = _train(model, cell, tasks, watch)
     windows = own_windows(model)
     for mixer, own in windows.items():

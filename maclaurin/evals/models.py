@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from maclaurin.data.tasks import NOT_ASKED, Batch, Labelled, Task
-from maclaurin.evals.cells import Cell
+from maclaurin.evals.cells import Row, Setting
 from maclaurin.models import (
     MaclaurinConfig,
     MaclaurinForCausalLM,
@@ -18,12 +19,12 @@ from maclaurin.models import (
 )
 
 
-class SmallModel(nn.Module):
+class SmallModel(nn.Module, ABC):
     """Examples -> (answers, classes) and (answers,), for all that they ask for, in their order."""
 
+    @abstractmethod
     def state_nbytes(self, length: int) -> int | None:
         """What it carries for one sequence of that length, if it reads tokens one after the other."""
-        raise NotImplementedError
 
 
 class AtTokens(SmallModel):
@@ -87,13 +88,12 @@ def _state_nbytes(model: Any, length: int) -> int:
     return sum(layer.mixer.state_nbytes(length) for layer in model.layers)
 
 
-def build(cell: Cell, task: Task[Any]) -> SmallModel:
+def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
     """A fresh model for a task; what does not fit together is refused in one sentence."""
-    setting = cell.setting
-    options = {name: dict(own) for name, own in cell.row.options.items()}
+    options = {name: dict(own) for name, own in row.options.items()}
     if setting.model == "vision":
-        if len(cell.row.mixers) > 1:
-            raise ValueError(f"a vision model has one mixer, {cell.label!r} has {len(cell.row.mixers)}")
+        if len(row.mixers) > 1:
+            raise ValueError(f"a vision model has one mixer, got {', '.join(row.mixers)}")
         side = task.sample(1, 0).inputs.shape[-1]
         config = MaclaurinVisionConfig(
             image_size=side,
@@ -101,10 +101,10 @@ def build(cell: Cell, task: Task[Any]) -> SmallModel:
             hidden_sizes=[setting.width],
             depths=[setting.layers],
             num_attention_heads=[setting.heads],
-            mlp_ratios=[max(setting.inner // setting.width, 1)],
+            mlp_ratios=[setting.inner / setting.width],
             patch_sizes=[1],
             pooling="mean",
-            mixer=cell.row.mixers[0],
+            mixer=row.mixers[0],
             mixer_options=options,
             num_labels=task.num_classes,
         )
@@ -115,7 +115,7 @@ def build(cell: Cell, task: Task[Any]) -> SmallModel:
         intermediate_size=setting.inner,
         num_hidden_layers=setting.layers,
         num_attention_heads=setting.heads,
-        mixer=list(cell.row.mixers),
+        mixer=list(row.mixers),
         mixer_options=options,
         bos_token_id=None,
         eos_token_id=None,

@@ -95,6 +95,7 @@ def _row(experiment: Experiment, label: str, cells: Sequence[Cell], folder: Path
             for n, problem in enumerate(experiment.test)
         ],
         "parameters": done[0].parameters,
+        "inner": own[0].setting.inner,
         "steps": [outcome.steps for outcome in done],
         "diverged": sum(outcome.diverged for outcome in done),
         "seconds": statistics.fmean(outcome.seconds for outcome in done),

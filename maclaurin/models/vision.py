@@ -29,7 +29,7 @@ class VisionLayer(GradientCheckpointingLayer):
         super().__init__()
         width, heads = config.hidden_sizes[stage], config.num_attention_heads[stage]
         name = config.stage_mixers()[stage]
-        inner = config.mlp_ratios[stage] * width
+        inner = round(config.mlp_ratios[stage] * width)
         self.norm_before_mixer = nn.LayerNorm(width, config.layer_norm_eps)
         self.mixer = build_mixer(name, width, heads, causal=False, **config.options_of(name, grid, class_tokens))
         self.norm_before_mlp = nn.LayerNorm(width, config.layer_norm_eps)

@@ -59,6 +59,7 @@ class MaclaurinVisionConfig(PretrainedConfig):
     """Lists have one entry a stage; a model of one stage is a plain vision transformer.
 
     image_size: a number for squares, or [rows, columns]. patch_sizes: how many places of the grid before become one.
+    mlp_ratios: times the width of the stage, rounded.
     patch_norm: a LayerNorm behind each patch embedding. pooling: "class" (a token of the last stage) or "mean".
     mixer: one name for all stages, or a list with one a stage; any mixer that can see whole sequences.
     mixer_options: options for every mixer, or a dict of options by mixer name.
@@ -73,7 +74,7 @@ class MaclaurinVisionConfig(PretrainedConfig):
     hidden_sizes: list[int] = field(default_factory=lambda: [96])
     depths: list[int] = field(default_factory=lambda: [4])
     num_attention_heads: list[int] = field(default_factory=lambda: [4])
-    mlp_ratios: list[int] = field(default_factory=lambda: [4])
+    mlp_ratios: list[int | float] = field(default_factory=lambda: [4])
     patch_sizes: list[int] = field(default_factory=lambda: [4])
     patch_norm: bool = False
     pooling: str = "class"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from maclaurin.ops.checks import one_of
-from maclaurin.training.facts import layers, parameters, state_nbytes
+from maclaurin.training.facts import layers, matched_width, parameters, state_nbytes
 from maclaurin.training.recipe import Recipe
 
 # threads that spin while they wait gain a tenth on an idle machine, and lose two thirds beside any other work
@@ -82,7 +82,7 @@ def _matched(base: Recipe, contender: Contender) -> Recipe:
     own = dataclasses.replace(base, mixer=contender.mixer, mixer_options=json.dumps(contender.options))
     config = base.config()
     one_wider = 3 * config.hidden_size * config.num_hidden_layers
-    width = config.intermediate_size - round((parameters(own) - parameters(softmax)) / one_wider)
+    width = matched_width(config.intermediate_size, parameters(own) - parameters(softmax), one_wider)
     if width < 1:
         raise ValueError(f"mixer {contender.mixer!r} alone has more parameters than softmax with its MLPs of this size")
     return dataclasses.replace(own, intermediate_size=width)

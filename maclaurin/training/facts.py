@@ -30,6 +30,11 @@ def parameters(recipe: Recipe) -> int:
     return mlps + sum(count * sum(parameter.numel() for parameter in mixer.parameters()) for mixer, count in layers(recipe))
 
 
+def matched_width(width: int, excess: int, one_wider: int) -> int:
+    """Of MLPs, if the model has `excess` parameters too many and MLPs one wider have `one_wider` more; below 1 if none."""
+    return width - round(excess / one_wider)
+
+
 def state_nbytes(model: Layers, length: int) -> int:
     """Of one sequence in the whole model."""
     return sum(count * mixer.state_nbytes(length) for mixer, count in model)

@@ -24,12 +24,12 @@ OTHER_ROWS = {
     "gla-conv": one("gla", **QK_CONV),
     "gla-selective": one("gla", rotary="selective", rotary_options=SELECTIVE, **QK_CONV),
     "softmax-selective": one("softmax", rotary="selective", rotary_options=SELECTIVE, **QK_CONV),
+    "linear-conv-keys4": one("linear", conv_width=2, key_dim=4),
     "linear-conv-keys16": one("linear", conv_width=2, key_dim=16),
-    "linear-conv-keys32": one("linear", conv_width=2, key_dim=32),
     "2mamba-keys4": one("2mamba", key_dim=4),
 }
 CORE = ("softmax", "softmax-conv", "linear", "linear-conv", "mamba2", "mamba2s", "2mamba", "2mamba-e")
-STATE_SIZES = ("linear-conv-keys16", "linear-conv-keys32", "2mamba-keys4")
+STATE_SIZES = ("linear-conv-keys4", "linear-conv-keys16", "2mamba-keys4")
 MORE = (
     "gla",
     "gated-delta",
