@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from maclaurin.doctor import devices, versions
-from maclaurin.evals.show import at, columns_of, grid_of
+from maclaurin.evals.show import against_text, at, columns_of, grid_of
 from maclaurin.mixers.overview import size_text
 from maclaurin.report import figures
 from maclaurin.report.figures import Line, Style
@@ -114,6 +114,9 @@ def _table(table: dict[str, Any], style: dict[str, Style]) -> DataTable:
     values = columns_of(table)
     columns = [Column("mixer", numeric=False), Column("learning rate")]
     columns += [Column("test" if value is None else f"{value} {table['axis']}") for value in values]
+    compared = any(row["against"] for row in table["rows"])
+    if compared:
+        columns.append(Column("seed by seed", numeric=False))
     columns += [Column("parameters"), Column("state"), Column("seconds a run")]
     if table["source"]:
         columns.append(Column("published elsewhere", numeric=False))
@@ -133,6 +136,7 @@ def _table(table: dict[str, Any], style: dict[str, Style]) -> DataTable:
                 Cell(label, swatch=style[label].color),
                 Cell(f"{row['learning_rate']:g}", row["learning_rate"], f"validation {grid}") if grid else Cell("–"),
                 *(_accuracy(at(row, table, value)) for value in values),
+                *([_against(row)] if compared else []),
                 Cell(f"{row['parameters']:,}", row["parameters"]),
                 Cell("–") if state is None else Cell(size_text(state), state),
                 Cell(f"{row['seconds']:.0f}", row["seconds"]),
@@ -147,6 +151,11 @@ def _accuracy(points: Sequence[dict[str, Any]]) -> Cell:
     mean = statistics.fmean(point["value"] for point in points)
     note = f"{points[0]['low']:.3f} to {points[0]['high']:.3f}" if len(points) == 1 else ""
     return Cell(f"{mean:.3f}", mean, note)
+
+
+def _against(row: dict[str, Any]) -> Cell:
+    text, note = against_text(row)
+    return Cell(text or "–", note=note)
 
 
 def _settings(table: dict[str, Any]) -> str:

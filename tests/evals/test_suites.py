@@ -232,6 +232,7 @@ def test_every_experiment_can_be_trained(suite, preset):
         assert not any("," in label for label in planned.rows)  # `--mixers` has commas between
         assert planned.axis == "" or all(planned.axis in problem.options for problem in planned.test)
         assert set(planned.published) <= {*planned.rows, "softmax", "mamba2", "metala"}
+        assert {*planned.against, *planned.against.values()} <= set(planned.rows)
         assert bool(planned.published) == bool(planned.source) or planned.source
 
 
