@@ -169,12 +169,14 @@ def compare(context: typer.Context) -> None:
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders with runs of `maclaurin train` or `maclaurin compare`.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders with runs of `maclaurin train`, `compare` or `eval --suite`.")
+    ],
     output: Annotated[Path | None, typer.Option(help="The page; report.html in the first folder if not given.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also write every figure as a PNG file into this folder.")] = None,
     measure: Annotated[bool, typer.Option(help="Time a layer of each mixer on this machine, up to 20 seconds.")] = True,
 ) -> None:
-    """Write one self-contained HTML page about runs: curves, results, cost, memory, and how they were made."""
+    """Write one self-contained HTML page about runs and suites: curves, results, cost, memory, and how they were made."""
     from maclaurin.report import build
 
     path = output or folders[0] / "report.html"

@@ -17,28 +17,29 @@ from maclaurin.report.page import Cell, Chart, Code, Column, DataTable, Page, Se
 
 AXES = {"pairs": "pairs to remember", "length": "length", "longest": "letters"}
 
+LEAD = (
+    "Every cell trains a model of its own at an equal budget. The learning rate of a row is the best of the grid by "
+    "validation accuracy, which no test has a part in. Intervals are 95 %: Wilson's over examples and, with several "
+    "seeds, the wider one of it and the bootstrap over seeds."
+)
+
 
 def page(results: dict[str, Any]) -> Page:
     tables = results["tables"]
     made = {"command": results["command"], **versions(), **devices()}
-    sections = [_section(table) for table in tables]
+    sections = [section(table, table["experiment"]) for table in tables]
     sections.append(
         Section(
             "How it was made",
             "The same command goes on where it was interrupted, and gives the same numbers again on the same machine.",
             [Code("Command and versions", "\n".join(f"{name}: {value}" for name, value in made.items() if value))]
-            + [Code(f"Settings of {table['experiment']}", _settings(table)) for table in tables],
+            + [settings(table) for table in tables],
         )
     )
-    lead = [
-        "Every cell trains a model of its own at an equal budget. The learning rate of a row is the best of the grid by "
-        "validation accuracy, which no test has a part in. Intervals are 95 %: Wilson's over examples and, with several "
-        "seeds, the wider one of it and the bootstrap over seeds."
-    ]
-    return Page(f"Maclaurin: {results['suite']}", _headline(tables[0]), lead, sections)
+    return Page(f"Maclaurin: {results['suite']}", headline(tables[0]), [LEAD], sections)
 
 
-def _headline(table: dict[str, Any]) -> str:
+def headline(table: dict[str, Any]) -> str:
     rows = [row for row in table["rows"] if row["points"]]
     if not rows:
         return "No cell has finished yet"
@@ -51,20 +52,21 @@ def _headline(table: dict[str, Any]) -> str:
     return f"{table['experiment']}{where}: from {worst} {means[worst]:.3f} to {best} {means[best]:.3f}"
 
 
-def _section(table: dict[str, Any]) -> Section:
+def section(table: dict[str, Any], key: str) -> Section:
+    """`key` names it in the page and its figures as files."""
     rows = [row for row in table["rows"] if row["points"]]
     style = figures.styles([(row["label"], row["label"]) for row in rows])
     charts: list[Chart] = []
     if table["axis"] and len(columns_of(table)) > 1:
-        charts.append(_curve(table, rows, style))
+        charts.append(_curve(key, table, rows, style))
     if table["across"]:
-        charts += [_heat_map(table, row) for row in rows]
+        charts += [_heat_map(key, table, row) for row in rows]
     if any(point["by_distance"] for row in rows for point in row["points"]):
-        charts.append(_by_distance(table, rows, style))
-    return Section(table["title"], "", [*charts, _table(table, style)])
+        charts.append(_by_distance(key, table, rows, style))
+    return Section(table["title"], "", [*charts, _table(key, table, style)])
 
 
-def _curve(table: dict[str, Any], rows: Sequence[dict[str, Any]], style: dict[str, Style]) -> Chart:
+def _curve(key: str, table: dict[str, Any], rows: Sequence[dict[str, Any]], style: dict[str, Style]) -> Chart:
     values = columns_of(table)
     lines = []
     for row in rows:
@@ -80,15 +82,14 @@ def _curve(table: dict[str, Any], rows: Sequence[dict[str, Any]], style: dict[st
                 [high for _, high in bands],
             )
         )
-    trained = [problem[table["axis"]] for problem in table["train"] if table["axis"] in problem]
-    shaded = (min(trained), max(trained)) if trained else None
-    figure = figures.accuracy(lines, AXES.get(table["axis"], table["axis"]), shaded)
+    last_trained = max((problem[table["axis"]] for problem in table["train"] if table["axis"] in problem), default=math.inf)
+    figure = figures.accuracy(lines, AXES.get(table["axis"], table["axis"]), last_trained)
     mean = f", mean over {table['across']}" if table["across"] else ""
-    note = "; shaded: as in training" if shaded else ""
-    return Chart(f"{table['experiment']}-{table['axis']}", figure, f"Accuracy by {table['axis']}{mean}{note}.")
+    note = "; shaded: beyond training" if values[-1] > last_trained else ""
+    return Chart(f"{key}-{table['axis']}", figure, f"Accuracy by {table['axis']}{mean}{note}.")
 
 
-def _heat_map(table: dict[str, Any], row: dict[str, Any]) -> Chart:
+def _heat_map(key: str, table: dict[str, Any], row: dict[str, Any]) -> Chart:
     columns = columns_of(table)
     across = list(dict.fromkeys(point[table["across"]] for point in row["points"]))
     found = {(point[table["across"]], point[table["axis"]]): point["value"] for point in row["points"]}
@@ -97,24 +98,24 @@ def _heat_map(table: dict[str, Any], row: dict[str, Any]) -> Chart:
     figure = figures.heat_map(columns, across, values, table["axis"], table["across"], max(trained, default=math.inf))
     note = "; right of the line: longer than in training" if trained else ""
     caption = f"{row['label']}: {table['across']} by {table['axis']}{note}."
-    return Chart(f"{table['experiment']}-{table['rows'].index(row)}", figure, caption)
+    return Chart(f"{key}-{table['rows'].index(row)}", figure, caption)
 
 
-def _by_distance(table: dict[str, Any], rows: Sequence[dict[str, Any]], style: dict[str, Style]) -> Chart:
+def _by_distance(key: str, table: dict[str, Any], rows: Sequence[dict[str, Any]], style: dict[str, Style]) -> Chart:
     """Of the last test, the hardest."""
     lines = []
     for row in rows:
         buckets = row["points"][-1]["by_distance"]
         lines.append(Line(row["label"], style[row["label"]], [b["from"] for b in buckets], [b["accuracy"] for b in buckets]))
-    figure = figures.accuracy(lines, "tokens since the key was said, from", None)
-    return Chart(f"{table['experiment']}-distance", figure, "Accuracy of the last test by distance, in doublings.")
+    figure = figures.accuracy(lines, "tokens since the key was said, from")
+    return Chart(f"{key}-distance", figure, "Accuracy of the last test by distance, in doublings.")
 
 
-def _table(table: dict[str, Any], style: dict[str, Style]) -> DataTable:
+def _table(key: str, table: dict[str, Any], style: dict[str, Style]) -> DataTable:
     values = columns_of(table)
     columns = [Column("mixer", numeric=False), Column("learning rate")]
     columns += [Column("test" if value is None else f"{value} {table['axis']}") for value in values]
-    compared = any(row["against"] for row in table["rows"])
+    compared = any(row.get("against") for row in table["rows"])
     if compared:
         columns.append(Column("seed by seed", numeric=False))
     columns += [Column("parameters"), Column("state"), Column("seconds a run")]
@@ -144,7 +145,7 @@ def _table(table: dict[str, Any], style: dict[str, Style]) -> DataTable:
             ]
         )
     caption = f"Published: {table['source']}" if table["source"] else ""
-    return DataTable(f"table-{table['experiment']}", columns, rows, caption)
+    return DataTable(f"table-{key}", columns, rows, caption)
 
 
 def _accuracy(points: Sequence[dict[str, Any]]) -> Cell:
@@ -158,8 +159,10 @@ def _against(row: dict[str, Any]) -> Cell:
     return Cell(text or "–", note=note)
 
 
-def _settings(table: dict[str, Any]) -> str:
+def settings(table: dict[str, Any]) -> Code:
     lines = [f"{name}: {json.dumps(table[name])}" for name in ("setting", "learning_rates", "seeds", "metric")]
     lines += [f"train: {json.dumps(problem)}" for problem in table["train"]]
-    lines += [f"{row['label']}: {' + '.join(row['mixers'])} {json.dumps(row['options'])}" for row in table["rows"]]
-    return "\n".join(lines)
+    for row in table["rows"]:
+        wide = f", MLPs {row['inner']} wide" if row.get("inner") else ""
+        lines.append(f"{row['label']}: {' + '.join(row['mixers'])} {json.dumps(row['options'])}{wide}")
+    return Code(f"Settings of {table['experiment']}", "\n".join(lines))

@@ -86,7 +86,7 @@ def result_table(table: dict[str, Any]) -> Table:
     values = columns_of(table)
     for value in values:
         drawn.add_column("test" if value is None else f"{value} {table['axis']}", justify="right")
-    compared = any(row["against"] for row in table["rows"])
+    compared = any(row.get("against") for row in table["rows"])
     if compared:
         drawn.add_column("seed by seed")
     for title in ("parameters", "state", "s a run"):
@@ -117,7 +117,7 @@ def accuracy_text(points: Sequence[dict[str, Any]]) -> str:
 
 def against_text(row: dict[str, Any]) -> tuple[str, str]:
     """How it compares with another row, seed by seed, and the smallest and largest difference; empty if it does not."""
-    against = row["against"]
+    against = row.get("against")
     if not against:
         return "", ""
     return (

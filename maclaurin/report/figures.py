@@ -137,14 +137,13 @@ def memory(lines: Sequence[Line], marks: Sequence[Mark], title: str) -> go.Figur
     return figure
 
 
-def accuracy(lines: Sequence[Line], x_title: str, shaded: tuple[float, float] | None) -> go.Figure:
-    """Accuracies from 0 to 1 with their intervals, against a logarithmic axis; `shaded` is what was trained on."""
+def accuracy(lines: Sequence[Line], x_title: str, last_trained: float = math.inf) -> go.Figure:
+    """Accuracies from 0 to 1 with their intervals, against a logarithmic axis; what is beyond training is shaded."""
     figure = _figure("accuracy")
-    if shaded is not None:
-        width = 1.1  # a single value is a stripe that can be seen
-        figure.add_vrect(
-            shaded[0] / width, shaded[1] * width, fillcolor="rgba(128,128,128,0.14)", line_width=0, layer="below"
-        )
+    beyond = [x for line in lines for x in line.x if x > last_trained]
+    if beyond:
+        middle = math.sqrt(last_trained * min(beyond))
+        figure.add_vrect(middle, max(beyond) * 1.1, fillcolor="rgba(128,128,128,0.14)", line_width=0, layer="below")
     for line in lines:
         error = None
         if line.low:

@@ -1,10 +1,16 @@
-"""Run folders as training leaves them, written in milliseconds."""
+"""Folders as training and suites leave them, written in milliseconds."""
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
+from maclaurin.evals.cells import Problem, Row, Setting
+from maclaurin.evals.experiment import Experiment
+from maclaurin.evals.learn import Outcome, Score
+from maclaurin.evals.runner import save
+from maclaurin.evals.summary import summary
 from maclaurin.training import Recipe
 from maclaurin.training.compare import plan
 
@@ -50,4 +56,45 @@ def comparison(tmp_path):
         stopped = (run.name, run.seed) == ("mamba2s", 1)
         write_run(run.recipe, LEVELS[run.name], until=STEPS // 2 if stopped else None)
     (folder / "compare.json").write_text(json.dumps({"command": "maclaurin compare --seeds 2", "rows": []}))
+    return folder
+
+
+def write_suite(folder, experiment, suite, value):
+    """The folder of a suite whose cells have the accuracy that `value` gives for a row's label and a test's options."""
+    cells = experiment.cells(experiment.seeds)
+    for cell in cells:
+        scores = []
+        for problem in cell.test:
+            accuracy = value(cell.label, problem.options)
+            buckets = [(1, 2, int(10 * accuracy), 10), (2, 4, int(20 * accuracy), 20)] if problem.name == "mqar" else []
+            scores.append(Score(accuracy, accuracy, 100, problem.options["length"], 4096, buckets))
+        save(cell, Outcome(scores[-1].accuracy, scores, 98_304, 10, False, 1.5), folder)
+    command = f"maclaurin eval --suite {suite}"
+    results = {"command": command, "suite": suite, "tables": [summary(experiment, folder, {})]}
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder
+
+
+@pytest.fixture
+def suites(tmp_path):
+    """Recall by pairs and by length, and needles by depth and length."""
+    folder = tmp_path / "results"
+    setting = Setting(width=16, heads=2, inner=32)
+    rows = {name: Row((name,)) for name in ("softmax", "2mamba", "linear")}
+
+    def mqar(length, pairs):
+        return Problem("mqar", {"length": length, "pairs": pairs, "vocab_size": 64})
+
+    by_pairs = [mqar(128, pairs) for pairs in (2, 4, 8, 16, 32)]
+    recall = Experiment("mqar", "Recall", rows, setting, tuple(by_pairs), tuple(by_pairs), (1e-3,), axis="pairs")
+    by_length = [mqar(length, 4) for length in (32, 64, 128, 256)]
+    longer = replace(recall, name="longer", axis="length", train=tuple(by_length[:2]), test=tuple(by_length))
+    train, *_ = needles = [Problem("passkey", {"length": n, "depth": d}) for n in (64, 128, 256) for d in (0.0, 0.5, 1.0)]
+    passkey = replace(longer, name="passkey", train=(train,), test=tuple(needles), across="depth", metric="exact")
+    size = {"softmax": 64, "2mamba": 24, "linear": 6}
+    write_suite(folder / "recall", recall, "recall", lambda row, own: min(1.0, size[row] / own["pairs"]))
+    write_suite(folder / "longer", longer, "recall", lambda row, own: min(1.0, 3 * size[row] / own["length"]))
+    write_suite(
+        folder / "needle", passkey, "needle", lambda row, own: min(1.0, (size[row] + 64 * own["depth"]) / own["length"])
+    )
     return folder

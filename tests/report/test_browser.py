@@ -153,6 +153,19 @@ def test_a_phone_scrolls_down_only_and_dark_is_dark(comparison, tmp_path, browse
     wait(browser, f"{font} === '#1c2024'")
 
 
+@needs_driver
+def test_suites_are_drawn(suites, tmp_path, browser):
+    path = tmp_path / "page.html"
+    build([suites], measure=False).write(path)
+    browser.get(path.as_uri())
+    wait(browser, "document.querySelectorAll('.plot .main-svg').length >= 8")
+    assert browser.execute_script("return document.querySelectorAll('.plot .heatmaplayer image').length") == 3
+    for key in ("mqar-pairs", "longer-length"):
+        count = f"return document.querySelectorAll('#{key} .scatterlayer path.js-line').length"
+        assert browser.execute_script(count) == 3
+    assert browser.get_log("browser") == []
+
+
 @needs_chromium
 def test_every_figure_becomes_a_png(comparison, tmp_path):
     charts = build([comparison], measure=False).charts()

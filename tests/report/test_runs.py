@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from maclaurin.report import build
 from maclaurin.report.headline import headline, lead
 from maclaurin.report.runs import collect, differences, grouped
 from maclaurin.training import Recipe
@@ -57,8 +58,6 @@ def test_an_unfinished_run_is_no_result(comparison):
     ],
 )
 def test_a_damaged_folder_is_named_and_never_stops_the_page(comparison, name, text, status):
-    from maclaurin.report import build
-
     path = comparison / "2mamba-seed0" / name
     path.unlink() if text is None else path.write_text(text)
     (run,) = (run for run in collect([comparison]) if run.folder == path.parent)
@@ -118,4 +117,4 @@ def test_the_headline_says_who_won_by_how_much(comparison, tmp_path):
 def test_no_runs_and_no_folder_are_one_sentence(tmp_path):
     for place, sentence in ((tmp_path, "there is no run in"), (tmp_path / "nowhere", "is no folder here")):
         with pytest.raises(ValueError, match=sentence):
-            collect([place])
+            build([place])

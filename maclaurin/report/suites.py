@@ -1,0 +1,74 @@
+"""The suites of `maclaurin eval` in a set of folders, as parts of a page."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from maclaurin.evals.page import LEAD, headline, section, settings
+from maclaurin.report.page import Code, Section
+
+
+@dataclass(frozen=True)
+class SavedSuite:
+    """A folder of `maclaurin eval --suite`: its results, or what is wrong with them."""
+
+    folder: Path
+    name: str = ""
+    command: str = ""
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    problem: str = ""
+
+
+def collect(folders: Sequence[Path]) -> list[SavedSuite]:
+    """Every suite in the folders and below. A results.json of something else is none."""
+    paths = {path.resolve(): path for folder in folders for path in sorted(folder.rglob("results.json"))}
+    return [suite for path in paths.values() if (suite := _read(path)) is not None]
+
+
+def headline_of(suites: Sequence[SavedSuite]) -> str:
+    """What the first table with a result says."""
+    tables = [table for suite in suites for table in suite.tables]
+    done = [table for table in tables if any(row["points"] for row in table["rows"])]
+    return headline(done[0]) if done else "No cell has finished yet"
+
+
+def sections(suites: Sequence[SavedSuite]) -> list[Section]:
+    """One for each table, and one for the folders that cannot be read."""
+    seen: Counter[str] = Counter()
+    parts = []
+    for suite in suites:
+        for table in suite.tables:
+            name = table["experiment"]
+            seen[name] += 1
+            made = section(table, name if seen[name] == 1 else f"{name}-{seen[name]}")  # two folders may have the same one
+            parts.append(Section(f"{suite.name}: {made.title}", f"{LEAD} From {suite.folder}.", made.parts))
+    broken = [f"{suite.folder}: {suite.problem}" for suite in suites if suite.problem]
+    if broken:
+        parts.append(Section("Suites that cannot be read", "", [Code("Folders", "\n".join(broken))]))
+    return parts
+
+
+def making(suites: Sequence[SavedSuite]) -> Section:
+    commands = Code("Commands", "\n".join(suite.command for suite in suites if suite.command))
+    return Section("How the suites were made", "", [commands, *(settings(t) for suite in suites for t in suite.tables)])
+
+
+def _read(path: Path) -> SavedSuite | None:
+    try:
+        results = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        return SavedSuite(path.parent, problem=f"results.json cannot be read: {error}")
+    if not (isinstance(results, dict) and isinstance(results.get("suite"), str) and isinstance(results.get("tables"), list)):
+        return None
+    suite = SavedSuite(path.parent, results["suite"], str(results.get("command", "")), results["tables"])
+    try:
+        for part in (*sections([suite]), making([suite])):
+            part.html()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return SavedSuite(path.parent, problem=f"results.json has other fields than this version writes: {error!r}")
+    return suite
