@@ -18,12 +18,12 @@ from rich.console import Console
 from maclaurin.cli import main
 from maclaurin.evals.cells import Cell, Problem, Row, Setting
 from maclaurin.evals.experiment import Experiment
-from maclaurin.evals.learn import learn, warmup_and_cosine
+from maclaurin.evals.learn import Outcome, Score, learn, warmup_and_cosine
 from maclaurin.evals.page import page
 from maclaurin.evals.parts import training_part, validation_part
 from maclaurin.evals.planning import check, plan
-from maclaurin.evals.runner import load, path_of, run
-from maclaurin.evals.show import result_table
+from maclaurin.evals.runner import load, path_of, run, save
+from maclaurin.evals.show import distance_table, result_table
 from maclaurin.evals.suites import PRESETS, SUITES
 from maclaurin.evals.summary import bootstrap, interval, summary, wilson
 
@@ -43,6 +43,12 @@ def experiment(**changes):
 
 def without_time(outcome):
     return {name: value for name, value in outcome.to_dict().items() if name != "seconds"}
+
+
+def printed(table):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
 
 
 # --- numbers ---
@@ -181,9 +187,7 @@ def test_the_table_and_the_page_show_what_was_measured(tmp_path):
     for point in softmax["points"]:
         assert 0 <= point["low"] <= point["value"] <= point["high"] <= 1
         assert len(point["by_seed"]) == 2 and point["state_bytes"] > 0
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(result_table(table))
-    text = console.export_text()
+    text = printed(result_table(table))
     for word in (
         "softmax",
         "linear",
@@ -197,6 +201,43 @@ def test_the_table_and_the_page_show_what_was_measured(tmp_path):
     html = page({"command": "maclaurin eval", "suite": "tiny", "tables": [table]}).html()
     for word in ("tiny-pairs", "tiny-distance", "table-tiny", "shaded", "a paper"):
         assert word in html
+
+
+def test_rows_are_compared_seed_by_seed(tmp_path):
+    def outcome(value):
+        scores = [Score(share, share, 10, 16, 8, [(1, 2, 3, 4)]) for share in (0.5, value)]
+        return Outcome(value, scores, 100, 4, False, 1.0)
+
+    tiny = experiment(seeds=3, learning_rates=(1e-3,), against={"softmax": "linear"}, reference=None)
+    shares = {"softmax": (0.9, 0.7, 0.8), "linear": (0.6, 0.75, 0.7)}
+    cells = tiny.cells(3)
+    for one in cells[:-1]:
+        save(one, outcome(shares[one.label][one.seed]), tmp_path)
+    softmax, linear = summary(tiny, tmp_path, {})["rows"]
+    assert softmax["against"] is linear["against"] is None  # the third pair is not there yet
+    save(cells[-1], outcome(shares[cells[-1].label][2]), tmp_path)
+    table = summary(tiny, tmp_path, {})
+    softmax, linear = table["rows"]
+    assert linear["against"] is None
+    against = softmax["against"]
+    assert against["row"] == "linear" and against["seeds_above"] == 2
+    assert [against[name] for name in ("difference", "lowest", "highest")] == pytest.approx([0.35 / 3, -0.05, 0.3])
+    text = printed(result_table(table))
+    assert "+0.117 to linear" in text and "-0.050 … +0.300, above in 2 of 3" in text
+    assert "above in 2 of 3" in page({"command": "", "suite": "tiny", "tables": [table]}).html()
+    only = replace(tiny, rows={"softmax": tiny.rows["softmax"]})  # `--mixers softmax`
+    assert summary(only, tmp_path, {})["rows"][0]["against"] is None
+
+
+def test_recall_by_distance_is_printed(tmp_path):
+    tiny = experiment(learning_rates=(1e-3,), rows={"softmax": Row(("softmax",))})
+    assert distance_table(summary(tiny, tmp_path, {})) is None
+    (only,) = tiny.cells(1)
+    scores = [Score(0.5, 0.5, 4, 16, 8, []), Score(0.5, 0.5, 4, 32, 8, [(2, 4, 3, 4), (16, 32, 1, 8)])]
+    save(only, Outcome(0.5, scores, 100, 4, False, 1.0), tmp_path)
+    text = printed(distance_table(summary(tiny, tmp_path, {})))
+    for word in ("32 tokens", "2–3", "16–31", "0.750", "0.125"):
+        assert word in text, word
 
 
 def test_a_heat_map_for_depth_by_length(tmp_path):
