@@ -59,6 +59,8 @@ def section(table: dict[str, Any], key: str) -> Section:
     charts: list[Chart] = []
     if table["axis"] and len(columns_of(table)) > 1:
         charts.append(_curve(key, table, rows, style))
+    elif not table["axis"] and rows:
+        charts.append(_spread(key, rows, style))
     if table["across"]:
         charts += [_heat_map(key, table, row) for row in rows]
     if any(point["by_distance"] for row in rows for point in row["points"]):
@@ -87,6 +89,17 @@ def _curve(key: str, table: dict[str, Any], rows: Sequence[dict[str, Any]], styl
     mean = f", mean over {table['across']}" if table["across"] else ""
     note = "; shaded: beyond training" if values[-1] > last_trained else ""
     return Chart(f"{key}-{table['axis']}", figure, f"Accuracy by {table['axis']}{mean}{note}.")
+
+
+def _spread(key: str, rows: Sequence[dict[str, Any]], style: dict[str, Style]) -> Chart:
+    """Of an experiment with one test."""
+    points = [row["points"][0] for row in rows]
+    lines = [
+        Line(row["label"], style[row["label"]], [0], [point["value"]], [point["low"]], [point["high"]])
+        for row, point in zip(rows, points, strict=True)
+    ]
+    figure = figures.spread(lines, [point["by_seed"] for point in points], "accuracy")
+    return Chart(f"{key}-test", figure, "Accuracy with its 95 % interval; pale: each seed.")
 
 
 def _heat_map(key: str, table: dict[str, Any], row: dict[str, Any]) -> Chart:
@@ -150,7 +163,7 @@ def _table(key: str, table: dict[str, Any], style: dict[str, Style]) -> DataTabl
 
 def _accuracy(points: Sequence[dict[str, Any]]) -> Cell:
     mean = statistics.fmean(point["value"] for point in points)
-    note = f"{points[0]['low']:.3f} to {points[0]['high']:.3f}" if len(points) == 1 else ""
+    note = f"{points[0]['low']:.3f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{points[0]['high']:.3f}" if len(points) == 1 else ""
     return Cell(f"{mean:.3f}", mean, note)
 
 

@@ -203,11 +203,24 @@ def test_the_table_and_the_page_show_what_was_measured(tmp_path):
         assert word in html
 
 
-def test_rows_are_compared_seed_by_seed(tmp_path):
-    def outcome(value):
-        scores = [Score(share, share, 10, 16, 8, [(1, 2, 3, 4)]) for share in (0.5, value)]
-        return Outcome(value, scores, 100, 4, False, 1.0)
+def outcome(value):
+    scores = [Score(share, share, 10, 16, 8, [(1, 2, 3, 4)]) for share in (0.5, value)]
+    return Outcome(value, scores, 100, 4, False, 1.0)
 
+
+def test_one_test_is_drawn_with_its_seeds(tmp_path):
+    tiny = experiment(seeds=2, learning_rates=(1e-3,), axis="", test=TEST[1:], reference=None)
+    for one in tiny.cells(2):
+        save(one, replace(outcome(0.6 + 0.2 * one.seed), scores=outcome(0.6 + 0.2 * one.seed).scores[1:]), tmp_path)
+    drawn = page({"command": "", "suite": "tiny", "tables": [summary(tiny, tmp_path, {})]})
+    (chart,) = [chart for chart in drawn.charts() if chart.key == "tiny-test"]
+    seeds, mean, *others = chart.figure.data
+    assert list(seeds.x) == [0.6, 0.8] and list(seeds.y) == ["softmax", "softmax"]
+    assert list(mean.x) == pytest.approx([0.7]) and mean.error_x.arrayminus[0] > 0.1
+    assert [trace.y[0] for trace in others] == ["linear", "linear"]
+
+
+def test_rows_are_compared_seed_by_seed(tmp_path):
     tiny = experiment(seeds=3, learning_rates=(1e-3,), against={"softmax": "linear"}, reference=None)
     shares = {"softmax": (0.9, 0.7, 0.8), "linear": (0.6, 0.75, 0.7)}
     cells = tiny.cells(3)
