@@ -16,15 +16,18 @@ import torch
 from rich.console import Console
 
 from maclaurin.cli import main
+from maclaurin.evals.budget import parameters
 from maclaurin.evals.cells import Cell, Problem, Row, Setting
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.learn import Outcome, Score, learn, warmup_and_cosine
+from maclaurin.evals.models import build
 from maclaurin.evals.page import page
 from maclaurin.evals.parts import training_part, validation_part
 from maclaurin.evals.planning import check, plan
 from maclaurin.evals.runner import load, path_of, run, save
 from maclaurin.evals.show import distance_table, result_table
 from maclaurin.evals.suites import PRESETS, SUITES
+from maclaurin.evals.suites.vision import KERNELS
 from maclaurin.evals.summary import bootstrap, interval, summary, wilson
 
 TINY = Setting(width=16, heads=2, layers=1, inner=16, steps=4, batch=4, examples=10)
@@ -288,6 +291,43 @@ def test_every_experiment_can_be_trained(suite, preset):
         assert set(planned.published) <= {*planned.rows, "softmax", "mamba2", "metala"}
         assert {*planned.against, *planned.against.values()} <= set(planned.rows)
         assert bool(planned.published) == bool(planned.source) or planned.source
+
+
+@pytest.mark.parametrize("preset", ["quick", "standard"])
+def test_digits_compare_like_with_like(preset):
+    """A kernel divided by its sum and the same one centred are models of the same shape; all rows have equal sizes."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    (digits,) = plan("vision", preset)
+    task, settings = digits.train[0].task(), digits.settings()
+    for kernel in KERNELS:
+        divided, centred = digits.rows[f"linear-{kernel}"], digits.rows[f"centred-{kernel}"]
+        assert divided.options["linear"]["feature_map"] == centred.options["inline"]["feature_map"] == kernel
+        shapes = [
+            {name: tuple(weight.shape) for name, weight in build(row, digits.setting, task).state_dict().items()}
+            for row in (divided, centred)
+        ]
+        assert shapes[0] == shapes[1]
+    sizes = [parameters(row, settings[label], task) for label, row in digits.rows.items()]
+    assert max(sizes) - min(sizes) < 0.01 * min(sizes)
+    assert digits.seeds == 5
+
+
+@pytest.mark.parametrize("preset", ["quick", "standard"])
+def test_rows_of_swax_differ_in_their_windows_alone(preset):
+    (swax,) = plan("swax", preset)
+    trained = max(problem.options["length"] for problem in swax.train)
+    rows = list(swax.rows.values())
+    without = [
+        {name: {**own, "window": 0} if name == "sliding-window" else own for name, own in row.options.items()}
+        for row in rows
+    ]
+    assert all(options == without[0] for options in without)
+    windows = [row.options["sliding-window"]["window"] for row in rows]
+    assert windows == [trained // 16, trained // 4, trained, trained, trained // 16]
+    assert [row.short_window for row in rows] == [None, None, None, trained // 16, None]
+    assert [row.test_window for row in rows] == [None, None, None, None, trained]
+    assert max(problem.options["length"] for problem in swax.test) > 2 * trained  # beyond the window in two steps
+    assert swax.seeds >= 3 and swax.setting.stop_at is None  # an early end would leave out the schedule's last part
 
 
 def test_bad_settings_say_what_to_change():
