@@ -19,7 +19,7 @@ def swax(preset: str) -> list[Experiment]:
     short, middle = length // 16, length // 4
 
     def hybrid(window: int, **changes: int) -> Row:
-        options = {
+        options: dict[str, dict[str, float]] = {
             "mlstm": {"conv_width": 2, "norm_eps": 1e-12},
             "sliding-window": {"conv_width": 2, "window": window},
         }
