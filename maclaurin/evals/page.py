@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from maclaurin.doctor import devices, versions
-from maclaurin.evals.show import against_text, at, columns_of, grid_of
+from maclaurin.evals.show import against_text, at, column_title, columns_of, grid_of
 from maclaurin.mixers.overview import size_text
 from maclaurin.report import figures
 from maclaurin.report.figures import Line, Style
@@ -45,7 +45,7 @@ def headline(table: dict[str, Any]) -> str:
         return "No cell has finished yet"
     value = columns_of(table)[-1]
     means = {row["label"]: statistics.fmean(point["value"] for point in at(row, table, value)) for row in rows}
-    where = "" if value is None else f" at {value} {AXES.get(table['axis'], table['axis'])}"
+    where = "" if value is None else f" at {column_title(table, value)}"
     best, worst = max(means, key=lambda label: means[label]), min(means, key=lambda label: means[label])
     if best == worst:
         return f"{table['experiment']}: {best} {means[best]:.3f}{where}"
@@ -127,10 +127,10 @@ def _by_distance(key: str, table: dict[str, Any], rows: Sequence[dict[str, Any]]
 def _table(key: str, table: dict[str, Any], style: dict[str, Style]) -> DataTable:
     values = columns_of(table)
     columns = [Column("mixer", numeric=False), Column("learning rate")]
-    columns += [Column("test" if value is None else f"{value} {table['axis']}") for value in values]
+    columns += [Column(column_title(table, value)) for value in values]
     compared = any(row.get("against") for row in table["rows"])
     if compared:
-        columns.append(Column("seed by seed", numeric=False))
+        columns.append(Column("seed by seed"))
     columns += [Column("parameters"), Column("state"), Column("seconds a run")]
     if table["source"]:
         columns.append(Column("published elsewhere", numeric=False))
@@ -168,8 +168,11 @@ def _accuracy(points: Sequence[dict[str, Any]]) -> Cell:
 
 
 def _against(row: dict[str, Any]) -> Cell:
-    text, note = against_text(row)
-    return Cell(text or "–", note=note)
+    if not row.get("against"):
+        return Cell("–")
+    difference = row["against"]["difference"]
+    lines = (line.replace(" ", "\N{NO-BREAK SPACE}") for line in against_text(row))
+    return Cell(f"{difference:+.3f}", difference, " ".join(lines).removeprefix(f"{difference:+.3f}\N{NO-BREAK SPACE}"))
 
 
 def settings(table: dict[str, Any]) -> Code:

@@ -62,6 +62,12 @@ def columns_of(table: dict[str, Any]) -> list[Any]:
     return list(dict.fromkeys(point.get(table["axis"]) for point in points))
 
 
+def column_title(table: dict[str, Any], value: Any) -> str:
+    if value is None:
+        return "test"
+    return f"length {value}" if table["axis"] == "length" else f"{value} {table['axis']}"
+
+
 def at(row: dict[str, Any], table: dict[str, Any], value: Any) -> list[dict[str, Any]]:
     """The points of a row at a value of the axis: one, or one for each value across it."""
     return [point for point in row["points"] if point.get(table["axis"]) == value]
@@ -85,7 +91,7 @@ def result_table(table: dict[str, Any]) -> Table:
     drawn.add_column("learning rate (validation)")
     values = columns_of(table)
     for value in values:
-        drawn.add_column("test" if value is None else f"{value} {table['axis']}", justify="right")
+        drawn.add_column(column_title(table, value), justify="right")
     compared = any(row.get("against") for row in table["rows"])
     if compared:
         drawn.add_column("seed by seed")

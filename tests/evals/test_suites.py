@@ -240,7 +240,8 @@ def test_rows_are_compared_seed_by_seed(tmp_path):
     assert [against[name] for name in ("difference", "lowest", "highest")] == pytest.approx([0.35 / 3, -0.05, 0.3])
     text = printed(result_table(table))
     assert "+0.117 to linear" in text and "-0.050 … +0.300, above in 2 of 3" in text
-    assert "above in 2 of 3" in page({"command": "", "suite": "tiny", "tables": [table]}).html()
+    html = page({"command": "", "suite": "tiny", "tables": [table]}).html()
+    assert "above in 2 of 3" in html.replace("\N{NO-BREAK SPACE}", " ")
     only = replace(tiny, rows={"softmax": tiny.rows["softmax"]})  # `--mixers softmax`
     assert summary(only, tmp_path, {})["rows"][0]["against"] is None
 
