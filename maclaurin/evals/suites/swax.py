@@ -1,8 +1,8 @@
 """Sliding windows beside an mLSTM: does a shorter window in training make recall reach further?
 
-Both layers have a short convolution, which the published models do not have and which puts a key beside its value: without it,
-or with it in the mLSTM alone, short trials of up to 800 steps did not learn recall. The mLSTM's norm has a smaller epsilon, so
-that the layer is not muted while its input gate is still shut; what that alone changes was not measured.
+Both layers have a short convolution, which the published models do not have and which puts a key beside its value: without
+it, or with it in the mLSTM alone, short trials of up to 800 steps did not learn recall. The mLSTM's norm has a smaller
+epsilon, so that the layer is not muted while its input gate is still shut; what that alone changes was not measured.
 """
 
 from __future__ import annotations
