@@ -400,7 +400,7 @@ def _needles_of(model: str, suite: str, experiments: list[Any], folder: Path, as
 
 def _publish(suite: str, tables: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
     """The tables on the screen, as results.json and as a page."""
-    from maclaurin.evals.show import result_table
+    from maclaurin.evals.show import distance_table, result_table
     from maclaurin.report import missing
 
     results = {"command": shlex.join(["maclaurin", *sys.argv[1:]]), "suite": suite, "tables": tables}
@@ -412,6 +412,8 @@ def _publish(suite: str, tables: list[dict[str, Any]], folder: Path, as_json: bo
         console = _console()
         for table in tables:
             console.print(result_table(table))
+            if by_distance := distance_table(table):
+                console.print(by_distance)
         console.print(f"figures: {folder / 'results.json'}")
     if sentence := missing():
         print(f"no page: {sentence}", file=sys.stderr)

@@ -17,8 +17,8 @@ class Experiment:
 
     reference: the row whose parameters all rows have, as nearly as the width of their MLPs allows, whether it is in the
     table or not; None for the MLPs of the setting everywhere. metric: "accuracy", or "exact" for the share of examples
-    without a mistake. published: by row, in the words of the table's last column; `source` says whose, and in which
-    setting.
+    without a mistake. against: by row, the row that it is compared with seed by seed, on the last test. published: by
+    row, in the words of the table's last column; `source` says whose, and in which setting.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Experiment:
     reference: Row | None = SOFTMAX
     metric: str = "accuracy"
     seeds: int = 1
+    against: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
 

@@ -18,6 +18,8 @@ from maclaurin.models import (
     MaclaurinVisionConfig,
 )
 
+PATCH = 2  # pixels to a side of a token of a vision model
+
 
 class SmallModel(nn.Module, ABC):
     """Examples -> (answers, classes) and (answers,), for all that they ask for, in their order."""
@@ -134,7 +136,7 @@ def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
             depths=[setting.layers],
             num_attention_heads=[setting.heads],
             mlp_ratios=[setting.inner / setting.width],
-            patch_sizes=[1],
+            patch_sizes=[PATCH],
             pooling="mean",
             mixer=row.mixers[0],
             mixer_options=options,

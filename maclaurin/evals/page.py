@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from maclaurin.doctor import devices, versions
-from maclaurin.evals.show import at, columns_of, grid_of
+from maclaurin.evals.show import against_text, at, column_title, columns_of, grid_of
 from maclaurin.mixers.overview import size_text
 from maclaurin.report import figures
 from maclaurin.report.figures import Line, Style
@@ -45,7 +45,7 @@ def headline(table: dict[str, Any]) -> str:
         return "No cell has finished yet"
     value = columns_of(table)[-1]
     means = {row["label"]: statistics.fmean(point["value"] for point in at(row, table, value)) for row in rows}
-    where = "" if value is None else f" at {value} {AXES.get(table['axis'], table['axis'])}"
+    where = "" if value is None else f" at {column_title(table, value)}"
     best, worst = max(means, key=lambda label: means[label]), min(means, key=lambda label: means[label])
     if best == worst:
         return f"{table['experiment']}: {best} {means[best]:.3f}{where}"
@@ -59,6 +59,8 @@ def section(table: dict[str, Any], key: str) -> Section:
     charts: list[Chart] = []
     if table["axis"] and len(columns_of(table)) > 1:
         charts.append(_curve(key, table, rows, style))
+    elif not table["axis"] and rows:
+        charts.append(_spread(key, rows, style))
     if table["across"]:
         charts += [_heat_map(key, table, row) for row in rows]
     if any(point["by_distance"] for row in rows for point in row["points"]):
@@ -89,6 +91,17 @@ def _curve(key: str, table: dict[str, Any], rows: Sequence[dict[str, Any]], styl
     return Chart(f"{key}-{table['axis']}", figure, f"Accuracy by {table['axis']}{mean}{note}.")
 
 
+def _spread(key: str, rows: Sequence[dict[str, Any]], style: dict[str, Style]) -> Chart:
+    """Of an experiment with one test."""
+    points = [row["points"][0] for row in rows]
+    lines = [
+        Line(row["label"], style[row["label"]], [0], [point["value"]], [point["low"]], [point["high"]])
+        for row, point in zip(rows, points, strict=True)
+    ]
+    figure = figures.spread(lines, [point["by_seed"] for point in points], "accuracy")
+    return Chart(f"{key}-test", figure, "Accuracy with its 95 % interval; pale: each seed.")
+
+
 def _heat_map(key: str, table: dict[str, Any], row: dict[str, Any]) -> Chart:
     columns = columns_of(table)
     across = list(dict.fromkeys(point[table["across"]] for point in row["points"]))
@@ -114,7 +127,10 @@ def _by_distance(key: str, table: dict[str, Any], rows: Sequence[dict[str, Any]]
 def _table(key: str, table: dict[str, Any], style: dict[str, Style]) -> DataTable:
     values = columns_of(table)
     columns = [Column("mixer", numeric=False), Column("learning rate")]
-    columns += [Column("test" if value is None else f"{value} {table['axis']}") for value in values]
+    columns += [Column(column_title(table, value)) for value in values]
+    compared = any(row.get("against") for row in table["rows"])
+    if compared:
+        columns.append(Column("seed by seed"))
     columns += [Column("parameters"), Column("state"), Column("seconds a run")]
     if table["source"]:
         columns.append(Column("published elsewhere", numeric=False))
@@ -134,6 +150,7 @@ def _table(key: str, table: dict[str, Any], style: dict[str, Style]) -> DataTabl
                 Cell(label, swatch=style[label].color),
                 Cell(f"{row['learning_rate']:g}", row["learning_rate"], f"validation {grid}") if grid else Cell("–"),
                 *(_accuracy(at(row, table, value)) for value in values),
+                *([_against(row)] if compared else []),
                 Cell(f"{row['parameters']:,}", row["parameters"]),
                 Cell("–") if state is None else Cell(size_text(state), state),
                 Cell(f"{row['seconds']:.0f}", row["seconds"]),
@@ -146,8 +163,16 @@ def _table(key: str, table: dict[str, Any], style: dict[str, Style]) -> DataTabl
 
 def _accuracy(points: Sequence[dict[str, Any]]) -> Cell:
     mean = statistics.fmean(point["value"] for point in points)
-    note = f"{points[0]['low']:.3f} to {points[0]['high']:.3f}" if len(points) == 1 else ""
+    note = f"{points[0]['low']:.3f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{points[0]['high']:.3f}" if len(points) == 1 else ""
     return Cell(f"{mean:.3f}", mean, note)
+
+
+def _against(row: dict[str, Any]) -> Cell:
+    if not row.get("against"):
+        return Cell("–")
+    difference = row["against"]["difference"]
+    lines = (line.replace(" ", "\N{NO-BREAK SPACE}") for line in against_text(row))
+    return Cell(f"{difference:+.3f}", difference, " ".join(lines).removeprefix(f"{difference:+.3f}\N{NO-BREAK SPACE}"))
 
 
 def settings(table: dict[str, Any]) -> Code:

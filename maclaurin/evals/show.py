@@ -62,6 +62,12 @@ def columns_of(table: dict[str, Any]) -> list[Any]:
     return list(dict.fromkeys(point.get(table["axis"]) for point in points))
 
 
+def column_title(table: dict[str, Any], value: Any) -> str:
+    if value is None:
+        return "test"
+    return f"length {value}" if table["axis"] == "length" else f"{value} {table['axis']}"
+
+
 def at(row: dict[str, Any], table: dict[str, Any], value: Any) -> list[dict[str, Any]]:
     """The points of a row at a value of the axis: one, or one for each value across it."""
     return [point for point in row["points"] if point.get(table["axis"]) == value]
@@ -85,7 +91,10 @@ def result_table(table: dict[str, Any]) -> Table:
     drawn.add_column("learning rate (validation)")
     values = columns_of(table)
     for value in values:
-        drawn.add_column("test" if value is None else f"{value} {table['axis']}", justify="right")
+        drawn.add_column(column_title(table, value), justify="right")
+    compared = any(row.get("against") for row in table["rows"])
+    if compared:
+        drawn.add_column("seed by seed")
     for title in ("parameters", "state", "s a run"):
         drawn.add_column(title, justify="right")
     if table["source"]:
@@ -94,9 +103,11 @@ def result_table(table: dict[str, Any]) -> Table:
         rates = [f"{'*' if rate == row['learning_rate'] else ' '}{rate:g} ({score:.3f})" for rate, score in grid_of(row)]
         cells = [row["label"], "\n".join(rates)]
         if not row["points"]:
-            cells += [*("failed" if row["errors"] else "unfinished" for _ in values), "", "", ""]
+            cells += [*("failed" if row["errors"] else "unfinished" for _ in values), *[""] * (3 + compared)]
         else:
             cells += [accuracy_text(at(row, table, value)) for value in values]
+            if compared:
+                cells.append("\n".join(against_text(row)))
             state = row["points"][-1]["state_bytes"]
             cells += [f"{row['parameters']:,}", "" if state is None else size_text(state), f"{row['seconds']:.0f}"]
         drawn.add_row(*cells, *([row["published"]] if table["source"] else []))
@@ -108,3 +119,31 @@ def accuracy_text(points: Sequence[dict[str, Any]]) -> str:
     if len(points) > 1:
         return f"{mean:.3f}"
     return f"{mean:.3f}\n{points[0]['low']:.3f}–{points[0]['high']:.3f}"
+
+
+def against_text(row: dict[str, Any]) -> tuple[str, str]:
+    """How it compares with another row, seed by seed, and the smallest and largest difference; empty if it does not."""
+    against = row.get("against")
+    if not against:
+        return "", ""
+    return (
+        f"{against['difference']:+.3f} to {against['row']}",
+        f"{against['lowest']:+.3f} … {against['highest']:+.3f}, above in {against['seeds_above']} of {row['seeds']}",
+    )
+
+
+def distance_table(table: dict[str, Any]) -> Table | None:
+    """Recall on the last test by how many tokens ago the key was said; None if no answer has a distance."""
+    rows = [row for row in table["rows"] if row["points"] and row["points"][-1]["by_distance"]]
+    if not rows:
+        return None
+    last = rows[0]["points"][-1]
+    drawn = Table(title=f"Recall by tokens since the key was said, {last['tokens']} tokens")
+    drawn.add_column("mixer")
+    for bucket in last["by_distance"]:
+        drawn.add_column(f"{bucket['from']}–{bucket['to'] - 1}", justify="right")
+    for row in rows:
+        drawn.add_row(row["label"], *(f"{bucket['accuracy']:.3f}" for bucket in row["points"][-1]["by_distance"]))
+    drawn.add_section()
+    drawn.add_row("answers a row", *(f"{bucket['answers']:,}" for bucket in last["by_distance"]))
+    return drawn

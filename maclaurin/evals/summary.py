@@ -52,6 +52,9 @@ def interval(values: Sequence[float], examples: int) -> tuple[float, float]:
 def summary(experiment: Experiment, folder: Path, errors: dict[str, str]) -> dict[str, Any]:
     """A table as plain data: all that was asked for, what came out, and what is missing."""
     cells = experiment.cells(experiment.seeds)
+    rows = {label: _row(experiment, label, cells, folder, errors) for label in experiment.rows}
+    for label, row in rows.items():
+        row["against"] = _against(row, rows.get(experiment.against.get(label, "")), experiment.seeds)
     return {
         "experiment": experiment.name,
         "title": experiment.title,
@@ -63,7 +66,22 @@ def summary(experiment: Experiment, folder: Path, errors: dict[str, str]) -> dic
         "seeds": experiment.seeds,
         "train": [{"task": problem.name, **problem.options} for problem in experiment.train],
         "source": experiment.source,
-        "rows": [_row(experiment, label, cells, folder, errors) for label in experiment.rows],
+        "rows": list(rows.values()),
+    }
+
+
+def _against(row: dict[str, Any], other: dict[str, Any] | None, seeds: int) -> dict[str, Any] | None:
+    """How much better it is on the last test than another row with the same seed; None before all seeds are done."""
+    if other is None or not row["seeds"] == other["seeds"] == seeds:
+        return None
+    pairs = zip(row["points"][-1]["by_seed"], other["points"][-1]["by_seed"], strict=True)
+    differences = [own - others for own, others in pairs]
+    return {
+        "row": other["label"],
+        "difference": statistics.fmean(differences),
+        "lowest": min(differences),
+        "highest": max(differences),
+        "seeds_above": sum(difference > 0 for difference in differences),
     }
 
 
@@ -84,7 +102,7 @@ def _row(experiment: Experiment, label: str, cells: Sequence[Cell], folder: Path
         "unfinished": sum(load(cell, folder) is None for cell in own),
     }
     if not validation:
-        return row | {"learning_rate": None, "points": []}
+        return row | {"learning_rate": None, "seeds": 0, "points": []}
     rate = min(validation, key=lambda rate: (-validation[rate], rate))
     done = by_rate[rate]
     return row | {

@@ -19,18 +19,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.mixers.base import MixerState, RMSNorm, initialise
+from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import repeat_heads
-from maclaurin.ops.bidirectional import bidirectional_power, bidirectional_softmax
+from maclaurin.ops.bidirectional import bidirectional_linear, bidirectional_power, bidirectional_softmax
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import FOLD_EVERY, MOST_FEATURES, power_attention, waiting
 from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.states import PowerState, State, TokenState
 
-FEATURE_MAPS = ("identity", "relu", "silu", "elu", "cosine")
+FEATURE_MAPS = ("identity", "relu", "leaky-relu", "silu", "elu", "exp", "cosine")
 NORMS = ("sum", "output", "none")
 VALUE_NORMS = ("none", "position")
 
@@ -40,7 +41,8 @@ class Attention(ProjectedMixer):
 
     order: None for all orders at once (softmax), a number p for the power x^p, (0, …, P) for terms of the series.
     learn_order_weights: one factor 2σ(w) a head and term, 1 at first.
-    feature_map: of q and k, after the rotation: "relu", "silu", "elu" (elu + 1), "cosine" (unit length).
+    feature_map: of q and k, after the rotation: "relu", "leaky-relu", "silu", "elu" (elu + 1), "exp" (e^(0.2x)), "cosine"
+    (unit length).
     norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
     value_norm: "position" divides v_t by t^σ(c), c a head (paper 1's cosine attention).
     window: softmax only, how many tokens a query sees, itself included; no parameter, may be changed at any time.
@@ -109,7 +111,7 @@ class Attention(ProjectedMixer):
         self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, form, lengths)
-        q, k, v = self.features(p.q), self.features(p.k), p.v
+        q, k, v = features(p.q, self.feature_map), features(p.k, self.feature_map), p.v
         if self.position_power is not None:
             count = (p.positions + 1).to(torch.promote_types(v.dtype, torch.float32))
             v = (v / count[..., None, None] ** torch.sigmoid(self.position_power)[:, None]).to(v.dtype)
@@ -177,6 +179,9 @@ class Attention(ProjectedMixer):
     ) -> Tensor:
         if self.kernel is None:
             return bidirectional_softmax(q, k, v, scale=scale, lengths=lengths)
+        normalize = self.norm == "sum"
+        if self.order == 1:  # without a decay one memory for all tokens, instead of two passes
+            return bidirectional_linear(q, k, v, log_decay, scale=scale, normalize=normalize, form=form, lengths=lengths)
         return bidirectional_power(
             q,
             k,
@@ -185,23 +190,10 @@ class Attention(ProjectedMixer):
             order=self.kernel.orders if isinstance(self.order, tuple) else self.kernel.orders[0],
             order_weights=None if self.order_logits is None else 2 * torch.sigmoid(self.order_logits),
             scale=scale,
-            normalize=self.norm == "sum",
+            normalize=normalize,
             form=form,
             lengths=lengths,
         )
-
-    def features(self, x: Tensor) -> Tensor:
-        """Of queries and keys, after the rotation."""
-        match self.feature_map:
-            case "relu":
-                return F.relu(x)
-            case "silu":
-                return F.silu(x)
-            case "elu":
-                return F.elu(x) + 1
-            case "cosine":
-                return F.normalize(x, dim=-1)
-        return x
 
     @property
     def finite_state(self) -> bool:

@@ -1,7 +1,7 @@
 """Feature maps: x (B, T, H, key_dim) -> φ(x) (B, T, H, num_features), one map for all heads, queries and keys.
 
-Linear attention weighs token s at t by φ(q_t)·φ(k_s). The maps `relu`, `silu`, `elu` and `cosine` have no parameters and
-the size of the key; they are options of the mixer `linear`. Here are those that choose their size; LUNA's is in `luna.py`.
+Linear attention weighs token s at t by φ(q_t)·φ(k_s). The maps of `features` have no parameters and the size of the key;
+they are options of the mixers `linear` and `inline`. The others choose their size; LUNA's is in `luna.py`.
 
     hedgehog    φ(x) = softmax([2u, −2u]),  u = W x + b,  W = I and b = 0 at first
     t2r         φ(x) = relu(W x + b)
@@ -22,8 +22,28 @@ from torch import Tensor, nn
 from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import without_autocast
 
-# Performer's features lie between exp(±LIMIT): then no sum, quotient or gradient of them leaves the range of float32
+# exponential features lie below exp(LIMIT), Performer's also above exp(−LIMIT): then no sum, quotient or gradient of them
+# leaves the range of float32
 LIMIT = 30.0
+
+
+def features(x: Tensor, feature_map: str) -> Tensor:
+    """φ(x) of a map without parameters, by its name."""
+    match feature_map:
+        case "relu":
+            return F.relu(x)
+        case "leaky-relu":
+            return F.leaky_relu(x)
+        case "silu":
+            return F.silu(x)
+        case "elu":
+            return F.elu(x) + 1
+        case "exp":
+            (x,) = in_float32(x)
+            return (0.2 * x).clamp(max=LIMIT).exp()
+        case "cosine":
+            return F.normalize(x, dim=-1)
+    return x
 
 
 class FeatureMap(nn.Module, ABC):

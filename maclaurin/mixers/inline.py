@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.mixers.base import MixerState, initialise
+from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
@@ -34,7 +35,6 @@ from maclaurin.ops.local import causal_filter, centred_filter, grid_filter
 from maclaurin.ops.states import ConvState, State
 
 FEATURE_MAPS = ("identity", "relu", "leaky-relu", "exp")
-LARGEST_EXPONENT = 30.0  # of the exp map: the product of two such features is still a float32
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Inline(ProjectedMixer):
         before = None if state is None else checks.initial_state(state.attention, FilteredInlineState)
         self._check_image(x, lengths)
         p = self.project(x, state, form, lengths)
-        q, k = self.features(p.q), self.features(p.k)
+        q, k = features(p.q, self.feature_map), features(p.k, self.feature_map)
         scale = None
         if self.scale is not None:
             q, scale = q * self.scale, 1.0
@@ -155,18 +155,6 @@ class Inline(ProjectedMixer):
             y = y + local
         after = None if attention is None else FilteredInlineState(attention, input_sum, values)
         return self.out_proj(y.flatten(2).to(x.dtype)), self.state_after(p, after)
-
-    def features(self, x: Tensor) -> Tensor:
-        """φ of queries and keys."""
-        match self.feature_map:
-            case "relu":
-                return F.relu(x)
-            case "leaky-relu":
-                return F.leaky_relu(x)
-            case "exp":
-                x = x.to(torch.promote_types(x.dtype, torch.float32))
-                return (0.2 * x).clamp(max=LARGEST_EXPONENT).exp()
-        return x
 
     def _local_so_far(
         self, x: Tensor, v: Tensor, state: FilteredInlineState | None, lengths: Tensor | None

@@ -152,6 +152,34 @@ def accuracy(lines: Sequence[Line], x_title: str, last_trained: float = math.inf
     return figure
 
 
+def spread(lines: Sequence[Line], by_seed: Sequence[Sequence[float]], x_title: str) -> go.Figure:
+    """One value a row, which is a Line of one point, with its interval and, smaller, the values of its seeds."""
+    figure = _figure("")
+    for line, values in zip(lines, by_seed, strict=True):
+        row = html.escape(line.name)
+        color = line.style.color
+        figure.add_scatter(
+            x=list(values),
+            y=[row] * len(values),
+            mode="markers",
+            marker={"color": color, "size": 9, "opacity": 0.35},
+            hovertemplate="%{x:.3f}<extra>one seed</extra>",
+        )
+        error = {"array": [line.high[0] - line.y[0]], "arrayminus": [line.y[0] - line.low[0]], "symmetric": False}
+        figure.add_scatter(
+            x=[line.y[0]],
+            y=[row],
+            mode="markers",
+            marker={"color": color, "size": 8, "symbol": line.style.symbol},
+            error_x={"type": "data", "thickness": 1.5, "width": 4, "color": color, **error},
+            hovertemplate=f"%{{x:.3f}} ({line.low[0]:.3f} to {line.high[0]:.3f})<extra>{row}</extra>",
+        )
+    figure.update_xaxes(title=x_title, showgrid=True)
+    figure.update_yaxes(type="category", autorange="reversed")
+    figure.update_layout(showlegend=False, hovermode="closest")
+    return figure
+
+
 def heat_map(
     x: Sequence[float],
     y: Sequence[float],

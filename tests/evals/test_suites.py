@@ -16,15 +16,18 @@ import torch
 from rich.console import Console
 
 from maclaurin.cli import main
+from maclaurin.evals.budget import parameters
 from maclaurin.evals.cells import Cell, Problem, Row, Setting
 from maclaurin.evals.experiment import Experiment
-from maclaurin.evals.learn import learn, warmup_and_cosine
+from maclaurin.evals.learn import Outcome, Score, learn, warmup_and_cosine
+from maclaurin.evals.models import build
 from maclaurin.evals.page import page
 from maclaurin.evals.parts import training_part, validation_part
 from maclaurin.evals.planning import check, plan
-from maclaurin.evals.runner import load, path_of, run
-from maclaurin.evals.show import result_table
+from maclaurin.evals.runner import load, path_of, run, save
+from maclaurin.evals.show import distance_table, result_table
 from maclaurin.evals.suites import PRESETS, SUITES
+from maclaurin.evals.suites.vision import KERNELS
 from maclaurin.evals.summary import bootstrap, interval, summary, wilson
 
 TINY = Setting(width=16, heads=2, layers=1, inner=16, steps=4, batch=4, examples=10)
@@ -43,6 +46,12 @@ def experiment(**changes):
 
 def without_time(outcome):
     return {name: value for name, value in outcome.to_dict().items() if name != "seconds"}
+
+
+def printed(table):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
 
 
 # --- numbers ---
@@ -181,9 +190,7 @@ def test_the_table_and_the_page_show_what_was_measured(tmp_path):
     for point in softmax["points"]:
         assert 0 <= point["low"] <= point["value"] <= point["high"] <= 1
         assert len(point["by_seed"]) == 2 and point["state_bytes"] > 0
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(result_table(table))
-    text = console.export_text()
+    text = printed(result_table(table))
     for word in (
         "softmax",
         "linear",
@@ -197,6 +204,57 @@ def test_the_table_and_the_page_show_what_was_measured(tmp_path):
     html = page({"command": "maclaurin eval", "suite": "tiny", "tables": [table]}).html()
     for word in ("tiny-pairs", "tiny-distance", "table-tiny", "shaded", "a paper"):
         assert word in html
+
+
+def outcome(value):
+    scores = [Score(share, share, 10, 16, 8, [(1, 2, 3, 4)]) for share in (0.5, value)]
+    return Outcome(value, scores, 100, 4, False, 1.0)
+
+
+def test_one_test_is_drawn_with_its_seeds(tmp_path):
+    tiny = experiment(seeds=2, learning_rates=(1e-3,), axis="", test=TEST[1:], reference=None)
+    for one in tiny.cells(2):
+        save(one, replace(outcome(0.6 + 0.2 * one.seed), scores=outcome(0.6 + 0.2 * one.seed).scores[1:]), tmp_path)
+    drawn = page({"command": "", "suite": "tiny", "tables": [summary(tiny, tmp_path, {})]})
+    (chart,) = [chart for chart in drawn.charts() if chart.key == "tiny-test"]
+    seeds, mean, *others = chart.figure.data
+    assert list(seeds.x) == [0.6, 0.8] and list(seeds.y) == ["softmax", "softmax"]
+    assert list(mean.x) == pytest.approx([0.7]) and mean.error_x.arrayminus[0] > 0.1
+    assert [trace.y[0] for trace in others] == ["linear", "linear"]
+
+
+def test_rows_are_compared_seed_by_seed(tmp_path):
+    tiny = experiment(seeds=3, learning_rates=(1e-3,), against={"softmax": "linear"}, reference=None)
+    shares = {"softmax": (0.9, 0.7, 0.8), "linear": (0.6, 0.75, 0.7)}
+    cells = tiny.cells(3)
+    for one in cells[:-1]:
+        save(one, outcome(shares[one.label][one.seed]), tmp_path)
+    softmax, linear = summary(tiny, tmp_path, {})["rows"]
+    assert softmax["against"] is linear["against"] is None  # the third pair is not there yet
+    save(cells[-1], outcome(shares[cells[-1].label][2]), tmp_path)
+    table = summary(tiny, tmp_path, {})
+    softmax, linear = table["rows"]
+    assert linear["against"] is None
+    against = softmax["against"]
+    assert against["row"] == "linear" and against["seeds_above"] == 2
+    assert [against[name] for name in ("difference", "lowest", "highest")] == pytest.approx([0.35 / 3, -0.05, 0.3])
+    text = printed(result_table(table))
+    assert "+0.117 to linear" in text and "-0.050 … +0.300, above in 2 of 3" in text
+    html = page({"command": "", "suite": "tiny", "tables": [table]}).html()
+    assert "above in 2 of 3" in html.replace("\N{NO-BREAK SPACE}", " ")
+    only = replace(tiny, rows={"softmax": tiny.rows["softmax"]})  # `--mixers softmax`
+    assert summary(only, tmp_path, {})["rows"][0]["against"] is None
+
+
+def test_recall_by_distance_is_printed(tmp_path):
+    tiny = experiment(learning_rates=(1e-3,), rows={"softmax": Row(("softmax",))})
+    assert distance_table(summary(tiny, tmp_path, {})) is None
+    (only,) = tiny.cells(1)
+    scores = [Score(0.5, 0.5, 4, 16, 8, []), Score(0.5, 0.5, 4, 32, 8, [(2, 4, 3, 4), (16, 32, 1, 8)])]
+    save(only, Outcome(0.5, scores, 100, 4, False, 1.0), tmp_path)
+    text = printed(distance_table(summary(tiny, tmp_path, {})))
+    for word in ("32 tokens", "2–3", "16–31", "0.750", "0.125"):
+        assert word in text, word
 
 
 def test_a_heat_map_for_depth_by_length(tmp_path):
@@ -232,7 +290,45 @@ def test_every_experiment_can_be_trained(suite, preset):
         assert not any("," in label for label in planned.rows)  # `--mixers` has commas between
         assert planned.axis == "" or all(planned.axis in problem.options for problem in planned.test)
         assert set(planned.published) <= {*planned.rows, "softmax", "mamba2", "metala"}
+        assert {*planned.against, *planned.against.values()} <= set(planned.rows)
         assert bool(planned.published) == bool(planned.source) or planned.source
+
+
+@pytest.mark.parametrize("preset", ["quick", "standard"])
+def test_digits_compare_like_with_like(preset):
+    """A kernel divided by its sum and the same one centred are models of the same shape; all rows have equal sizes."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    (digits,) = plan("vision", preset)
+    task, settings = digits.train[0].task(), digits.settings()
+    for kernel in KERNELS:
+        divided, centred = digits.rows[f"linear-{kernel}"], digits.rows[f"centred-{kernel}"]
+        assert divided.options["linear"]["feature_map"] == centred.options["inline"]["feature_map"] == kernel
+        shapes = [
+            {name: tuple(weight.shape) for name, weight in build(row, digits.setting, task).state_dict().items()}
+            for row in (divided, centred)
+        ]
+        assert shapes[0] == shapes[1]
+    sizes = [parameters(row, settings[label], task) for label, row in digits.rows.items()]
+    assert max(sizes) - min(sizes) < 0.01 * min(sizes)
+    assert digits.seeds == 5
+
+
+@pytest.mark.parametrize("preset", ["quick", "standard"])
+def test_rows_of_swax_differ_in_their_windows_alone(preset):
+    (swax,) = plan("swax", preset)
+    trained = max(problem.options["length"] for problem in swax.train)
+    rows = list(swax.rows.values())
+    without = [
+        {name: {**own, "window": 0} if name == "sliding-window" else own for name, own in row.options.items()}
+        for row in rows
+    ]
+    assert all(options == without[0] for options in without)
+    windows = [row.options["sliding-window"]["window"] for row in rows]
+    assert windows == [trained // 16, trained // 4, trained, trained, trained // 16]
+    assert [row.short_window for row in rows] == [None, None, None, trained // 16, None]
+    assert [row.test_window for row in rows] == [None, None, None, None, trained]
+    assert max(problem.options["length"] for problem in swax.test) > 2 * trained  # beyond the window in two steps
+    assert swax.seeds >= 3 and swax.setting.stop_at is None  # an early end would leave out the schedule's last part
 
 
 def test_bad_settings_say_what_to_change():

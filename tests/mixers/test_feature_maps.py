@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import maclaurin
+from maclaurin.mixers.attention import FEATURE_MAPS
 from maclaurin.mixers.feature_attention import FeatureAttention
 from maclaurin.mixers.feature_maps import LIMIT, HedgehogMap, PerformerMap, T2RMap, orthogonal_rows
 from maclaurin.mixers.luna import ChannelBank, LunaMap
@@ -15,6 +16,17 @@ from tests.ops.test_cost import LargestTensor, Traffic
 
 K = 8
 NAMES = ("luna", "hedgehog", "t2r", "performer")
+
+
+PLAIN = {  # maps without parameters
+    "identity": lambda x: x,
+    "relu": lambda x: x.clamp(min=0),
+    "leaky-relu": lambda x: torch.where(x > 0, x, 0.01 * x),
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "elu": lambda x: torch.where(x > 0, x + 1, x.exp()),
+    "exp": lambda x: (x / 5).exp(),
+    "cosine": lambda x: x / x.square().sum(-1, keepdim=True).sqrt(),
+}
 
 
 class Channels(nn.Module):
@@ -350,3 +362,30 @@ def test_llama_initialisation_leaves_the_map_alone(name):
         maps.append(maclaurin.build_mixer(name, 64, 4, init=init).feature_map)
     spread = [torch.cat([value.flatten() for value in m.state_dict().values()]).std().item() for m in maps]
     assert spread[1] == pytest.approx(spread[0], rel=0.2)
+
+
+@pytest.mark.parametrize("name", FEATURE_MAPS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_linear_attention_weighs_by_its_map(name, causal):
+    torch.manual_seed(0)
+    mixer = maclaurin.build_mixer("linear", 12, 2, feature_map=name, causal=causal).double()
+    x = torch.randn(2, 10, 12, dtype=torch.float64)
+    with torch.no_grad():
+        q, k, v = mixer.qkv_proj(x).unflatten(-1, (3, 2, 6)).unbind(2)
+        weight = torch.einsum("bthk,bshk->bhts", PLAIN[name](q), PLAIN[name](k))
+        if causal:
+            weight = weight.tril()
+        total = weight.sum(-1, keepdim=True)
+        y = torch.einsum("bhts,bshv->bthv", torch.where(total == 0, 0, weight / total), v)
+        for form in ("parallel", "chunked", "recurrent") if causal else ("parallel", "chunked"):
+            torch.testing.assert_close(mixer(x, form=form)[0], mixer.out_proj(y.flatten(2)), rtol=1e-8, atol=1e-8)
+
+
+def test_the_exponential_map_stays_finite_and_wide():
+    mixer = maclaurin.build_mixer("linear", 24, 4, feature_map="exp")
+    x = torch.randn(2, 8, 24).mul(1e4).requires_grad_()
+    y, _ = mixer(x)
+    y.sum().backward()
+    assert y.isfinite().all() and x.grad.isfinite().all()
+    low, _ = mixer.bfloat16()(x.detach().bfloat16() / 1e4)
+    assert low.dtype == torch.bfloat16 and low.isfinite().all()

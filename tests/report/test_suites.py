@@ -21,7 +21,7 @@ def test_suites_below_a_folder_are_sections(suites):
     text = page.html()
     for words in ("maclaurin eval --suite needle", "maclaurin report results", "MLPs 32 wide", "recall: Recall", "98,304"):
         assert words in text
-    assert page.headline == "longer at 256 length: from linear 0.070 to softmax 0.750"
+    assert page.headline == "longer at length 256: from linear 0.070 to softmax 0.750"
 
 
 def test_curves_say_what_was_measured(suites):

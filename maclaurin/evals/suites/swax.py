@@ -1,50 +1,68 @@
-"""Sliding windows beside an mLSTM: does a shorter window in training make recall reach further?"""
+"""Sliding windows beside an mLSTM: does a shorter window in training make recall reach further?
+
+Both layers have a short convolution, which the published models do not have and which puts a key beside its value: without
+it, or with it in the mLSTM alone, short trials of up to 800 steps did not learn recall. The mLSTM's norm has a smaller
+epsilon, so that the layer is not muted while its input gate is still shut; what that alone changes was not measured.
+"""
 
 from __future__ import annotations
 
-from maclaurin.evals.cells import Row, Setting
+from maclaurin.evals.cells import Problem, Row, Setting
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.suites.rows import mqar, no_paper
 
 
 def swax(preset: str) -> list[Experiment]:
     no_paper("swax", preset, "the published models have 1.4 billion parameters")
+    quick = preset == "quick"
+    length, pairs, vocab_size = (128, 4, 32) if quick else (256, 16, 128)
+    short, middle = length // 16, length // 4
 
     def hybrid(window: int, **changes: int) -> Row:
-        return Row(("mlstm", "sliding-window"), {"sliding-window": {"window": window}}, **changes)
+        options: dict[str, dict[str, float]] = {
+            "mlstm": {"conv_width": 2, "norm_eps": 1e-12},
+            "sliding-window": {"conv_width": 2, "window": window},
+        }
+        return Row(("mlstm", "sliding-window"), options, **changes)
 
-    length = 256
+    windows = {
+        f"window-{short}": hybrid(short),
+        f"window-{middle}": hybrid(middle),
+        f"window-{length}": hybrid(length),
+        f"stochastic-{short}-{length}": hybrid(length, short_window=short),
+        f"window-{short}-tested-{length}": hybrid(short, test_window=length),
+    }
+    published = (
+        "about 0.30 (window 128)",
+        "good (window 512)",
+        "about 0 (window 2048)",
+        "about as window 128 (128, 2048)",
+        "collapses",
+    )
+
+    def recall_at(tokens: int) -> tuple[Problem, ...]:
+        return mqar(tokens, pairs, vocab_size=vocab_size, power=0.5)
+
     return [
         Experiment(
             "swax",
-            f"Recall of 16 pairs in {length} tokens, mLSTM and sliding windows in turn: near and far",
-            {
-                "window-16": hybrid(16),
-                "window-64": hybrid(64),
-                "window-256": hybrid(256),
-                "stochastic-16-256": hybrid(256, short_window=16),
-                "window-16-tested-256": hybrid(16, test_window=256),
-            },
+            f"Recall of {pairs} pairs, mLSTM and sliding windows in turn, trained up to {length} tokens: accuracy by length",
+            windows,
             Setting(
-                width=64 if preset == "quick" else 128,
-                layers=4,
-                inner=128 if preset == "quick" else 256,
-                steps=1000 if preset == "quick" else 6000,
-                batch=16 if preset == "quick" else 32,
+                width=64 if quick else 128,
+                layers=2 if quick else 4,
+                inner=128 if quick else 256,
+                steps=400 if quick else 6000,
+                batch=16 if quick else 32,
                 examples=500,
             ),
-            train=mqar(length, 16, power=0.5),
-            test=(*mqar(length, 16, power=0.5), *mqar(2 * length, 16, power=0.5)),
-            learning_rates=(3e-3,) if preset == "quick" else (1e-3, 3e-3),
+            train=(*recall_at(length // 4), *recall_at(length // 2), *recall_at(length)),
+            test=(*recall_at(length), *recall_at(2 * length), *recall_at(4 * length)),
+            learning_rates=(1e-2,) if quick else (1e-3, 3e-3, 1e-2),
             axis="length",
-            seeds=2 if preset == "quick" else 5,
-            published={
-                "window-16": "about 0.30 (window 128)",
-                "window-64": "good (window 512)",
-                "window-256": "about 0 (window 2048)",
-                "stochastic-16-256": "about as window 128 (128, 2048)",
-                "window-16-tested-256": "collapses",
-            },
+            seeds=3 if quick else 5,
+            against={label: f"window-{length}" for label in windows if label != f"window-{length}"},
+            published=dict(zip(windows, published, strict=True)),
             source="SWAX, arXiv 2509.24552: 1.4 billion parameters, needles at 131,072 tokens",
         )
     ]

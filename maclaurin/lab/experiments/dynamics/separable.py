@@ -26,6 +26,7 @@ from torch import Tensor
 from maclaurin.lab.experiments.dynamics.system import System
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.delta import Delta, unit
+from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.feature_attention import FeatureAttention
 from maclaurin.mixers.gated import GatedSoftmax
 from maclaurin.mixers.gla import GLA
@@ -93,7 +94,7 @@ def discretised(system: System, mixer: ProjectedMixer, p: Projections) -> System
 
 def attention(mixer: Attention, x: Tensor, order: int) -> System:
     p = mixer.project(x, None, "auto", None)
-    q, k = mixer.features(p.q), mixer.features(p.k)
+    q, k = features(p.q, mixer.feature_map), features(p.k, mixer.feature_map)
     scale = 1.0 if mixer.feature_map == "cosine" else mixer.key_dim**-0.5
     if mixer.window is not None:
         system = _windowed(mixer, p, q, k, scale)
@@ -236,7 +237,8 @@ def inline(mixer: Inline, x: Tensor, order: int) -> System:
     p = mixer.project(x, None, "auto", None)
     scale = mixer.key_dim**-0.5 if mixer.scale is None else mixer.scale
     count_T11 = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None, None]
-    q_THK, k_THK = mixer.features(p.q)[0] * scale / count_T11, _of_heads(mixer.features(p.k), mixer)
+    q_THK = features(p.q, mixer.feature_map)[0] * scale / count_T11
+    k_THK = _of_heads(features(p.k, mixer.feature_map), mixer)
     offset_TH1 = (1 - (q_THK * k_THK.cumsum(0)).sum(-1, keepdim=True)) / count_T11
     q_THN, k_THN = torch.cat([q_THK, offset_TH1], -1), torch.cat([k_THK, torch.ones_like(offset_TH1)], -1)
     system = discretised(first_order(mixer, p, q_THN, k_THN), mixer, p)
