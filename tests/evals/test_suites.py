@@ -237,6 +237,16 @@ def test_every_experiment_can_be_trained(suite, preset):
         assert bool(planned.published) == bool(planned.source) or planned.source
 
 
+@pytest.mark.slow
+def test_selective_rotations_solve_parity_at_four_times_the_training_length():
+    (parity,) = plan("track", mixers=["gla-selective", "gla"], learning_rates=[3e-3])
+    longest = max(problem.options["length"] for problem in parity.train)
+    far = next(n for n, problem in enumerate(parity.test) if problem.options["length"] == 4 * longest)
+    selective, plain = (learn(one).scores[far].accuracy for one in parity.cells(1))
+    assert selective >= 0.99
+    assert plain < 0.6
+
+
 def test_bad_settings_say_what_to_change():
     with pytest.raises(ValueError, match="suite must be one of 'recall'"):
         plan("recal")
