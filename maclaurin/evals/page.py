@@ -30,11 +30,15 @@ def page(results: dict[str, Any]) -> Page:
             + [Code(f"Settings of {table['experiment']}", _settings(table)) for table in tables],
         )
     )
-    lead = [
+    trained_here = (
         "Every cell trains a model of its own at an equal budget. The learning rate of a row is the best of the grid by "
         "validation accuracy, which no test has a part in. Intervals are 95 %: Wilson's over examples and, with several "
         "seeds, the wider one of it and the bootstrap over seeds."
-    ]
+    )
+    saved = (
+        "A trained model continues every prompt greedily, in tokens of its own. Intervals are 95 %: Wilson's over prompts."
+    )
+    lead = [trained_here if any(table["setting"] for table in tables) else saved]
     return Page(f"Maclaurin: {results['suite']}", _headline(tables[0]), lead, sections)
 
 

@@ -66,7 +66,8 @@ def needle_table(model: Any, tokenizer: Any, name: str, experiment: Experiment, 
     }
     return {
         "experiment": experiment.name,
-        "title": f"{experiment.title}; a trained model, {experiment.setting.examples} prompts a test",
+        "title": f"Needles by {experiment.axis} and {experiment.across}: a trained model with tokens of its own, "
+        f"{experiment.setting.examples} prompts a test",
         "axis": experiment.axis,
         "across": experiment.across,
         "metric": "exact",
@@ -89,6 +90,7 @@ def continuations(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int
         for start in range(0, len(places), size):
             some = places[start : start + size]
             ids = torch.tensor([prompts[place] for place in some], device=model.device)
-            output = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
+            everything = torch.ones_like(ids)
+            output = model.generate(ids, attention_mask=everything, max_new_tokens=NEW_TOKENS, do_sample=False)
             found.update(zip(some, output[:, length:].tolist(), strict=True))
     return [found[place] for place in range(len(prompts))]

@@ -362,7 +362,8 @@ def test_a_trained_model_answers_needles(trained, tmp_path, monkeypatch, capsys)
     charts = page(results).charts()
     (heat,) = (chart.figure for chart in charts if chart.figure.data[0].type == "heatmap")
     assert list(heat.data[0].x) == ["16", "32"] and list(heat.data[0].y) == ["0", "1"]
-    assert 'id="passkey-0"' in (tmp_path / "eval.html").read_text()
+    html = (tmp_path / "eval.html").read_text()
+    assert 'id="passkey-0"' in html and "A trained model continues every prompt" in html and "Every cell trains" not in html
 
 
 def test_a_trained_model_that_says_the_key_is_right(trained, monkeypatch):
