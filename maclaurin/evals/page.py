@@ -22,6 +22,9 @@ LEAD = (
     "validation accuracy, which no test has a part in. Intervals are 95 %: Wilson's over examples and, with several "
     "seeds, the wider one of it and the bootstrap over seeds."
 )
+LEAD_OF_A_MODEL = (
+    "A trained model continues every prompt greedily, in tokens of its own. Intervals are 95 %: Wilson's over prompts."
+)
 
 
 def page(results: dict[str, Any]) -> Page:
@@ -36,7 +39,8 @@ def page(results: dict[str, Any]) -> Page:
             + [settings(table) for table in tables],
         )
     )
-    return Page(f"Maclaurin: {results['suite']}", headline(tables[0]), [LEAD], sections)
+    lead = LEAD if any(table["setting"] for table in tables) else LEAD_OF_A_MODEL
+    return Page(f"Maclaurin: {results['suite']}", headline(tables[0]), [lead], sections)
 
 
 def headline(table: dict[str, Any]) -> str:

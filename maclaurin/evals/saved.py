@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
 
 from maclaurin.data.tasks import Passkey, Ruler
 from maclaurin.evals.experiment import Experiment
-from maclaurin.evals.learn import TEST_SEED
+from maclaurin.evals.learn import TEST_SEED, TOKENS_AT_ONCE
 from maclaurin.evals.summary import interval
 
 NEW_TOKENS = 10
@@ -28,12 +29,10 @@ def needle_table(model: Any, tokenizer: Any, name: str, experiment: Experiment, 
                 f"a trained model can answer needles, not {problem.name!r}: leave out the model to train small ones"
             )
         prompts = task.prompts(experiment.setting.examples, TEST_SEED)
-        scores, longest = [], 0
-        for prompt in prompts:
-            ids = tokenizer(prompt.text, return_tensors="pt", add_special_tokens=False)["input_ids"].to(model.device)
-            longest = max(longest, ids.shape[1])
-            output = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
-            scores.append(task.score(tokenizer.decode(output[0, ids.shape[1] :]), prompt))
+        encoded = tokenizer([prompt.text for prompt in prompts], add_special_tokens=False)["input_ids"]
+        outputs = continuations(model, encoded)
+        scores = [task.score(tokenizer.decode(output), prompt) for output, prompt in zip(outputs, prompts, strict=True)]
+        longest = max(map(len, encoded))
         value = sum(scores) / len(scores)
         low, high = interval([value], len(scores))
         state = sum(layer.mixer.state_nbytes(longest) for layer in model.model.layers)
@@ -67,7 +66,8 @@ def needle_table(model: Any, tokenizer: Any, name: str, experiment: Experiment, 
     }
     return {
         "experiment": experiment.name,
-        "title": f"{experiment.title}; a trained model, {experiment.setting.examples} prompts a test",
+        "title": f"Needles by {experiment.axis} and {experiment.across}: a trained model with tokens of its own, "
+        f"{experiment.setting.examples} prompts a test",
         "axis": experiment.axis,
         "across": experiment.across,
         "metric": "exact",
@@ -78,3 +78,19 @@ def needle_table(model: Any, tokenizer: Any, name: str, experiment: Experiment, 
         "source": "",
         "rows": [row],
     }
+
+
+def continuations(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """What the model says after each prompt. Prompts of one length go together: nothing is padded."""
+    found: dict[int, list[int]] = {}
+    by_length = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
+    for length, same in groupby(by_length, key=lambda place: len(prompts[place])):
+        places = list(same)
+        size = max(TOKENS_AT_ONCE // length, 1)
+        for start in range(0, len(places), size):
+            some = places[start : start + size]
+            ids = torch.tensor([prompts[place] for place in some], device=model.device)
+            everything = torch.ones_like(ids)
+            output = model.generate(ids, attention_mask=everything, max_new_tokens=NEW_TOKENS, do_sample=False)
+            found.update(zip(some, output[:, length:].tolist(), strict=True))
+    return [found[place] for place in range(len(prompts))]

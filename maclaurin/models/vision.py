@@ -102,7 +102,9 @@ class MaclaurinVisionModel(MaclaurinVisionPreTrainedModel):
         expected = (self.config.num_channels, *((size, size) if isinstance(size, int) else size))
         if pixel_values.dim() != 4 or tuple(pixel_values.shape[1:]) != expected:
             raise ValueError(
-                f"pixel_values must have shape (batch, {', '.join(map(str, expected))}), got {shape(pixel_values)}"
+                f"pixel_values must have shape (batch, {', '.join(map(str, expected))}), got {shape(pixel_values)}: the "
+                "model has learned a position a patch of images of that size and none beyond; resize the images, or train a "
+                "model with another image_size"
             )
         image = pixel_values.to(self.norm.weight.dtype)
         for stage, (rows, columns) in zip(self.stages, self.config.grids(), strict=True):

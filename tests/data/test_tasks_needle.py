@@ -8,6 +8,7 @@ import pytest
 from maclaurin.data import byte_tokenizer
 from maclaurin.data.tasks import Passkey, Ruler, available_tasks, task
 from maclaurin.data.tasks.needle import REPEATED, sentence_end
+from maclaurin.data.tasks.passkey import WORDS
 
 NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.\n")
 
@@ -25,6 +26,33 @@ def test_bytes_are_those_of_the_prompt_and_its_answer(name):
         assert asked == list(range(len(tokens) - len(asked) - 1, len(tokens) - 1))
         assert all(targets[t] == tokens[t + 1] for t in asked)
         assert one.score(prompt.right(), prompt) == 1 and one.score(" 12", prompt) == 0
+
+
+def test_a_pass_key_a_word_is_the_same_prompt():
+    one = Passkey(200, token="word")
+    names = {number: word for word, number in WORDS.items()} | {0: "ye"}  # 200 characters end within "yellow"
+    batch, prompts = one.sample(20, seed=3), Passkey(200).prompts(20, seed=3)
+    assert one.vocab_size == len(WORDS) + 1 and batch.tokens.shape[1] < len(prompts[0].text) / 3
+    for tokens, targets, prompt in zip(batch.tokens.tolist(), batch.targets.tolist(), prompts, strict=True):
+        assert "".join(names[token] for token in tokens) == (prompt.text + prompt.right()).replace(" ", "")
+        asked = [t for t, target in enumerate(targets) if target != -100]
+        assert asked == list(range(len(tokens) - 5, len(tokens) - 1))
+        assert "".join(names[targets[t]] for t in asked) == prompt.answers[0]
+    with pytest.raises(ValueError, match="token='word' knows the words of haystack='repeat' only, got haystack='stdlib'"):
+        Passkey(200, haystack="stdlib", token="word")
+
+
+@pytest.mark.parametrize("token", ["byte", "word"])
+def test_every_mention_asks_for_the_key_where_the_needle_repeats_it(token):
+    once, twice = (Passkey(100, token=token, every_mention=every).sample(20, seed=3) for every in (False, True))
+    assert once.tokens.equal(twice.tokens)
+    for tokens, targets, more in zip(once.tokens, once.targets, twice.targets, strict=True):
+        key = targets[targets != -100].tolist()
+        assert more[more != -100].tolist() == 2 * key
+        first, second = (more != -100).nonzero().flatten().split(4)
+        assert tokens[first + 1].tolist() == key and second.equal((targets != -100).nonzero().flatten())
+        before = "".join(map(chr, tokens[: first[0] + 1].tolist()))
+        assert token == "word" or before.endswith(f"is {''.join(map(chr, key))}. Remember it. ")
 
 
 def needles(text):

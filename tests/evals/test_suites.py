@@ -26,9 +26,19 @@ from maclaurin.evals.parts import training_part, validation_part
 from maclaurin.evals.planning import check, plan
 from maclaurin.evals.runner import load, path_of, run, save
 from maclaurin.evals.show import distance_table, result_table
+
+
+from maclaurin.evals.learn import TEST_SEED, learn, warmup_and_cosine
+from maclaurin.evals.page import page
+from maclaurin.evals.parts import training_part, validation_part
+from maclaurin.evals.planning import check, plan
+from maclaurin.evals.runner import load, path_of, run
+from maclaurin.evals.saved import continuations, needle_table
+from maclaurin.evals.show import result_table
 from maclaurin.evals.suites import PRESETS, SUITES
 from maclaurin.evals.suites.vision import KERNELS
 from maclaurin.evals.summary import bootstrap, interval, summary, wilson
+from maclaurin.models.folder import open_model
 
 TINY = Setting(width=16, heads=2, layers=1, inner=16, steps=4, batch=4, examples=10)
 TRAIN = (Problem("mqar", {"length": 16, "pairs": 2, "vocab_size": 16}),)
@@ -331,6 +341,16 @@ def test_rows_of_swax_differ_in_their_windows_alone(preset):
     assert swax.seeds >= 3 and swax.setting.stop_at is None  # an early end would leave out the schedule's last part
 
 
+@pytest.mark.slow
+def test_selective_rotations_solve_parity_at_four_times_the_training_length():
+    (parity,) = plan("track", mixers=["gla-selective", "gla"], learning_rates=[3e-3])
+    longest = max(problem.options["length"] for problem in parity.train)
+    far = next(n for n, problem in enumerate(parity.test) if problem.options["length"] == 4 * longest)
+    selective, plain = (learn(one).scores[far].accuracy for one in parity.cells(1))
+    assert selective >= 0.99
+    assert plain < 0.6
+
+
 def test_bad_settings_say_what_to_change():
     with pytest.raises(ValueError, match="suite must be one of 'recall'"):
         plan("recal")
@@ -420,23 +440,64 @@ def test_the_shell_is_interrupted_with_one_sentence(tmp_path):
     assert process.returncode == 130
 
 
-def test_a_trained_model_answers_needles(trained, tmp_path, monkeypatch):
-    from maclaurin.evals.saved import needle_table
-    from maclaurin.models.folder import open_model
+def needles(lengths, depths, examples):
+    problems = tuple(Problem("passkey", {"length": length, "depth": depth}) for length in lengths for depth in depths)
+    setting = replace(TINY, examples=examples)
+    return experiment(name="passkey", train=problems, test=problems, axis="length", across="depth", setting=setting)
 
+
+def test_a_trained_model_answers_needles(trained, tmp_path, monkeypatch, capsys):
+    """Through the shell: a table, a file of figures and a page with a heat map, of a model of four steps of training."""
+    monkeypatch.setitem(SUITES, "needle", lambda preset: [needles((16, 32), (0.0, 1.0), 3)])
+    arguments = ["eval", str(trained), "--suite", "needle", "--output", str(tmp_path)]
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0 and trained.name in printed and "32 length" in printed and "eval.html" in printed
+    results = json.loads((tmp_path / "results.json").read_text())
+    (row,) = results["tables"][0]["rows"]
+    assert [(point["length"], point["depth"], point["value"]) for point in row["points"]] == [
+        (16, 0, 0),
+        (16, 1, 0),
+        (32, 0, 0),
+        (32, 1, 0),
+    ]
+    assert row["points"][-1]["tokens"] > 200 and row["points"][-1]["state_bytes"] > 0
+    charts = page(results).charts()
+    (heat,) = (chart.figure for chart in charts if chart.figure.data[0].type == "heatmap")
+    assert list(heat.data[0].x) == ["16", "32"] and list(heat.data[0].y) == ["0", "1"]
+    html = (tmp_path / "eval.html").read_text()
+    assert 'id="passkey-0"' in html and "A trained model continues every prompt" in html and "Every cell trains" not in html
+
+
+def test_a_trained_model_that_says_the_key_is_right(trained, monkeypatch):
     model, tokenizer = open_model(str(trained))
-    problems = tuple(Problem("passkey", {"length": length, "depth": 0.5}) for length in (16, 32))
-    needle = experiment(train=problems, test=problems, axis="length", across="depth", setting=replace(TINY, examples=2))
-    table = needle_table(model, tokenizer, "mine", needle, needle.test)
-    assert [point["value"] for point in table["rows"][0]["points"]] == [0, 0]  # four steps of training
-    result_table(table)
-    assert "mine" in page({"command": "", "suite": "needle", "tables": [table]}).html()
-    # one that says the key is right
-    key = problems[0].task().prompts(1, 2)[0].answers[0]
-    said = tokenizer(f"{key}. ", return_tensors="pt", add_special_tokens=False)["input_ids"]
-    monkeypatch.setattr(type(model), "generate", lambda self, ids, **_: torch.cat([ids, said], 1))
-    one = replace(needle, setting=replace(TINY, examples=1))
-    assert needle_table(model, tokenizer, "mine", one, one.test[:1])["rows"][0]["points"][0]["value"] == 1
+    asked = needles((16, 32), (0.5,), 3)
+    prompts = {prompt.text: prompt for problem in asked.test for prompt in problem.task().prompts(3, TEST_SEED)}
+
+    def knows(self, ids, **_):
+        """Says the key of every prompt but those of 32 characters of hay, where it says another one."""
+        texts = tokenizer.batch_decode(ids)
+        said = [prompts[text].answers[0] if len(text) < 275 else "0000" for text in texts]
+        return torch.cat([ids, torch.tensor(tokenizer([f"{key}. " for key in said])["input_ids"])], 1)
+
+    monkeypatch.setattr(type(model), "generate", knows)
+    table = needle_table(model, tokenizer, "mine", asked, asked.test)
+    lengths = sorted({len(text) for text in prompts})
+    assert lengths[0] < 275 <= lengths[1]
+    assert [point["value"] for point in table["rows"][0]["points"]] == [1, 0]
+
+
+def test_prompts_of_different_lengths_are_continued_as_if_alone(trained):
+    model, _ = open_model(str(trained))
+    prompts = [[5, 6, 7], [8, 9], [1, 2, 3], [4] * 9]
+    assert continuations(model, prompts) == [continuations(model, [prompt])[0] for prompt in prompts]
+
+
+def test_a_trained_model_answers_nothing_but_needles(trained):
+    model, tokenizer = open_model(str(trained))
+    with pytest.raises(ValueError, match="a trained model can answer needles, not 'mqar'"):
+        needle_table(model, tokenizer, "mine", experiment(), TRAIN)
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,8 @@ def test_bad_configurations(fields, message):
 def test_bad_images():
     with pytest.raises(ValueError, match=r"pixel_values must have shape \(batch, 3, 16, 16\), got \(2, 3, 16, 8\)"):
         small()(images()[..., :8])
+    with pytest.raises(ValueError, match=r"got \(2, 3, 32, 32\): .* none beyond; resize the images, or train .* image_size"):
+        small()(images().repeat(1, 1, 2, 2))  # more patches than the model has positions
 
 
 def test_an_unknown_size():

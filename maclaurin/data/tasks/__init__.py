@@ -7,7 +7,8 @@ asked
 from maclaurin.data.tasks.base import NOT_ASKED, Batch, Labelled, StoredTask, Task, mixture
 from maclaurin.data.tasks.copying import Copying, SelectiveCopying
 from maclaurin.data.tasks.listops import ListOps
-from maclaurin.data.tasks.needle import NeedleTask, Passkey, Prompt, Ruler
+from maclaurin.data.tasks.needle import NeedleTask, Prompt, Ruler
+from maclaurin.data.tasks.passkey import Passkey
 from maclaurin.data.tasks.pathfinder import Pathfinder
 from maclaurin.data.tasks.recall import MQAR, MQAR_GRID, MQAR_HELD_OUT, MQAR_MIXTURE, InductionHeads
 from maclaurin.data.tasks.registry import available_tasks, register, task, task_entry

@@ -7,7 +7,6 @@ for. The texts of the prompts are the protocols' own: accuracies are comparable 
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,57 +63,23 @@ class NeedleTask(Task[Batch]):
 
     def draw(self, count: int, rng: np.random.Generator) -> Batch:
         prompts = [self.prompt(rng) for _ in range(count)]
-        tokens = torch.stack([_bytes(prompt.text + prompt.right()) for prompt in prompts])
-        answer = torch.tensor([len(prompt.right().lstrip()) for prompt in prompts])[:, None]
-        before_the_end = tokens.shape[1] - 1 - torch.arange(tokens.shape[1])
-        asked = (before_the_end >= 1) & (before_the_end <= answer)
-        return Batch(tokens, tokens.roll(-1, 1).masked_fill(~asked, NOT_ASKED))
+        tokens_and_asked = [self.encode(prompt.text + prompt.right(), self.asked(prompt)) for prompt in prompts]
+        tokens, asked = (torch.stack(parts) for parts in zip(*tokens_and_asked, strict=True))
+        return Batch(tokens, tokens.masked_fill(~asked, NOT_ASKED).roll(-1, 1))  # each at the token before it
 
+    def asked(self, prompt: Prompt) -> list[tuple[int, int]]:
+        """From where to where `sample` asks for the text of a prompt and its answer: the answer."""
+        right = prompt.right()
+        end = len(prompt.text) + len(right)
+        return [(end - len(right.lstrip()), end)]
 
-@dataclass(frozen=True)
-class Passkey(NeedleTask):
-    """The pass key of the thesis (Mongaras, arXiv 2602.17363; data: nanotron's simple needle in a haystack).
-
-    A sentence that announces the quiz, `length` characters of haystack with the needle "The pass key is 1234. Remember
-    it. 1234 is the pass key. " behind the last sentence that ends before `depth`, and "What is the pass key? The pass
-    key is ". The haystack is five short sentences repeated, or, with "stdlib" or any corpus, a stretch of its text from
-    `split`. Depth None draws one of 0, 0.05, …, 1. Published: lengths 1024, 2048, 4096, 8192 and 16384; greedy decoding,
-    right if the digits of the first word are the key's.
-
-    What differs: the published haystack repeats short sentences too, but which was not seen, and those here are RULER's;
-    keys are always four digits (published: 1 to 10000); the needle stands between two sentences
-    (published: in front of a full stop) and, at depth 1, behind the haystack instead of over its end, so that lengths do
-    not vary.
-    """
-
-    length: int = 1024
-    depth: float | None = None
-    haystack: str = "repeat"
-    split: str = "train"
-
-    def __post_init__(self) -> None:
-        at_least_one("length", self.length)
-        _check_depth(self.depth)
-        one_of("split", self.split, SPLITS)
-
-    def prompt(self, rng: np.random.Generator) -> Prompt:
-        key = str(rng.integers(1000, 10000))
-        depth = rng.integers(21) / 20 if self.depth is None else self.depth
-        needle = f"The pass key is {key}. Remember it. {key} is the pass key. "
-        context = stretch(self.haystack, self.split, self.length, rng)
-        place = sentence_end(context, round(depth * self.length))
-        text = (
-            "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
-            "I will quiz you about the important information there. "
-            f"{context[:place]}{needle}{context[place:]} \n\nWhat is the pass key? The pass key is "
-        )
-        return Prompt(text, (key,), depth)
-
-    @staticmethod
-    def score(output: str, prompt: Prompt) -> float:
-        """1 if the digits of the first word are the key."""
-        first_word = output.strip().split(" ")[0]
-        return float(re.sub(r"\D", "", first_word) == prompt.answers[0])
+    def encode(self, text: str, asked: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens of a text, and which of them are asked for."""
+        tokens = torch.from_numpy(np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int64))
+        is_asked = torch.zeros_like(tokens, dtype=torch.bool)
+        for start, stop in asked:
+            is_asked[start:stop] = True
+        return tokens, is_asked
 
 
 @dataclass(frozen=True)
@@ -151,7 +116,7 @@ class Ruler(NeedleTask):
         one_of("key_type", self.key_type, ("words", "uuids"))
         one_of("value_type", self.value_type, ("numbers", "uuids"))
         one_of("split", self.split, SPLITS)
-        _check_depth(self.depth)
+        check_depth(self.depth)
         if self.depth is not None and self.keys * self.values > 1:
             raise ValueError(f"depth must be None with more than one needle, got {self.depth}")
         shortest = self._shortest()
@@ -261,7 +226,7 @@ def sentence_end(text: str, place: int) -> int:
     return max(text.rfind("\n", 0, place) + 1, full_stop + 2 if full_stop >= 0 else 0)
 
 
-def _check_depth(depth: float | None) -> None:
+def check_depth(depth: float | None) -> None:
     if depth is not None and not 0 <= depth <= 1:
         raise ValueError(
             f"depth must be from 0 (the beginning of the haystack) to 1 (its end), or None for any, got {depth}"
@@ -277,11 +242,6 @@ def _random(kind: str, rng: np.random.Generator) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
-def _bytes(text: str) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int64))
-
-
-register("passkey", Passkey, "four digits said in a long text, in the thesis's protocol")
 for name, summary, preset in (
     ("niah-single-1", "RULER: a number in repeated sentences", {"haystack": "repeat"}),
     ("niah-single-2", "RULER: a number in a text", {}),

@@ -13,7 +13,12 @@ def rows_of(*names: str) -> dict[str, Row]:
     return {name: OTHER_ROWS.get(name, one(name)) for name in names}
 
 
-SELECTIVE = {"rank": 16, "increments": "linear", "gate": "none", "bias": True, "theta": 1}  # for state tracking
+# Selective RoPE for state tracking, as published, with a convolution over q, k and v
+SELECTIVE_PUBLISHED = {"rank": 16, "increments": "linear", "gate": "none", "bias": True, "theta": 1}
+# and as it is learned here in a minute. From angles near 0, where the published weights start, training finds small ones
+# that count the ones, which ends at the lengths trained on: temp_max makes the first angles large enough to find a half
+# turn. The gate shuts the turn of zeros, which would add up.
+SELECTIVE = {"increments": "linear", "gate": "standard", "theta": 1, "temp_max": 60}
 QK_CONV = {"conv_width": 4, "activation": "silu"}
 
 # rows that are no registered mixer with its defaults; all suites know them
@@ -22,8 +27,10 @@ OTHER_ROWS = {
     "linear-conv": one("linear", conv_width=2),
     "mamba2": one("mamba2", expand=1, d_state=8),  # the state of a first-order head of 8 channels
     "gla-conv": one("gla", **QK_CONV),
-    "gla-selective": one("gla", rotary="selective", rotary_options=SELECTIVE, **QK_CONV),
-    "softmax-selective": one("softmax", rotary="selective", rotary_options=SELECTIVE, **QK_CONV),
+    "gla-selective": one("gla", rotary="selective", rotary_options=SELECTIVE),
+    "gla-selective-conv": one("gla", rotary="selective", rotary_options=SELECTIVE_PUBLISHED, **QK_CONV),
+    "softmax-selective": one("softmax", rotary="selective", rotary_options=SELECTIVE),
+    "softmax-selective-conv": one("softmax", rotary="selective", rotary_options=SELECTIVE_PUBLISHED, **QK_CONV),
     "linear-conv-keys4": one("linear", conv_width=2, key_dim=4),
     "linear-conv-keys16": one("linear", conv_width=2, key_dim=16),
     "2mamba-keys4": one("2mamba", key_dim=4),
