@@ -44,7 +44,7 @@ def locality(
         steps = 200 if quick else 1000
     if draws is None:
         draws = 2 if quick else 5
-    examples = 360 if checkpoint is None else 8
+    examples = 8 if checkpoint is not None else 120 if quick else 360
     tokens = max(64, 8 * max(widths))
     watched = models(ROWS, checkpoint, text, steps=steps, seed=seed, examples=examples, tokens=tokens)
     masses = [local_mass(each) for each in watched]
