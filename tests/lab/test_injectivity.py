@@ -16,7 +16,7 @@ from maclaurin.ops.arithmetic import repeat_heads
 
 
 def draw(**changed: object) -> Draw:
-    return Draw.of(50, 8, 0, **{"ties": False, "inline_scale": None} | changed)  # type: ignore[arg-type]
+    return Draw.of(50, 8, 0, **{"ties": False, "inline_scale": None} | changed)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -89,7 +89,7 @@ def test_confusion_counts_queries_on_a_ray(name: str, low: float, high: float) -
     torch.manual_seed(0)
     mixer = build_mixer(name, 8, 1, causal=False, **({"rotary": "none"} if name == "softmax" else {}))
     with torch.no_grad():
-        mixer.qkv_proj.weight.abs_()  # type: ignore[union-attr, operator]
+        mixer.qkv_proj.weight.abs_()
     x = torch.linspace(1, 5, 10)[None, :, None] * torch.rand(8)
     found = confusion(Watched(name, mixer, lambda: mixer(x)[0], (2, 5), 10))
     assert found.of == 45 and low <= found.pairs / found.of <= high

@@ -9,7 +9,7 @@ from maclaurin.evals.suites.rows import one
 from maclaurin.lab import weights
 from maclaurin.lab.experiments.locality import locality
 from maclaurin.lab.experiments.locality.experiment import claims_of
-from maclaurin.lab.experiments.locality.probes import Masked, Masses, local_mass, mass, masking
+from maclaurin.lab.experiments.locality.probes import Masked, Masses, local_mass, masking, mass
 from maclaurin.lab.watched import Watched, digits
 from maclaurin.mixers import build_mixer
 
@@ -48,7 +48,7 @@ def test_a_hidden_key_is_one_that_never_was(mechanism: weights.Weights) -> None:
 
 def model(name: str, **options: object) -> Watched:
     torch.manual_seed(0)
-    mixer = build_mixer(name, 8, 2, causal=False, **options)  # type: ignore[arg-type]
+    mixer = build_mixer(name, 8, 2, causal=False, **options)
     x = torch.randn(4, 16, 8)
     return Watched(name, mixer, lambda: mixer(x)[0].flatten(), (4, 4), 16)
 

@@ -66,7 +66,7 @@ def test_decoding_is_prefill() -> None:
 @pytest.mark.parametrize("arguments", [{"speed": 0.0}, {"length": 1}])
 def test_bad_arguments_are_refused(arguments: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
-        rotation(**arguments)  # type: ignore[arg-type]
+        rotation(**arguments)
 
 
 def test_a_wrong_turn_makes_the_result_say_so() -> None:

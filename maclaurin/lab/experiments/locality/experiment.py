@@ -41,7 +41,7 @@ def locality(
     if not widths or any(width < 1 or (checkpoint is None and width % 2 == 0) for width in widths):
         raise ValueError(f"widths must be odd sides of squares, or numbers of tokens of a text, got {widths}")
     if steps is None:
-        steps = 200 if quick else 1000
+        steps = 400 if quick else 1000
     if draws is None:
         draws = 2 if quick else 5
     examples = 8 if checkpoint is not None else 120 if quick else 360

@@ -29,13 +29,12 @@ def selective_angles(tokens_T: Tensor, turns: list[float]) -> Tensor:
     """
     turning = SelectiveRotary(len(turns), 1, 1, increments="linear", gate="none", theta=1.0).double()
     wanted = torch.tensor(turns, dtype=torch.float64)
+    pass_on = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    length = wanted.norm() * math.sqrt(1 + UNIT_LENGTH_EPS)  # undoes the norms of the column and of the token
+    parts = {"conv.weight": pass_on[None, None], "proj.weight": wanted[None, :, None], "proj.scale": length[None]}
+    turning.load_state_dict(parts)
+    one_hot = torch.eye(len(turns), dtype=torch.float64)[tokens_T][None]
     with torch.no_grad():
-        assert turning.conv is not None
-        turning.conv.weight.zero_()
-        turning.conv.weight[..., -1] = 1.0
-        turning.proj.weight.copy_(wanted[None, :, None])
-        turning.proj.scale.fill_(wanted.norm().item() * math.sqrt(1 + UNIT_LENGTH_EPS))  # undoes both norms
-        one_hot = torch.eye(len(turns), dtype=torch.float64)[tokens_T][None]
         angles: Tensor = turning(one_hot, None, "auto", None)[0]
     return angles
 
