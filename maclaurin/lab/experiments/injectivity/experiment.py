@@ -43,7 +43,7 @@ def injectivity(
     at_least(2, "dim", dim)
     at_least(dim + 2, "keys", keys)
     if steps is None:
-        steps = 400 if quick else 1000
+        steps = 250 if quick else 1000
     draw = Draw.of(keys, dim, seed, ties=ties, inline_scale=inline_scale)
     tokens, examples = 64, 40 if quick else 360
     found = [
