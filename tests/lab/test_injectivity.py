@@ -7,7 +7,8 @@ import torch
 
 from maclaurin.lab import weights
 from maclaurin.lab.experiments.injectivity.checks import Draw, all_checks, first_order, rank_condition
-from maclaurin.lab.experiments.injectivity.confusion import TOLERANCE, TOLERANCES, confusion
+from maclaurin.lab.experiments.injectivity.confusion import TOLERANCE, TOLERANCES, Confusion, confusion
+from maclaurin.lab.experiments.injectivity.experiment import claims_of
 from maclaurin.lab.experiments.injectivity.mixers import NEGATIVE, heads_output, told_apart
 from maclaurin.lab.watched import Watched
 from maclaurin.mixers import build_mixer
@@ -95,3 +96,17 @@ def test_confusion_counts_queries_on_a_ray(name: str, low: float, high: float) -
     assert found.of == 45 and low <= found.pairs / found.of <= high
     assert found.shares[TOLERANCES.index(TOLERANCE)] == pytest.approx(found.pairs / found.of)
     assert found.shares == sorted(found.shares)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "held"),
+    [
+        ({"softmax": 0.0, "linear": 50.0, "inline": 1.0}, [True, True, True]),
+        ({"softmax": 50.0, "linear": 50.0, "inline": 50.0}, [False, True, False]),
+        ({"softmax": 0.0, "linear": 0.0, "inline": 0.0}, [True, False, None]),
+    ],
+)
+def test_the_counts_decide(pairs: dict[str, float], held: list[bool | None]) -> None:
+    found = [Confusion(name, count, 100.0, [], []) for name, count in pairs.items()]
+    assert [claim.held for claim in claims_of(found, None)] == held
+    assert [claim.held for claim in claims_of(found, "a folder")] == [None]

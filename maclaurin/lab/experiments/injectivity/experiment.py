@@ -57,7 +57,7 @@ def injectivity(
         "injectivity",
         "Do two queries get the same weights?",
         settings,
-        [*all_checks(draw), *_trained(found, checkpoint)],
+        [*all_checks(draw), *claims_of(found, checkpoint)],
         [_mixers(seed), _confusions(found)],
         [_first_order(draw), _tolerances(found)],
         [
@@ -69,7 +69,8 @@ def injectivity(
     )
 
 
-def _trained(found: list[Confusion], checkpoint: str | None) -> list[Claim]:
+def claims_of(found: list[Confusion], checkpoint: str | None) -> list[Claim]:
+    """What the paper says of softmax, linear and InLine, where all three are there."""
     if checkpoint is not None:
         return [claims.not_applicable("confusion", "softmax ≈ none, linear many, InLine far fewer", "one model only", PAPER)]
     by_name = {each.name: each for each in found}
