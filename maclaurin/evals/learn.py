@@ -83,7 +83,7 @@ def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
     torch.manual_seed(cell.seed)
     tasks = [problem.task() for problem in cell.train]
     model = build(cell.row, cell.setting, tasks[0])
-    steps, diverged = _train(model, cell, tasks, watch)
+    steps, diverged = train(model, cell, tasks, watch)
     windows = own_windows(model)
     for mixer, own in windows.items():
         mixer.window = cell.row.test_window or own
@@ -94,7 +94,7 @@ def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
     return Outcome(validation, scores, parameters, steps, diverged, time.monotonic() - started)
 
 
-def _train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch) -> tuple[int, bool]:
+def train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch = lambda step, loss: None) -> tuple[int, bool]:
     """How many steps were taken, and whether the last one had no loss."""
     setting = cell.setting
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]

@@ -1,0 +1,118 @@
+"""State tracking by construction: only the first token writes a value, and each token turns one plane by its own angle.
+
+y_t = cos(Φ_t − Φ_0) is then the parity of the bits for angles of π, and the residue of a sum mod m for 2πa/m. Rotations of
+a plane commute, so that words of a group that does not cannot be told apart.
+"""
+
+# T time
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from maclaurin.lab import claims
+from maclaurin.lab.claims import Claim
+from maclaurin.mixers.selective_rope import UNIT_LENGTH_EPS, SelectiveRotary
+from maclaurin.ops import linear_attention, rotate
+
+EXACT = 1e-12
+FLOAT64_PHASE = 1e-9  # a sum of 1000 turns of some radians; parity does not show it, because cosines are flat at ±1
+
+
+def selective_angles(tokens_T: Tensor, turns: list[float]) -> Tensor:
+    """The phases (1, T, 1, 1) that the mixers' selective rotary gives if token a turns its one plane by turns[a].
+
+    Tokens are one-hot; the projection reads the turn off a token, and the convolution passes it on as it is.
+    """
+    turning = SelectiveRotary(len(turns), 1, 1, increments="linear", gate="none", theta=1.0).double()
+    wanted = torch.tensor(turns, dtype=torch.float64)
+    pass_on = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    length = wanted.norm() * math.sqrt(1 + UNIT_LENGTH_EPS)  # undoes the norms of the column and of the token
+    parts = {"conv.weight": pass_on[None, None], "proj.weight": wanted[None, :, None], "proj.scale": length[None]}
+    turning.load_state_dict(parts)
+    one_hot = torch.eye(len(turns), dtype=torch.float64)[tokens_T][None]
+    with torch.no_grad():
+        angles: Tensor = turning(one_hot, None, "auto", None)[0]
+    return angles
+
+
+def tracked(tokens_T: Tensor, turns: list[float]) -> Tensor:
+    """(cos, sin) of the phase (T, 2) as linear attention reads it: the first token is the only one with a key."""
+    angles = selective_angles(tokens_T, turns)
+    T = len(tokens_T)
+    q = torch.zeros(1, T, 1, 2, dtype=torch.float64)
+    q[..., 0] = 1
+    k = torch.zeros_like(q)
+    k[:, 0, :, 0] = 1
+    value = torch.ones(1, T, 1, 1, dtype=torch.float64)
+
+    def read(queries: Tensor) -> Tensor:
+        y, _ = linear_attention(
+            rotate(queries, angles), rotate(k, angles), value, scale=1.0, normalize=False, return_state=False
+        )
+        return y[0, :, 0, 0]
+
+    return torch.stack([read(q), -read(q.flip(-1))], dim=-1)  # (0, 1) turned has −sin as its first channel
+
+
+def parity(seed: int, length: int, *, turn: float = math.pi) -> tuple[float, float]:
+    """The largest error of y against ±1, and the share of wrong signs. turn: of a bit; π is right."""
+    bits = torch.randint(0, 2, (length,), generator=torch.Generator().manual_seed(seed))
+    bits[0] = 0  # the token that writes
+    expected = 1.0 - 2.0 * (bits.cumsum(0) % 2)
+    found = tracked(bits, [0.0, turn])[:, 0]
+    return (found - expected).abs().max().item(), (found.sign() != expected).double().mean().item()
+
+
+def float32_phase(seed: int, length: int) -> float:
+    """The largest error of the phase, in radians, if turns of π a bit are summed in float32."""
+    bits = torch.randint(0, 2, (length,), generator=torch.Generator().manual_seed(seed))
+    phase = (bits.float() * torch.tensor(math.pi)).cumsum(0).double()
+    return (phase - math.pi * bits.cumsum(0).double()).abs().max().item()
+
+
+def cyclic(seed: int, order: int, length: int) -> float:
+    """The largest error of the phase's cosine and sine against 2π/m times the sum mod m of tokens 0 … m-1."""
+    tokens = torch.randint(0, order, (length,), generator=torch.Generator().manual_seed(seed))
+    tokens[0] = 0
+    found = tracked(tokens, [2 * math.pi * a / order for a in range(order)])
+    residue = 2 * math.pi * (tokens.cumsum(0) % order).double() / order
+    return (found - torch.stack([residue.cos(), residue.sin()], dim=-1)).abs().max().item()
+
+
+def commuting(turns: list[float]) -> float:
+    """How differently the words ab and ba end: 0 for rotations of one plane, though in S3 they are two elements."""
+    ends = [tracked(torch.tensor([0, *word]), [0.0, *turns])[-1] for word in ((1, 2), (2, 1))]
+    return (ends[0] - ends[1]).abs().max().item()
+
+
+def group_claims(seed: int, length: int, *, turn: float = math.pi) -> list[Claim]:
+    error, wrong = parity(seed, length, turn=turn)
+    return [
+        claims.at_most("parity", f"parity of {length} bits by turns of π: largest error of ±1", error, EXACT),
+        claims.at_most("parity signs", "the same: share of wrong signs", wrong, 0.0),
+        claims.at_most(
+            "parity float32",
+            "phases summed in float32: largest error at 4096 bits, radians",
+            float32_phase(seed, 4096),
+            1e-3,
+        ),
+        *(
+            claims.at_most(
+                f"Z{order}",
+                f"sums mod {order} by turns of 2πa/{order}: largest error",
+                cyclic(seed, order, length),
+                FLOAT64_PHASE,
+            )
+            for order in (3, 5)
+        ),
+        claims.at_most(
+            "S3",
+            "one plane cannot tell ab from ba, which in S3 differ: difference",
+            commuting([math.pi, 2 * math.pi / 3]),
+            EXACT,
+        ),
+    ]
