@@ -19,22 +19,14 @@ from maclaurin.cli import main
 from maclaurin.evals.budget import parameters
 from maclaurin.evals.cells import Cell, Problem, Row, Setting
 from maclaurin.evals.experiment import Experiment
-from maclaurin.evals.learn import Outcome, Score, learn, warmup_and_cosine
+from maclaurin.evals.learn import TEST_SEED, Outcome, Score, learn, warmup_and_cosine
 from maclaurin.evals.models import build
 from maclaurin.evals.page import page
 from maclaurin.evals.parts import training_part, validation_part
 from maclaurin.evals.planning import check, plan
 from maclaurin.evals.runner import load, path_of, run, save
-from maclaurin.evals.show import distance_table, result_table
-
-
-from maclaurin.evals.learn import TEST_SEED, learn, warmup_and_cosine
-from maclaurin.evals.page import page
-from maclaurin.evals.parts import training_part, validation_part
-from maclaurin.evals.planning import check, plan
-from maclaurin.evals.runner import load, path_of, run
 from maclaurin.evals.saved import continuations, needle_table
-from maclaurin.evals.show import result_table
+from maclaurin.evals.show import distance_table, result_table
 from maclaurin.evals.suites import PRESETS, SUITES
 from maclaurin.evals.suites.vision import KERNELS
 from maclaurin.evals.summary import bootstrap, interval, summary, wilson

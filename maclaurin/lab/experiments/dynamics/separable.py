@@ -26,8 +26,8 @@ from torch import Tensor
 from maclaurin.lab.experiments.dynamics.system import System
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.delta import Delta, unit
-from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.feature_attention import FeatureAttention
+from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.gated import GatedSoftmax
 from maclaurin.mixers.gla import GLA
 from maclaurin.mixers.inline import Inline
