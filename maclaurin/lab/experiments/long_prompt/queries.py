@@ -84,13 +84,20 @@ def part(tokens: int, source: torch.Generator) -> Part:
     text = "the wider the law of queries, the slower: slopes rise with λ"
     made.append(claims.true("2.3 order", text, " ".join(f"{value:.3f}" for value in every.values()), ordered))
     for spread in (0.05, 0.2):
-        value = LENGTHS[-1] * errors[spread][-1]
-        text = f"L·MSE at L = 16384, λ = {spread:g}"
+        value = _constant(errors[spread], tokens)
+        text = f"L·MSE over the last three lengths, λ = {spread:g}"
         made.append(claims.near_relative("2.3 constant", text, value, formulas.query_error(1, spread), 0.1))
     value = LENGTHS[-1] * errors[0.4][-1]
     text = "L·MSE at L = 16384, λ = 0.4, still below its limit: over 6.71"
     made.append(claims.at_most("2.3 constant", text, value / formulas.query_error(1, 0.4), 0.9))
     return Part(made, [_grid(errors, every, last)], [_plot(errors)])
+
+
+def _constant(errors: Sequence[float], tokens: int) -> float:
+    """L·MSE over the prompts of the last three lengths together: those of the longest alone are too few."""
+    counts = [prompts_for(length, tokens) for length in LENGTHS[-3:]]
+    scaled = (count * length * error for count, length, error in zip(counts, LENGTHS[-3:], errors[-3:], strict=True))
+    return sum(scaled) / sum(counts)
 
 
 def _neighbours(values: Sequence[float]) -> list[tuple[float, float]]:
