@@ -26,11 +26,19 @@ EXPERIMENTS = {
     "memory": "bytes of state and time a token against the context",
 }
 
-__all__ = ["EXPERIMENTS", "Result"]
+# what experiments are made of and others use -> the module it is in
+HELPERS = {
+    "icl_regression": "maclaurin.lab.experiments.long_prompt",
+    "linearisation_report": "maclaurin.lab.experiments.long_prompt",
+}
+
+__all__ = ["EXPERIMENTS", "HELPERS", "Result"]
 
 
 def __getattr__(name: str) -> Any:
-    """maclaurin.lab.NAME is the experiment, imported when it is asked for."""
+    """maclaurin.lab.NAME is the experiment or helper, imported when it is asked for."""
+    if name in HELPERS:
+        return getattr(import_module(HELPERS[name]), name)
     if name.replace("_", "-") in EXPERIMENTS:
         return getattr(import_module(f"maclaurin.lab.experiments.{name}"), name)
     raise AttributeError(f"module 'maclaurin.lab' has no attribute {name!r}")

@@ -232,7 +232,18 @@ def _errors(measured: Measured) -> Grid:
         tokens = (found.effective.value, formulas.effective_tokens(s2, L))
         level = s2 / math.log(L)
         rows.append(
-            (s2, L, level, formulas.regime(level), found.rmse, ratio(found, s2, L), found.bias.value, bias, *tokens, gradient)
+            (
+                s2,
+                L,
+                level,
+                formulas.regime(level),
+                found.rmse,
+                ratio(found, s2, L),
+                found.bias.value,
+                bias,
+                *tokens,
+                gradient,
+            )
         )
     return Grid("Softmax over L Gaussian tokens against its limit, d = 4", columns, sorted(rows))
 

@@ -89,7 +89,9 @@ def joint_covariance(length: int, prompts: int, source: torch.Generator) -> tupl
 
 
 def part(prompts: int, source: torch.Generator, law: str = "gaussian") -> Part:
-    made = [claims.at_most("2.1", "affine limit, by Gauss–Hermite in 2 dimensions: largest error", identity_error(source), 1e-10)]
+    made = [
+        claims.at_most("2.1", "affine limit, by Gauss–Hermite in 2 dimensions: largest error", identity_error(source), 1e-10)
+    ]
     gains = {kind: [measured_gain(kind, tilt, 4096, prompts, source) for tilt in TILTS] for kind in LAWS}
     if law != "gaussian":
         text = f"the limit of {law} tokens is linear: gain at a = 2"
@@ -100,7 +102,11 @@ def part(prompts: int, source: torch.Generator, law: str = "gaussian") -> Part:
     made.append(claims.at_least("2.1 laplace", text, long / short, 1.2))
     along, across = elliptical(2.0, 4096, prompts, source)
     expected = formulas.mixture_gain(SCALES, 2.0)
-    made.append(claims.near_relative("2.1 elliptical", "gain along Γa of a mixture of two Gaussian scales, s² = 2", along, expected, 0.03))
+    made.append(
+        claims.near_relative(
+            "2.1 elliptical", "gain along Γa of a mixture of two Gaussian scales, s² = 2", along, expected, 0.03
+        )
+    )
     made.append(claims.at_most("2.1 elliptical", "its output across Γa, over that along it", across, 0.05))
     found_VV, predicted_VV = joint_covariance(2000, 4 * prompts, source)
     deviation_V = predicted_VV.diagonal().sqrt()
@@ -119,7 +125,9 @@ def part(prompts: int, source: torch.Generator, law: str = "gaussian") -> Part:
 def _gain_claims(gains: dict[str, list[Mean]]) -> list[Claim]:
     made = []
     for kind, reference in REFERENCE.items():
-        worst = furthest([formulas.gain(kind, tilt) - known for tilt, known in zip(TILTS, reference, strict=True) if known < 9], 0)
+        worst = furthest(
+            [formulas.gain(kind, tilt) - known for tilt, known in zip(TILTS, reference, strict=True) if known < 9], 0
+        )
         made.append(claims.near("2.1 gains", f"{kind}: closed form minus the reference, furthest", worst, 0.0, 0.0006))
     for kind in ("gaussian", "rademacher", "uniform"):
         worst = furthest([mean.value - formulas.gain(kind, tilt) for tilt, mean in zip(TILTS, gains[kind], strict=True)], 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ def part(tokens: int, source: torch.Generator) -> Part:
     for spread in (0.05, 0.2, 0.75, 1.0):
         text = f"slope over the last five lengths at λ = {spread:g} is −κ"
         made.append(claims.near("2.3 exponent", text, last[spread], -formulas.query_exponent(spread), 0.1))
-    ordered = all(left < right for left, right in _neighbours(list(every.values())))
+    ordered = all(left < right for left, right in pairwise(every.values()))
     text = "the wider the law of queries, the slower: slopes rise with λ"
     made.append(claims.true("2.3 order", text, " ".join(f"{value:.3f}" for value in every.values()), ordered))
     for spread in (0.05, 0.2):
@@ -98,10 +99,6 @@ def _constant(errors: Sequence[float], tokens: int) -> float:
     counts = [prompts_for(length, tokens) for length in LENGTHS[-3:]]
     scaled = (count * length * error for count, length, error in zip(counts, LENGTHS[-3:], errors[-3:], strict=True))
     return sum(scaled) / sum(counts)
-
-
-def _neighbours(values: Sequence[float]) -> list[tuple[float, float]]:
-    return list(zip(values[:-1], values[1:], strict=True))
 
 
 def _grid(errors: dict[float, list[float]], every: dict[float, float], last: dict[float, float]) -> Grid:

@@ -1,6 +1,6 @@
 """Gradient flow of the infinite prompt and SGD at finite length, in the reduced parameters (A, b) of the regression.
 
-    prediction b Σ_i p_i y_i,  p = softmax(x_iᵀA x_q),  loss ½(prediction − w·x_q)²,  x, x_q ~ N(0, Σ), w ~ N(0, I), no noise
+prediction b Σ_i p_i y_i,  p = softmax(x_iᵀA x_q),  loss ½(prediction − w·x_q)²,  x, x_q ~ N(0, Σ), w ~ N(0, I), no noise
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def infinite_gradient(parameters: Parameters, sigma_DD: Tensor) -> Parameters:
     return Parameters(b * b * square @ A @ sigma_DD - b * square, in_b.item())
 
 
-def finite_gradient(
-    parameters: Parameters, root_DD: Tensor, length: int, batch: int, source: torch.Generator
-) -> Parameters:
+def finite_gradient(parameters: Parameters, root_DD: Tensor, length: int, batch: int, source: torch.Generator) -> Parameters:
     """Of the mean loss over a batch of fresh prompts."""
     in_A, in_b = torch.zeros(DIMS, DIMS, dtype=torch.float64), 0.0
     for count in chunks(batch, length):
@@ -105,9 +103,7 @@ def flow(sigma_DD: Tensor, rate: float, times: Sequence[float]) -> list[Paramete
     return kept
 
 
-def train(
-    sigma_DD: Tensor, length: int, time: float, rate: float, batch: int, source: torch.Generator
-) -> Parameters:
+def train(sigma_DD: Tensor, length: int, time: float, rate: float, batch: int, source: torch.Generator) -> Parameters:
     """SGD at finite length."""
     root_DD, parameters = torch.linalg.cholesky(sigma_DD), start(sigma_DD)
     for _ in range(round(time / rate)):
@@ -136,12 +132,29 @@ def part(lengths: Sequence[int], early_lengths: Sequence[int], time: float, prom
         gain = (trained.b * sigma @ trained.A).trace().item() / DIMS
         reference = TRAINED[length]
         rows.append((length, risks[0], reference[0], risks[1], reference[1], gain, reference[2], trained.distance(ideal)))
-        made.append(claims.at_most("2.7 transfer", f"risk trained at L = {length} over that of the infinite optimum", risks[0] / risks[1], 1.0))
+        made.append(
+            claims.at_most(
+                "2.7 transfer", f"risk trained at L = {length} over that of the infinite optimum", risks[0] / risks[1], 1.0
+            )
+        )
         # the reference's last iterate is noisy, and states no error
-        made.append(claims.near_relative("2.7 trained", f"risk after training at L = {length}", risks[0], reference[0], 0.12))
-        made.append(claims.near_relative("2.7 optimum", f"risk of the infinite optimum at L = {length}", risks[1], reference[1], 0.08))
+        made.append(
+            claims.near_relative("2.7 trained", f"risk after training at L = {length}", risks[0], reference[0], 0.12)
+        )
+        made.append(
+            claims.near_relative(
+                "2.7 optimum", f"risk of the infinite optimum at L = {length}", risks[1], reference[1], 0.08
+            )
+        )
     falling = [row[1] for row in rows]
-    made.append(claims.true("2.7 falls", "the trained risk falls with L, towards 0", " ".join(f"{value:.3f}" for value in falling), falling == sorted(falling, reverse=True)))
+    made.append(
+        claims.true(
+            "2.7 falls",
+            "the trained risk falls with L, towards 0",
+            " ".join(f"{value:.3f}" for value in falling),
+            falling == sorted(falling, reverse=True),
+        )
+    )
     early = _distances(sigma, 2.0, RATE, 1024, early_lengths, source)
     benign = _distances(covariance(0.25), 10.0, 0.1, 1024, early_lengths, source)
     made += _distance_claims(early, benign, early_lengths)
@@ -157,7 +170,12 @@ def part(lengths: Sequence[int], early_lengths: Sequence[int], time: float, prom
     curves = [
         Curve("‖Σ‖ = 2.1", list(early_lengths), list(early.values())),
         Curve("a quarter of it", list(early_lengths), list(benign.values())),
-        Curve("a quarter of it", list(early_lengths), [benign[early_lengths[0]] * early_lengths[0] / L for L in early_lengths], dashed=True),
+        Curve(
+            "a quarter of it",
+            list(early_lengths),
+            [benign[early_lengths[0]] * early_lengths[0] / L for L in early_lengths],
+            dashed=True,
+        ),
     ]
     caption = "Distance of (A, b) trained at length L to the infinite-prompt flow at a fixed time; dotted: 1/L."
     return Part(made, grids, [Plot("training", caption, "prompt length L", "distance", curves, log_x=True, log_y=True)])
@@ -175,7 +193,13 @@ def _flow_claims(sigma_DD: Tensor) -> list[Claim]:
     worst = furthest([infinite_risk(at, sigma_DD) - known for at, known in zip(found, FLOW.values(), strict=True)], 0.0)
     (last,), ideal = flow(sigma_DD, RATE, [60.0]), optimum(sigma_DD)
     return [
-        claims.near("2.7 flow", "risk of the infinite flow at t = 0, 6, 12, 18 (1.8381 .0513 .0045 .0003), furthest", worst, 0.0, 0.0001),
+        claims.near(
+            "2.7 flow",
+            "risk of the infinite flow at t = 0, 6, 12, 18 (1.8381 .0513 .0045 .0003), furthest",
+            worst,
+            0.0,
+            0.0001,
+        ),
         claims.near("2.5 b*", "b of the infinite optimum", ideal.b, 1.8525, 0.0001),
         claims.near("2.7 b", "b where Euler steps of the flow end", last.b, 1.851, 0.001),
         claims.at_most("2.5 risk", "risk of the infinite prompt there", infinite_risk(last, sigma_DD), 1e-6),
