@@ -77,13 +77,14 @@ class LinearisationReport:
     def grids(self, title: str, names: list[str] | None = None) -> list[Grid]:
         """What each head does at this length, and from which length on it is linear (* conservative)."""
         labels = names or [str(head.head) for head in self.heads]
-        now, later = [], []
+        now: list[tuple[str | float, ...]] = []
+        later: list[tuple[str | float, ...]] = []
         for label, one in zip(labels, self.heads, strict=True):
+            errors = (one.error, one.sampling, one.resampled, one.rest)
             tokens = (one.effective, one.effective_predicted)
-            now.append((label, one.variance, one.ratio, one.regime, *tokens, one.gain, one.error))
-            now[-1] += (one.sampling, one.resampled, one.rest)
+            now.append((label, one.variance, one.ratio, one.regime, *tokens, one.gain, *errors))
             lengths = (one.length_surrogate, one.length_linear, one.length_limit, one.length_gradient)
-            marked = (_length_text(length, one.conservative) for length in lengths)
+            marked = [_length_text(length, one.conservative) for length in lengths]
             later.append((label, *marked, one.spread, one.exponent, one.slope, one.slope_predicted, one.verdict))
         first = ("head", "s²", "s²/ln L", "regime", "1/Σp²", "L/e^{s²}", "gain", "error", "sampling", "resampled", "rest")
         second = ("head", "L_ε affine", "linear", "limit", "gradient", "λ", "κ", "slope", "−κ/2", "verdict")
