@@ -109,11 +109,11 @@ def part(reports: dict[int, LinearisationReport]) -> Part:
     ]
     index = list(range(count))
     curves = [
-        _below("affine surrogate", [head.length_surrogate for _, head in heads]),
-        _below("limit", [head.length_limit for _, head in heads]),
+        _below("output", [head.length_linear for _, head in heads]),
+        _below("gradient", [head.length_gradient for _, head in heads]),
         Curve("these prompts", index, [float(together.length)] * count, dashed=True),
     ]
-    caption = f"Tokens from which each head would be linear to {100 * eps:g} % if its tokens were Gaussian, layer by layer."
+    caption = f"Tokens from which each head would be linear attention to {100 * eps:g} % if its tokens were Gaussian."
     parts = [
         Curve("measured", index, [head.error for _, head in heads]),
         Curve("by chance, from halves of the prompts", index, [head.resampled for _, head in heads]),
@@ -130,7 +130,6 @@ def part(reports: dict[int, LinearisationReport]) -> Part:
                 "head, layer by layer",
                 "relative error",
                 parts,
-                log_y=True,
             ),
         ],
     )
