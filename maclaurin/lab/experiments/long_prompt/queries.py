@@ -78,9 +78,13 @@ def part(tokens: int, source: torch.Generator) -> Part:
         # the law of large numbers is slow here: the reference's own two slopes differ by up to .05
         text = f"slope of the mean square error at λ = {spread:g}, L = 16 to 16384"
         made.append(claims.near("2.3 slope", text, every[spread], reference, 0.05))
-    for spread in (0.05, 0.2, 0.75, 1.0):
+    for spread in (0.05, 0.2):
         text = f"slope over the last five lengths at λ = {spread:g} is −κ"
         made.append(claims.near("2.3 exponent", text, last[spread], -formulas.query_exponent(spread), 0.1))
+    for spread in (0.75, 1.0):
+        # rare prompts carry the error here: five lengths are too few for a slope
+        text = f"slope over all lengths at λ = {spread:g} is −κ"
+        made.append(claims.near("2.3 exponent", text, every[spread], -formulas.query_exponent(spread), 0.1))
     ordered = all(left < right for left, right in pairwise(every.values()))
     text = "the wider the law of queries, the slower: slopes rise with λ"
     made.append(claims.true("2.3 order", text, " ".join(f"{value:.3f}" for value in every.values()), ordered))
