@@ -281,3 +281,9 @@ def test_a_model_without_softmax_is_refused(checkpoint) -> None:
     MaclaurinForCausalLM(model.config).save_pretrained(checkpoint)
     with pytest.raises(ValueError, match="no layer of plain softmax"):
         lab.long_prompt(checkpoint=str(checkpoint))
+
+
+@pytest.mark.slow
+def test_every_claim_holds() -> None:
+    result = lab.long_prompt(quick=True)
+    assert [(claim.key, claim.text, claim.measured) for claim in result.claims if claim.held is False] == []

@@ -22,7 +22,7 @@ from maclaurin.lab.result import Result
 TITLE = "Softmax becomes linear as the prompt grows: how fast, and when it breaks"
 NOTES = (
     "The limit is linear for Gaussian tokens only: other laws have a gain that depends on the query.",
-    "The delta method holds to about 12 % up to s² = .25 ln L and over-estimates beyond: every L_eps there is conservative.",
+    "The delta method holds to about 13 % up to s² = .25 ln L and over-estimates beyond: every L_eps there is conservative.",
     "Exponents above λ = 1/2 are a heuristic with logarithmic corrections: their order is tested, not their value.",
     "Training transfers the risk, not the parameters: at finite length they drift along the set of zero infinite risk.",
 )
