@@ -1,0 +1,91 @@
+"""The experiment: all parts one after the other, or the report on a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from maclaurin.lab.experiments.long_prompt import (
+    activations,
+    finite,
+    lengths,
+    limits,
+    queries,
+    regression,
+    trained,
+    training,
+)
+from maclaurin.lab.experiments.long_prompt.draws import generator
+from maclaurin.lab.experiments.long_prompt.part import Part
+from maclaurin.lab.result import Result
+
+TITLE = "Softmax becomes linear as the prompt grows: how fast, and when it breaks"
+NOTES = (
+    "The limit is linear for Gaussian tokens only: other laws have a gain that depends on the query.",
+    "The delta method holds to about 13 % up to s² = .25 ln L and over-estimates beyond: every L_eps there is conservative.",
+    "Exponents above λ = 1/2 are a heuristic with logarithmic corrections: their order is tested, not their value.",
+    "Training transfers the risk, not the parameters: at finite length they drift along the set of zero infinite risk.",
+)
+ABOUT_HEADS = (
+    "A prompt's tokens are taken as draws from one law; tokens of a text are not independent, so lengths are a guide.",
+    "λ comes from the queries given and is too large where they are few for their channels.",
+)
+
+
+def long_prompt(
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    tokens: str = "gaussian",
+    as_published: bool = False,
+    eps: float = 0.1,
+    checkpoint: str | None = None,
+    text: str = "stdlib",
+    context: int | None = None,
+) -> Result:
+    """Softmax over a long prompt against its affine limit and linear attention; with a checkpoint, a report on its heads.
+
+    tokens: law of the prompts' tokens: gaussian, or rademacher, uniform, laplace, for which claims must fail.
+    as_published: in-context regression with the authors' code's covariances: prompts RRRᵀRᵀ, queries I.
+    eps: relative accuracy to which a head is called linear.
+    checkpoint: folder of a trained model: only the report on its softmax layers.
+    text: corpus whose held-out documents the checkpoint reads.
+    context: tokens of a prompt for the checkpoint; by default what the model was made for.
+    """
+    if checkpoint is not None:
+        reports = trained.checkpoint_reports(checkpoint, text, context, eps, seed)
+        settings = {"checkpoint": checkpoint, "text": text, "context": next(iter(reports.values())).length, "eps": eps}
+        title = f"At which prompt length are the heads of {checkpoint} linear?"
+        return _result(title, settings | {"seed": seed}, [trained.part(reports)], ABOUT_HEADS)
+    long = finite.REFERENCE_TOKENS * (1 if quick else 4)  # drawn at each of the long lengths
+    prompts = 1000 if quick else 4000
+    parts = [
+        limits.part(prompts, generator(seed, 1), tokens),
+        finite.part(finite.run(long, generator(seed, 2), tokens), long),
+        lengths.part(prompts, generator(seed, 3)),
+        queries.part(long // 2, generator(seed, 4)),
+        regression.part(2**21 if quick else 2**24, generator(seed, 5), seed, as_published),
+        training.part(
+            lengths=(16, 64) if quick else (16, 64, 256, 1024),
+            early_lengths=(8, 16, 32, 64, 128) if quick else (8, 16, 32, 64, 128, 256, 1024),
+            time=60.0,
+            prompts=20000,
+            source=generator(seed, 6),
+        ),
+        activations.part(generator(seed, 8), eps),
+    ]
+    settings = {"tokens": tokens, "as_published": as_published, "eps": eps, "longest prompt": finite.LENGTHS[-1]}
+    drawn = {"prompts of it": long // finite.LENGTHS[-1], "quick": quick, "seed": seed}
+    return _result(TITLE, settings | drawn, parts, NOTES)
+
+
+def _result(title: str, settings: dict[str, Any], parts: Sequence[Part], notes: Sequence[str]) -> Result:
+    return Result(
+        "long-prompt",
+        title,
+        settings,
+        [claim for part in parts for claim in part.claims],
+        [grid for part in parts for grid in part.grids],
+        [plot for part in parts for plot in part.plots],
+        notes,
+    )

@@ -1,0 +1,148 @@
+"""The limit itself: affine for Gaussian tokens, by quadrature; something else for any other law."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maclaurin.lab import claims
+from maclaurin.lab.claims import Claim
+from maclaurin.lab.experiments.long_prompt import formulas
+from maclaurin.lab.experiments.long_prompt.draws import LAWS, Mean, chunks, draw
+from maclaurin.lab.experiments.long_prompt.finite import furthest
+from maclaurin.lab.experiments.long_prompt.part import Part
+from maclaurin.lab.result import Curve, Grid, Plot
+
+TILTS = (0.5, 1.0, 2.0)
+# T_∞/a at these tilts
+REFERENCE = {
+    "gaussian": (1.0, 1.0, 1.0),
+    "rademacher": (0.924, 0.762, 0.482),
+    "uniform": (0.953, 0.844, 0.618),
+    "laplace": (1.143, 2.0, math.inf),
+}
+SCALES = (0.4, math.sqrt(2 - 0.4**2))  # an elliptical law of variance 1 that is not Gaussian
+NODES = 60
+
+
+def identity_error(source: torch.Generator, cases: int = 20) -> float:
+    """Lemma 2.1 by Gauss–Hermite in two dimensions: the largest |E[V X e^{a·X}]/E[e^{a·X}] − (V m + V Γ a)| over random
+    m, Γ (every other one singular), a and V.
+    """
+    nodes, weights = (torch.from_numpy(array) for array in np.polynomial.hermite_e.hermegauss(NODES))
+    grid_P2 = torch.cartesian_prod(nodes, nodes)
+    weight_P = torch.cartesian_prod(weights, weights).prod(-1)
+    worst = 0.0
+    for case in range(cases):
+        mean, tilt = (torch.randn(2, dtype=torch.float64, generator=source) for _ in range(2))
+        root = torch.randn(2, 2, dtype=torch.float64, generator=source)
+        if case % 2:
+            root[:, 1] = 0
+        value = torch.randn(3, 2, dtype=torch.float64, generator=source)
+        tilt = tilt / max(1.0, (root.T @ tilt).norm().item())  # s ≤ 1, where so many nodes are exact to rounding
+        x_P2 = mean + grid_P2 @ root.T
+        tilted_P = weight_P * torch.exp(x_P2 @ tilt)
+        found = value @ (tilted_P @ x_P2) / tilted_P.sum()
+        worst = max(worst, (found - formulas.affine_limit(mean, root @ root.T, tilt, value)).abs().max().item())
+    return worst
+
+
+def measured_gain(law: str, tilt: float, length: int, prompts: int, source: torch.Generator) -> Mean:
+    """T_L(a)/a of one-dimensional tokens."""
+    found = []
+    for count in chunks(prompts, length):
+        x_NL = draw(law, (count, length), source)
+        found.append((torch.softmax(tilt * x_NL, -1) * x_NL).sum(-1) / tilt)
+    return Mean.of(torch.cat(found))
+
+
+def elliptical(variance: float, length: int, prompts: int, source: torch.Generator) -> tuple[float, float]:
+    """For tokens r·Γ^{1/2}·N(0, I): the gain along Γa and the part of the mean output that is not along it, over it."""
+    root_DD = torch.tensor([[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.2, -0.4, 0.7]], dtype=torch.float64)
+    tilt_D = torch.tensor([1.0, -0.5, 0.8], dtype=torch.float64)
+    tilt_D = tilt_D * math.sqrt(variance) / (root_DD.T @ tilt_D).norm()
+    total_D = torch.zeros(3, dtype=torch.float64)
+    for count in chunks(prompts, length):
+        radius_NL = torch.tensor(SCALES, dtype=torch.float64)[torch.randint(2, (count, length), generator=source)]
+        x_NLD = radius_NL[..., None] * (draw("gaussian", (count, length, 3), source) @ root_DD.T)
+        total_D += (torch.softmax(x_NLD @ tilt_D, -1)[:, None] @ x_NLD).sum((0, 1))
+    output_D, expected_D = total_D / prompts, root_DD @ root_DD.T @ tilt_D
+    along = (output_D @ expected_D / expected_D.square().sum()).item()
+    return along, ((output_D - along * expected_D).norm() / (along * expected_D).norm()).item()
+
+
+def joint_covariance(length: int, prompts: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
+    """L·Cov(T_L) of keys in 3 and values in 2 dimensions, jointly Gaussian: measured, predicted."""
+    root_DD = torch.tril(torch.randn(5, 5, dtype=torch.float64, generator=source), -1) * 0.6 + torch.eye(5).double()
+    joint_DD = root_DD @ root_DD.T
+    tilt_K = torch.randn(3, dtype=torch.float64, generator=source)
+    tilt_K = tilt_K / (tilt_K @ joint_DD[:3, :3] @ tilt_K).sqrt()  # s² = 1
+    found = []
+    for count in chunks(prompts, length):
+        x_NLD = draw("gaussian", (count, length, 5), source) @ root_DD.T
+        found.append((torch.softmax(x_NLD[..., :3] @ tilt_K, -1)[:, None] @ x_NLD[..., 3:])[:, 0])
+    shift_V = joint_DD[3:, :3] @ tilt_K
+    return length * torch.cov(torch.cat(found).T), math.e * (joint_DD[3:, 3:] + shift_V[:, None] * shift_V)
+
+
+def part(prompts: int, source: torch.Generator, law: str = "gaussian") -> Part:
+    made = [
+        claims.at_most("2.1", "affine limit, by Gauss–Hermite in 2 dimensions: largest error", identity_error(source), 1e-10)
+    ]
+    gains = {kind: [measured_gain(kind, tilt, 4096, prompts, source) for tilt in TILTS] for kind in LAWS}
+    if law != "gaussian":
+        text = f"the limit of {law} tokens is linear: gain at a = 2"
+        made.append(claims.near("2.1 linear", text, gains[law][2].value, 1.0, 0.05))
+    made += _gain_claims(gains)
+    short, long = (measured_gain("laplace", 2.0, length, prompts, source).value for length in (256, 16384))
+    text = "Laplace tokens at a = 2 > √2 have no limit: gain at L = 16384 over that at 256"
+    made.append(claims.at_least("2.1 laplace", text, long / short, 1.2))
+    along, across = elliptical(2.0, 4096, prompts, source)
+    expected = formulas.mixture_gain(SCALES, 2.0)
+    made.append(
+        claims.near_relative(
+            "2.1 elliptical", "gain along Γa of a mixture of two Gaussian scales, s² = 2", along, expected, 0.03
+        )
+    )
+    made.append(claims.at_most("2.1 elliptical", "its output across Γa, over that along it", across, 0.05))
+    found_VV, predicted_VV = joint_covariance(2000, 4 * prompts, source)
+    deviation_V = predicted_VV.diagonal().sqrt()
+    worst = ((found_VV - predicted_VV) / (deviation_V[:, None] * deviation_V)).abs().max().item()
+    text = "keys and values: L·Cov minus its prediction, over the standard deviations, furthest entry"
+    made.append(claims.at_most("2.2 joint", text, worst, 0.1))
+    rows = [
+        (kind, tilt, formulas.gain(kind, tilt), mean.value, mean.error)
+        for kind, means in gains.items()
+        for tilt, mean in zip(TILTS, means, strict=True)
+    ]
+    grid = Grid("Gain T/a of unit-variance tokens, L = 4096", ("law", "a", "limit", "measured", "standard error"), rows)
+    return Part(made, [grid], [_plot(gains)])
+
+
+def _gain_claims(gains: dict[str, list[Mean]]) -> list[Claim]:
+    made = []
+    for kind, reference in REFERENCE.items():
+        worst = furthest(
+            [formulas.gain(kind, tilt) - known for tilt, known in zip(TILTS, reference, strict=True) if known < 9], 0
+        )
+        made.append(claims.near("2.1 gains", f"{kind}: closed form minus the reference, furthest", worst, 0.0, 0.0006))
+    for kind in ("gaussian", "rademacher", "uniform"):
+        worst = furthest([mean.value - formulas.gain(kind, tilt) for tilt, mean in zip(TILTS, gains[kind], strict=True)], 0)
+        made.append(claims.near("2.1 gains", f"{kind}: measured at L = 4096 minus closed form, furthest", worst, 0.0, 0.03))
+    text = "rademacher tokens at a = 2: measured gain"
+    made.append(claims.near("2.1 rademacher", text, gains["rademacher"][2].value, 0.482, 0.005))
+    return made
+
+
+def _plot(gains: dict[str, list[Mean]]) -> Plot:
+    fine = [0.1 * step for step in range(1, 25)]
+    curves = []
+    for kind in LAWS:
+        curves.append(Curve(kind, TILTS, [mean.value for mean in gains[kind]]))
+        shown = [tilt for tilt in fine if formulas.gain(kind, tilt) < 2.6]
+        curves.append(Curve(kind, shown, [formulas.gain(kind, tilt) for tilt in shown], dashed=True))
+    caption = "What softmax over 4096 tokens returns, over a; dotted: the limit. Linear only where it is level."
+    return Plot("gain", caption, "query a", "gain T/a", curves)

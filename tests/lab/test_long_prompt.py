@@ -1,0 +1,289 @@
+"""Long prompts: closed forms, errors measured against them, and cases in which softmax is not linear."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from maclaurin import lab
+from maclaurin.data import byte_tokenizer
+from maclaurin.data.tasks.regression import Regression as Task
+from maclaurin.lab.experiments.long_prompt import finite, formulas, lengths, limits, queries, regression, risks, training
+from maclaurin.lab.experiments.long_prompt.activations import activations
+from maclaurin.lab.experiments.long_prompt.draws import LAWS, draw, generator, slope
+from maclaurin.lab.experiments.long_prompt.risks import Regression
+from maclaurin.lab.experiments.long_prompt.trained import _captured, checkpoint_reports
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.models.folder import open_model
+from maclaurin.ops.softmax import softmax_attention
+
+
+def test_the_limit_of_gaussian_tokens_is_affine() -> None:
+    assert limits.identity_error(generator(0)) < 1e-10
+
+
+def test_a_wrong_limit_is_seen(monkeypatch) -> None:
+    monkeypatch.setattr(formulas, "affine_limit", lambda mean, gamma, tilt, value: value @ (mean + 1.001 * gamma @ tilt))
+    assert limits.identity_error(generator(0)) > 1e-4
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_have_mean_0_and_variance_1(law: str) -> None:
+    x = draw(law, (200_000,), generator(1))
+    assert abs(x.mean()) < 0.01 and abs(x.var() - 1) < 0.03
+
+
+@pytest.mark.parametrize(("law", "values"), limits.REFERENCE.items())
+def test_gains(law: str, values: tuple[float, ...]) -> None:
+    for tilt, expected in zip(limits.TILTS, values, strict=True):
+        assert formulas.gain(law, tilt) == pytest.approx(expected, abs=6e-4)
+    if math.isfinite(values[2]):
+        found = limits.measured_gain(law, 2.0, 4096, 100, generator(2))
+        assert found.value == pytest.approx(values[2], abs=0.05)
+
+
+def test_finite_prompts_follow_the_delta_method() -> None:
+    small, one, large = finite.measure(1024, 4000, (0.25, 1.0, 9.0), generator(3))
+    for s2, found in ((0.25, small), (1.0, one)):
+        assert 0.9 < finite.ratio(found, s2, 1024) < 1.1
+        assert found.linear.value * 1024 == pytest.approx(formulas.linear_error(s2, 4.0, s2), rel=0.08)
+        assert found.difference.value * 1024 == pytest.approx(formulas.difference_error(s2, 4.0, s2), rel=0.1)
+    gradient = formulas.gradient_error(0.25, 4.0, 0.25, 4.0, 0.25, 4.0, 0.25)
+    assert small.gradient.value * 1024 == pytest.approx(gradient, rel=0.1)
+    assert small.effective.value == pytest.approx(formulas.effective_tokens(0.25, 1024), rel=0.02)
+    assert finite.ratio(large, 9.0, 1024) < 0.02  # far beyond .25 ln L the prediction is an over-estimate
+    assert large.rmse == pytest.approx(0.870, rel=0.05)
+
+
+def test_the_gradient_formula_in_one_dimension() -> None:
+    for s2 in (0.1, 1.0, 2.0):
+        assert formulas.gradient_error(s2, 1.0, s2, 1.0, s2, 1.0, s2) == pytest.approx(math.exp(s2) * (s2**2 + 4 * s2 + 2))
+
+
+def test_claims_fail_for_tokens_that_are_not_gaussian() -> None:
+    tokens = 8 * 65536
+    made = finite.part(finite.run(tokens, generator(0), "rademacher"), tokens).claims
+    failed = {claim.key for claim in made if claim.held is False}
+    assert {"2.2 slope", "2a", "2.2 table"} <= failed
+    (linear,) = [claim for claim in limits.part(50, generator(0), "uniform").claims if claim.key == "2.1 linear"]
+    assert linear.held is False
+
+
+def test_prompt_lengths_are_those_of_the_table() -> None:
+    for key, values in lengths.REFERENCE.items():
+        for eps, expected in zip((0.1, 0.3), values, strict=True):
+            assert lengths.isotropic_length(*key, eps) == pytest.approx(expected, rel=3e-3)
+
+
+def test_softmax_is_linear_to_eps_at_that_length() -> None:
+    length = round(lengths.isotropic_length(16, 1.0, 0.2))
+    assert lengths.relative_rms(length, 1.0, 16, 2000, generator(4)) == pytest.approx(0.2, rel=0.05)
+    assert lengths.relative_rms(length // 2, 1.0, 16, 2000, generator(4)) > 0.25
+
+
+def test_drawing_one_channel_is_as_good_as_drawing_all() -> None:
+    (found,) = finite.measure(256, 8000, (1.0,), generator(5))
+    direct = math.sqrt(found.difference.value)
+    assert lengths.relative_rms(256, 1.0, finite.DIMS, 8000, generator(6)) == pytest.approx(direct, rel=0.03)
+
+
+def test_exponents_of_random_queries() -> None:
+    for spread, expected in ((0.5, 1.0), (0.75, 0.758), (1.0, 0.618), (2.0, 0.366), (4.0, 0.207)):
+        assert formulas.query_exponent(spread) == pytest.approx(expected, abs=6e-4)
+    assert formulas.query_error(1, 0.2) == pytest.approx(1.72, abs=0.005)
+    assert formulas.query_error(1, 0.5) == math.inf
+
+
+def test_wider_queries_converge_more_slowly() -> None:
+    tables = {length: queries.errors_by_size(length, 2**19 // length, generator(7, length)) for length in (16, 128, 1024)}
+    slopes = [
+        slope(list(tables), [queries.over_queries(table, length, spread) for length, table in tables.items()])
+        for spread in (0.05, 0.5, 1.0, 4.0)
+    ]
+    assert slopes == sorted(slopes)
+    assert slopes[0] == pytest.approx(-1, abs=0.1) and slopes[-1] > -0.5
+
+
+def test_the_table_over_queries_is_the_mean_over_drawn_queries() -> None:
+    table, x = queries.errors_by_size(64, 8000, generator(8)), draw("gaussian", (8000, 64), generator(9))
+    tilt = draw("gaussian", (8000, 1), generator(10)) * math.sqrt(0.2)
+    drawn = ((torch.softmax(tilt * x, -1) * x).sum(-1, keepdim=True) - tilt).square().mean().item()
+    assert queries.over_queries(table, 64, 0.2) == pytest.approx(drawn, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("dims", "size", "ratio"), [(4, 0.1396, 3.29), (5, 0.1228, 3.19), (16, 0.0525, 2.88), (64, 0.0149, 2.76)]
+)
+def test_the_best_size_of_a_query(dims: int, size: float, ratio: float) -> None:
+    report = lab.icl_regression(Regression.isotropic(dims), 1000)
+    assert report.best_size == pytest.approx(size, abs=1e-4)
+    assert report.ratio == pytest.approx(ratio, abs=6e-3)
+    assert bool(report.warning) == (dims <= 6)
+
+
+def test_the_endpoint_of_infinite_prompts_is_useless_in_few_dimensions() -> None:
+    assert risks.softmax_risk(Regression.isotropic(5), 5**-0.5, 1) == pytest.approx(16165, rel=1e-3)
+    report = lab.icl_regression(Regression.isotropic(4), 1000)
+    assert report.endpoint == math.inf and "infinite" in report.warning
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+def test_risks_on_drawn_prompts(as_published: bool) -> None:
+    law = regression.official_law(as_published)
+    linear, softmax, ridge = regression.measured_risks(law, 1000, (0.02,), 1500, generator(11))
+    assert linear.value == pytest.approx(risks.linear_risk(law, risks.best_linear(law, 1000), 1000), rel=0.05)
+    assert softmax[0.02].value == pytest.approx(risks.softmax_risk(law, 0.02, 1000), rel=0.08)
+    assert ridge.value < linear.value < softmax[0.02].value
+    worse = risks.linear_risk(law, 1.05 * risks.best_linear(law, 1000), 1000)
+    assert worse > risks.linear_risk(law, risks.best_linear(law, 1000), 1000)
+
+
+def test_the_published_covariances_are_those_of_the_task() -> None:
+    task = Task(length=400, as_published=True)
+    x = task.draw(200, np.random.default_rng(0)).inputs.double()
+    prompt, query = x[:, :-1, :-1].flatten(0, 1), x[:, -1, :-1]
+    law = regression.official_law(as_published=True)
+    torch.testing.assert_close(prompt.T @ prompt / len(prompt), law.prompt_DD, atol=0.1, rtol=0)
+    torch.testing.assert_close(query.T @ query / len(query), law.query_DD, atol=0.35, rtol=0)
+
+
+def test_risks_are_those_on_the_labels_of_the_task() -> None:
+    law, task = regression.official_law(), Task(length=100)
+    linear, softmax, _ = regression.measured_risks(law, 100, (0.1,), 1000, generator(12))
+    found = regression.task_risks(law, task, 0.1, 4000, seed=1)
+    for mean, label in ((linear, found["linear"]), (softmax[0.1], found["softmax"])):
+        assert abs(label.value - law.noise - mean.value) < 4 * math.hypot(label.error, mean.error)
+
+
+def test_the_infinite_flow() -> None:
+    sigma = training.covariance()
+    for at, expected in zip(training.flow(sigma, training.RATE, list(training.FLOW)), training.FLOW.values(), strict=True):
+        assert training.infinite_risk(at, sigma) == pytest.approx(expected, abs=1e-4)
+    ideal = training.optimum(sigma)
+    assert ideal.b == pytest.approx(1.8525, abs=1e-4)
+    gradient = training.infinite_gradient(ideal, sigma)
+    assert gradient.A.norm() < 1e-12 and abs(gradient.b) < 1e-12
+
+
+def test_the_gradient_at_finite_length_is_that_of_the_loss() -> None:
+    """The same draws again, through autograd."""
+    sigma = training.covariance(0.25)
+    root, at = torch.linalg.cholesky(sigma), training.Parameters(torch.randn(4, 4).double() / 3, 0.7)
+    found = training.finite_gradient(at, root, 32, 16, generator(13))
+    source = generator(13)
+    x, query = draw("gaussian", (16, 32, 4), source) @ root.T, draw("gaussian", (16, 4), source) @ root.T
+    w = draw("gaussian", (16, 4), source)
+    A, b = at.A.clone().requires_grad_(), torch.tensor(at.b, dtype=torch.float64, requires_grad=True)
+    p = torch.softmax(torch.einsum("nld,de,ne->nl", x, A, query), -1)
+    output = b * torch.einsum("nl,nld,nd->n", p, x, w)
+    (0.5 * (output - (query * w).sum(-1)).square()).mean().backward()
+    torch.testing.assert_close(found.A, A.grad)
+    assert found.b == pytest.approx(b.grad.item())
+
+
+def test_long_prompts_train_as_the_infinite_one() -> None:
+    sigma = training.covariance(0.25)
+    found = training._distances(sigma, 10.0, 0.1, 512, (8, 64), generator(14))
+    assert found[8] == pytest.approx(training.BENIGN[8], rel=0.1)
+    assert found[64] == pytest.approx(training.BENIGN[64], rel=0.3)
+
+
+def test_gaussian_activations_are_linear_at_the_predicted_length() -> None:
+    report = lab.linearisation_report(*activations("gaussian", 1.0, 4096, 4, generator(15)), eps=0.1, scale=1.0)
+    (head,) = report.heads
+    assert head.linear and head.regime == "delta method" and not head.conservative
+    assert head.length_linear == pytest.approx(2922, rel=0.05)
+    assert head.sampling == pytest.approx(head.resampled, rel=0.15)
+    assert head.slope == pytest.approx(-0.5, abs=0.06)
+    assert report.per_query["error"].shape == (4, 64, 1)
+    there = activations("gaussian", 1.0, round(head.length_surrogate), 48, generator(16), 16)
+    assert lab.linearisation_report(*there, eps=0.1, scale=1.0).heads[0].error == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("law", "variance", "verdict"),
+    [("two clusters", 4.0, "not Gaussian"), ("heavy tails", 1.0, "not Gaussian"), ("frozen", 20.0, "frozen")],
+)
+def test_other_activations_are_not(law: str, variance: float, verdict: str) -> None:
+    report = lab.linearisation_report(*activations(law, variance, 4096, 2, generator(17)), eps=0.1, scale=1.0)
+    assert report.heads[0].verdict.startswith("no:") and verdict in report.heads[0].verdict
+    assert not report.heads[0].linear
+
+
+def test_a_head_is_judged_by_itself_and_keys_may_be_shared() -> None:
+    good, bad = (activations(law, s2, 512, 2, generator(18)) for law, s2 in (("gaussian", 0.5), ("two clusters", 4.0)))
+    both = [torch.cat(pair, 2) for pair in zip(good, bad, strict=True)]
+    alone, together = (lab.linearisation_report(*x, eps=0.2, scale=1.0) for x in (bad, both))
+    assert together.heads[1].error == pytest.approx(alone.heads[0].error)
+    assert together.heads[0].linear and not together.heads[1].linear
+    q = torch.cat([good[0], 2 * good[0]], 2)
+    shared = lab.linearisation_report(q, *good[1:], eps=0.2, scale=1.0)
+    assert shared.heads[1].variance == pytest.approx(4 * shared.heads[0].variance)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda q, k, v: (q, k[:, :64], v[:, :64]), "at least 128 tokens"),
+        (lambda q, k, v: (q[:1], k, v), "prompts and channels"),
+        (lambda q, k, v: (q, k, v[:, 1:]), "v must match k"),
+        (lambda q, k, v: (q[..., 0], k, v), "4 dimensions"),
+    ],
+)
+def test_bad_activations_are_one_sentence(change, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lab.linearisation_report(*change(*activations("gaussian", 1.0, 256, 2, generator(19))))
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A small untrained model with one softmax and one linear layer, and its tokenizer."""
+    tokenizer = byte_tokenizer()
+    config = MaclaurinConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        mixer=["softmax", "linear"],
+    )
+    MaclaurinForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_the_report_on_a_checkpoint_is_that_on_its_softmax_layers(checkpoint) -> None:
+    reports = checkpoint_reports(str(checkpoint), "stdlib", 200, 0.1, 0)
+    assert list(reports) == [0] and len(reports[0].heads) == 2 and reports[0].length == 200
+    result = lab.long_prompt(checkpoint=str(checkpoint), context=200)
+    assert "0.1" in result.table() and len(result.plots) == 2
+    assert {claim.key for claim in result.claims} == {"B2", "B3", "B3 rest"}
+
+
+def test_what_is_captured_is_what_the_layer_attends_with(checkpoint) -> None:
+    model, _ = open_model(checkpoint)
+    mixer, seen = model.model.layers[0].mixer, []
+    handle = mixer.out_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    ids = torch.randint(200, (2, 40))
+    ((index, (q, k, v)),) = _captured(model, {0: mixer}, ids)
+    handle.remove()
+    assert index == 0
+    torch.testing.assert_close(softmax_attention(q, k, v)[0].flatten(2), seen[0], atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_without_softmax_is_refused(checkpoint) -> None:
+    model = MaclaurinForCausalLM.from_pretrained(checkpoint)
+    model.config.mixer = "linear"
+    MaclaurinForCausalLM(model.config).save_pretrained(checkpoint)
+    with pytest.raises(ValueError, match="no layer of plain softmax"):
+        lab.long_prompt(checkpoint=str(checkpoint))
+
+
+@pytest.mark.slow
+def test_every_claim_holds() -> None:
+    result = lab.long_prompt(quick=True)
+    assert [(claim.key, claim.text, claim.measured) for claim in result.claims if claim.held is False] == []
