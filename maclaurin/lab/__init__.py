@@ -29,8 +29,6 @@ EXPERIMENTS = {
 # pieces of experiments that are of use by themselves -> their modules
 HELPERS = {
     "to_dsf": "maclaurin.lab.experiments.dynamics",
-# what experiments are made of and others use -> the module it is in
-HELPERS = {
     "icl_regression": "maclaurin.lab.experiments.long_prompt",
     "linearisation_report": "maclaurin.lab.experiments.long_prompt",
 }
@@ -40,7 +38,6 @@ __all__ = ["EXPERIMENTS", "HELPERS", "Result"]
 
 def __getattr__(name: str) -> Any:
     """maclaurin.lab.NAME is the experiment or the helper, imported when it is asked for."""
-    """maclaurin.lab.NAME is the experiment or helper, imported when it is asked for."""
     if name in HELPERS:
         return getattr(import_module(HELPERS[name]), name)
     if name.replace("_", "-") in EXPERIMENTS:
