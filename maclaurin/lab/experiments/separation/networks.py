@@ -69,7 +69,7 @@ def score(attention: Attention, setting: Setting, networks: int, seed: int) -> S
         exact = probabilities(setting, on_D0, on_D1)
         signs = rng.integers(8, size=(networks, setting.m))
         rest = rng.binomial(setting.d - 3, 0.5, size=(networks, setting.m))
-        fired = [table[signs, rest].any(1) for table in (on_D0, on_D1)]
+        fired = [np.asarray(table[signs, rest].any(1)) for table in (on_D0, on_D1)]
     else:
         drawn = sign_vectors(setting, networks, rng)
         fired = [written_out(attention, setting, a, drawn) for a in setting.needles]
