@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -28,10 +29,10 @@ DIM, TOKENS = 4, 32
 EXACT = 1e-12
 PAPER = PAPER_1.split(":")[-1].strip()
 NOTES = (
-    "A truncated series is divided by its own sum. Odd orders have negative weights at very negative scores, so that the sum "
-    "can come near zero: there the error of the weights is unbounded although that of the exponential is not.",
-    "The effect of the order is that of models of some ten thousand parameters after a few hundred steps; the paper's are of "
-    "300 million and 100,000 steps. What is below the spread over seeds is no difference.",
+    "A truncated series is divided by its own sum. Odd orders have negative weights at very negative scores, so that the "
+    "sum can come near zero: there the error of the weights is unbounded although that of the exponential is not.",
+    "The effect of the order is that of models of some ten thousand parameters after a few hundred steps; the paper's are "
+    "of 300 million and 100,000 steps. What is below the spread over seeds is no difference.",
     "The dominant order follows the largest scores of a layer. A model that has been trained for a minute has small ones; "
     "published values are for large models: give your own with --checkpoint.",
 )
@@ -50,7 +51,7 @@ def series(
     tokens: int = 128,
     texts: int = 8,
 ) -> Result:
-    """Softmax as a sum of recurrent networks, one an order of the series of exp: exact, truncated, trained (arXiv 2507.23632).
+    """Softmax as a sum of recurrent networks, one an order of the series of exp (arXiv 2507.23632).
 
     checkpoint: folder of a trained model whose dominant orders are asked for; otherwise the softmax model trained here
     orders: P of the Taylor models that are trained, with terms 0 to P; 1 to 10, with quick 1 to 4
@@ -147,7 +148,7 @@ def truncation_claims(found: dict[float, list[Truncation]]) -> list[Claim]:
 
 
 def probe_claims(layers: Sequence[LayerOrders], seed: int, scale: float = 1.0) -> list[Claim]:
-    """The probe on Gaussian scores, whose answer is known, and on the layers of the model. scale: a wrong one, for a test."""
+    """The probe on Gaussian scores, whose answer is known, and on the layers of the model. scale: of those scores."""
     generator = torch.Generator().manual_seed(seed)
     drawn: Tensor = 2 * scale * torch.randn(1, 1, 512, 512, generator=generator, dtype=torch.float64)
     measured = orders_of_scores(0, "gaussian", drawn).dominant
@@ -171,7 +172,7 @@ class Study:
         softmax = _mean(self.softmax)
         first, last = min(means), max(means)
         losses = [means[order] for order in sorted(means)]
-        falling = all(later <= earlier for earlier, later in zip(losses, losses[1:], strict=False))
+        falling = all(later <= earlier for earlier, later in pairwise(losses))
         seen = " ".join(f"{loss:.3f}" for loss in losses)
         gap, left = means[first] - softmax, means[last] - softmax
         return [

@@ -41,7 +41,17 @@ def term(q: Tensor, k: Tensor, v: Tensor, order: int, form: str) -> Tensor:
         q = k = torch.ones_like(q[..., :1])
         order = 1
     y, _ = power_attention(
-        q, k, v, order=order, scale=1.0, normalize=False, form=form, backend="torch", fold_at=1, fold_every=1
+        q,
+        k,
+        v,
+        order=order,
+        scale=1.0,
+        normalize=False,
+        form=form,
+        backend="torch",
+        return_state=form == "recurrent",  # the matrix needs no memory, which high orders could not have
+        fold_at=1,
+        fold_every=1,
     )
     return y
 
