@@ -133,7 +133,7 @@ def _of_mechanisms(reports: Mapping[str, Report], base: Setting) -> list[Claim]:
     """References of a1* and d' hold for the base alone; the growth holds for any."""
     made: list[Claim] = []
     for name, report in reports.items():
-        if report.verdict == "does not apply" or not report.thresholds:
+        if not report.thresholds:
             made.append(claims.not_applicable("1.6", f"growth of a1* with n, {name}", "; ".join(report.notes)))
             continue
         if replace(base, n=1000, a1=1.2) == Setting():
@@ -224,9 +224,8 @@ def _exact(point: Score) -> float:
 
 
 def _length_plots(reports: Mapping[str, Report]) -> list[Plot]:
-    asked = {name: report for name, report in reports.items() if report.verdict != "does not apply"}
     found, noisy = [], []
-    for name, report in asked.items():
+    for name, report in reports.items():
         points = [(n, a) for n, a in zip(LENGTHS, report.thresholds, strict=False) if a is not None]
         if len(points) > 1:
             found.append(Curve(name, [n for n, _ in points], [a for _, a in points]))

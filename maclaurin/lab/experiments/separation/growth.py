@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from maclaurin.lab.experiments.separation.formulas import MARGIN, Setting, masses, probabilities, tables
+from maclaurin.lab.experiments.separation.formulas import MARGIN, Setting, fires, masses, probabilities, tables
 from maclaurin.lab.mechanisms import Attention
 
 SMALLEST_A = 0.02
@@ -16,9 +16,11 @@ PRECISION = 1e-5
 def threshold(attention: Attention, setting: Setting) -> float | None:
     """a1*: the smallest a1 at which half of all networks succeed, by bisection; None if there is none below 10 n."""
 
+    on_D0, _ = tables(attention, setting)
+
     def succeeds(a1: float) -> bool:
-        changed = replace(setting, a1=a1)
-        return probabilities(changed, *tables(attention, changed)).success >= 0.5
+        on_D1 = fires(setting, a1, masses(attention, setting.n, a1, setting.scale))
+        return probabilities(setting, on_D0, on_D1).success >= 0.5
 
     return _first(succeeds, SMALLEST_A, 10 * setting.n)
 

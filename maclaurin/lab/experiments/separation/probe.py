@@ -56,6 +56,8 @@ def probe(attention: Attention, setting: Setting, *, networks: int = 1000, seed:
         notes.append("its weights depend on all keys at once: success is that of the network written out, lengths unknown")
         return Report(found, verdict, None, None, (), (), None, None, (), None, notes)
     plain, needle = (masses(attention, setting.n, a, setting.scale) for a in setting.needles)
+    if verdict == "does not apply":
+        return Report(found, verdict, needle, plain, (), (), None, None, (), None, notes)
     thresholds = [threshold(attention, at_length(setting, n)) for n in LENGTHS]
     far = [threshold(attention, at_length(setting, n)) for n in FAR]
     report = Report(

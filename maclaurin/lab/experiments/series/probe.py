@@ -90,7 +90,7 @@ def orders_of_scores(layer: int, mixer: str, score_BHTS: Tensor) -> LayerOrders:
     T = score_BHTS.shape[2]
     visible_TS = torch.ones(T, T, dtype=torch.bool, device=score_BHTS.device).tril()
     log_BHTS = score_BHTS.abs().log().masked_fill(~visible_TS, -math.inf)
-    count_T = torch.arange(1, T + 1, device=score_BHTS.device).log()
+    count_T = torch.arange(1, T + 1, device=score_BHTS.device, dtype=score_BHTS.dtype).log()
     terms = []
     for order in range(ORDERS):  # one order at a time: all of them would be a hundred matrices
         # |X|⁰ = 1, where |X| = 0 too
