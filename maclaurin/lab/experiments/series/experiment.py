@@ -187,7 +187,7 @@ class Study:
         return max(max(run.loss for run in runs) - min(run.loss for run in runs) for runs in rows)
 
     def grid(self) -> Grid:
-        rows = [[f"order {order}", *_range(runs)] for order, runs in sorted(self.by_order.items())]
+        rows: list[list[str | float]] = [[f"order {order}", *_range(runs)] for order, runs in sorted(self.by_order.items())]
         columns = ("model", "loss", "lowest", "highest")
         return Grid(
             "Held-out loss, nats a byte, mean and range over seeds", columns, [*rows, ["softmax", *_range(self.softmax)]]
@@ -258,7 +258,7 @@ def _truncation_plots(found: dict[float, list[Truncation]]) -> list[Plot]:
 
 def _layer_grid(layers: Sequence[LayerOrders]) -> Grid:
     columns = ("layer", "mixer", "dominant order", "by query: 25 %", "50 %", "75 %", "variance", "largest", "if Gaussian")
-    rows = [
+    rows: list[list[str | float]] = [
         [
             layer.layer,
             layer.mixer,
