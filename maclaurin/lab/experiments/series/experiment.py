@@ -19,7 +19,7 @@ from maclaurin.lab.experiments.series.probe import LayerOrders, layer_orders, of
 from maclaurin.lab.experiments.series.training import Budget, Text, Trained, train
 from maclaurin.lab.experiments.series.truncation import Truncation
 from maclaurin.lab.result import Curve, Grid, Plot, Result
-from maclaurin.mixers.attention import NORMS, PAPER_1
+from maclaurin.mixers.attention import NORMS
 from maclaurin.ops.checks import at_least, at_least_one, one_of
 
 SPREADS = (0.5, 1.0, 2.0, 4.0)  # standard deviations of scores
@@ -27,14 +27,14 @@ MOST_ORDERS = 40
 CHECKED_ORDERS = (0, 1, 2, 3)
 DIM, TOKENS = 4, 32
 EXACT = 1e-12
-PAPER = PAPER_1.split(":")[-1].strip()
+PAPER = "arXiv 2507.23632"
 NOTES = (
     "A truncated series is divided by its own sum. Odd orders have negative weights at very negative scores, so that the "
     "sum can come near zero: there the error of the weights is unbounded although that of the exponential is not.",
     "The effect of the order is that of models of some ten thousand parameters after a few hundred steps; the paper's are "
     "of 300 million and 100,000 steps. What is below the spread over seeds is no difference.",
-    "The dominant order follows the largest scores of a layer. A model that has been trained for a minute has small ones; "
-    "published values are for large models: give your own with --checkpoint.",
+    "The dominant order follows the largest scores of a layer, not the typical ones. Published values, read off plots: 14 to "
+    "24 in a model of 300 million with ReLU features, 5 to 23 in Llama-3-8B, about 74 in its last layer.",
 )
 
 
@@ -176,15 +176,15 @@ class Study:
         seen = " ".join(f"{loss:.3f}" for loss in losses)
         gap, left = means[first] - softmax, means[last] - softmax
         return [
-            claims.at_least("P1.2", f"loss of order {first} above that of softmax", gap, self.spread(), PAPER),
+            claims.at_least("P1.2", f"loss of order {first} above that of softmax", gap, self.spread(first), PAPER),
             claims.at_most("P1.2", f"of that gap, the share that is left at order {last}", left / gap, 0.25, PAPER),
             claims.true("P1.2", "every further order lowers the loss", seen, falling, "falling", PAPER),
         ]
 
-    def spread(self) -> float:
-        """The largest difference that a seed makes."""
-        rows = [self.softmax, *self.by_order.values()]
-        return max(max(run.loss for run in runs) - min(run.loss for run in runs) for runs in rows)
+    def spread(self, order: int) -> float:
+        """What a seed makes of a difference, with softmax or with that order, whichever is more."""
+        rows = [[run.loss for run in runs] for runs in (self.softmax, self.by_order[order])]
+        return max(max(losses) - min(losses) for losses in rows)
 
     def grid(self) -> Grid:
         rows: list[list[str | float]] = [[f"order {order}", *_range(runs)] for order, runs in sorted(self.by_order.items())]
