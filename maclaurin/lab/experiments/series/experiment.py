@@ -27,14 +27,15 @@ MOST_ORDERS = 40
 CHECKED_ORDERS = (0, 1, 2, 3)
 DIM, TOKENS = 4, 32
 EXACT = 1e-12
+FLOOR = 1e-16  # of plots: below it there is only rounding
 PAPER = "arXiv 2507.23632"
 NOTES = (
     "A truncated series is divided by its own sum. Odd orders have negative weights at very negative scores, so that the "
     "sum can come near zero: there the error of the weights is unbounded although that of the exponential is not.",
     "The effect of the order is that of models of some ten thousand parameters after a few hundred steps; the paper's are "
     "of 300 million and 100,000 steps. What is below the spread over seeds is no difference.",
-    "The dominant order follows the largest scores of a layer, not the typical ones. Published values, read off plots: 14 to "
-    "24 in a model of 300 million with ReLU features, 5 to 23 in Llama-3-8B, about 74 in its last layer.",
+    "The dominant order follows the largest scores of a layer, not the typical ones. Published values, read off plots: 14 "
+    "to 24 in a model of 300 million with ReLU features, 5 to 23 in Llama-3-8B, about 74 in its last layer.",
 )
 
 
@@ -247,8 +248,8 @@ def _truncation_plots(found: dict[float, list[Truncation]]) -> list[Plot]:
         x = [one.order for one in rows]
         name = f"spread {spread:g}"
         errors.append(Curve(name, x, [one.error for one in rows]))
-        errors.append(Curve(f"{name}, bound", x, [one.bound for one in rows], dashed=True))
-        moved.append(Curve(name, x, [max(one.moved, 1e-16) for one in rows]))
+        errors.append(Curve(f"{name}, bound", x, [max(one.bound, FLOOR) for one in rows], dashed=True))
+        moved.append(Curve(name, x, [max(one.moved, FLOOR) for one in rows]))
     caption = "Largest error of exp(s) by orders 0 to P, and the largest Lagrange bound."
     return [
         Plot("truncation", caption, "P", "error of exp(s)", errors, log_y=True),
