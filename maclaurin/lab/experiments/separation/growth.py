@@ -26,10 +26,11 @@ def threshold(attention: Attention, setting: Setting) -> float | None:
 
 
 def predicted_threshold(attention: Attention, setting: Setting) -> float | None:
-    """The same from the mean of S alone: the needle's row must read p (a + b) >= 0.1."""
+    """The same from the mean of S alone: the row that looks at the needle most must read p (a + b) >= 0.1."""
 
     def succeeds(a: float) -> bool:
-        return masses(attention, setting.n, a, setting.scale).needle * (a + setting.b) >= MARGIN
+        found = masses(attention, setting.n, a, setting.scale)
+        return (found.generic if setting.cross else found.needle) * (a + setting.b) >= MARGIN
 
     return _first(succeeds, SMALLEST_A, 10 * setting.n)
 
