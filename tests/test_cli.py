@@ -183,3 +183,22 @@ def test_bfloat16_works_or_is_refused_whatever_is_imported_first():
         result = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert result.returncode == 0 or "ValueError: a bfloat16 matrix product on this CPU" in result.stderr, result
         assert result.returncode == 0 or imports.startswith("import torch")
+
+
+def test_lab_lists_runs_and_is_found_by_the_report(tmp_path):
+    listed = run("lab").stdout
+    assert "separation" in listed and "card" in listed
+    ran = run("lab", "rotation", "--quick", "--seed", "1", "--json", "--output", str(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    (result,) = json.loads(ran.stdout)
+    assert result["name"] == "rotation" and result["settings"]["seed"] == 1 and result["claims"]
+    assert run("report", str(tmp_path), "--no-measure").returncode == 0
+    assert (tmp_path / "report.html").read_text().count("rotation") > 1
+
+
+def test_bad_lab_is_one_sentence():
+    assert "nothing" in refused("lab", "nothing")
+    assert "invalid int value: 'x'" in refused("lab", "separation", "--m", "x")
+    assert "'--colour'" in refused("lab", "separation", "--colour", "red")
+    assert "at least one mixer" in refused("lab", "card")
+    assert "'nobody' is neither a mixer" in refused("lab", "card", "nobody")

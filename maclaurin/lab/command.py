@@ -42,7 +42,7 @@ def one(name: str, args: Sequence[str], *, quick: bool, seed: int) -> Result:
 
 def _card(args: Sequence[str], *, quick: bool, seed: int) -> Result:
     """Mechanisms first, then flags."""
-    from maclaurin.lab.card import card
+    from maclaurin.lab.cards import card
 
     flags = next((index for index, arg in enumerate(args) if arg.startswith("--")), len(args))
     options = parse(card, args[flags:], "maclaurin lab card MECHANISM …")

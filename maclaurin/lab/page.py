@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from maclaurin.lab.result import WORDS, Grid, Result, text_of
 from maclaurin.report.page import Cell, Column, DataTable, Page, Section
 
+LEAD = "Every number is computed by `maclaurin lab`, with the settings and the seed that stand beside it."
+
 
 def page(results: Sequence[Result]) -> Page:
+    return Page("Maclaurin: the lab", headline(results), [LEAD], sections(results))
+
+
+def headline(results: Sequence[Result]) -> str:
     claims = [claim for result in results for claim in result.claims if claim.held is not None]
-    held = sum(claim.held is True for claim in claims)
-    lead = ["Every number is computed by `maclaurin lab`, with the settings and the seed that stand beside it."]
-    return Page("Maclaurin: the lab", f"{held} of {len(claims)} claims held", lead, sections(results))
+    return f"{sum(claim.held is True for claim in claims)} of {len(claims)} claims held"
 
 
 def sections(results: Sequence[Result]) -> list[Section]:

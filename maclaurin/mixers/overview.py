@@ -7,10 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
+
+
+def _attention_flops(q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: bool = False, **_: Any) -> int:
+    """From the shapes; of a causal call, only the pairs that are seen."""
+    count = int(sdpa_flop_count(q, k, v))
+    return count * (k[2] + 1) // (2 * k[2]) if is_causal else count
+
+
+# torch counts its attention on every device but the CPU
+ATTENTION_FLOPS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 
 def overview(pattern: str, d_model: int, num_heads: int, lengths: Sequence[int]) -> list[dict[str, Any]]:
@@ -61,9 +71,9 @@ def _after(mixer: Mixer, context: int) -> MixerState:
 def _multiply_adds(mixer: Mixer, context: int) -> dict[str, int]:
     """A token's products of matrices: in a forward pass over `context` tokens, and in one step behind them."""
     x = torch.zeros(1, context, mixer.d_model)
-    with FlopCounterMode(display=False) as forward:
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as forward:
         _, state = mixer(x)
-    with FlopCounterMode(display=False) as step:
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as step:
         mixer(x[:, :1], state)
     return {"training": forward.get_total_flops() // (2 * context), "decoding": step.get_total_flops() // 2}
 

@@ -1,4 +1,4 @@
-"""Runs and suites as one self-contained HTML page with figures to read, toggle and export."""
+"""Runs, suites and the lab as one self-contained HTML page with figures to read, toggle and export."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def missing() -> str:
 
 
 def build(folders: Sequence[Path], *, measure: bool = True, command: str = "") -> Page:
-    """The page of all runs and suites in the folders and below. `measure` times a layer of each mixer, up to 20 seconds.
+    """The page of all runs, suites and results of the lab in the folders and below.
 
-    command: what was typed to get it, shown in the page.
+    measure: time a layer of each mixer, up to 20 seconds. command: what was typed to get it, shown in the page.
     """
     if sentence := missing():
         raise ValueError(sentence)
+    from maclaurin.lab import page as lab
+    from maclaurin.lab.run import found_in
     from maclaurin.report import sections, suites
     from maclaurin.report.headline import headline, lead
     from maclaurin.report.page import Page
@@ -35,10 +37,12 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "") -
         if not folder.is_dir():
             raise ValueError(f"{str(folder)!r} is no folder here")
     runs, evaluated = collect(folders), suites.collect(folders)
-    if not runs and not evaluated:
+    claims = [result for folder in folders for result in found_in(folder)]
+    if not runs and not evaluated and not claims:
         places = ", ".join(repr(str(folder)) for folder in folders)
         raise ValueError(
-            f"there is no run in {places}: a run is a folder with recipe.json and log.jsonl, a suite one with results.json"
+            f"there is no run in {places}: a run is a folder with recipe.json and log.jsonl, a suite one with results.json, "
+            "the lab one with *.lab.json"
         )
     groups = grouped(runs)
     parts = []
@@ -50,10 +54,15 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "") -
             sections.memory(groups),
         ]
     parts += suites.sections(evaluated)
+    if claims:
+        parts += lab.sections(claims)
     if runs:
         parts.append(sections.all_runs(runs))
     if evaluated:
         parts.append(suites.making(evaluated))
     parts.append(sections.making(folders, groups, runs, command))
-    title = "Maclaurin: training runs compared" if runs else "Maclaurin: what mixers can learn"
-    return Page(title, headline(groups) if runs else suites.headline_of(evaluated), lead(groups, runs), parts)
+    if runs:
+        return Page("Maclaurin: training runs compared", headline(groups), lead(groups, runs), parts)
+    if evaluated:
+        return Page("Maclaurin: what mixers can learn", suites.headline_of(evaluated), lead(groups, runs), parts)
+    return Page("Maclaurin: the lab", lab.headline(claims), [lab.LEAD], parts)
