@@ -38,8 +38,8 @@ def test_mixers_side_by_side() -> None:
 
 
 def test_recall_is_learned_or_not() -> None:
-    result = maclaurin.lab.card("softmax-conv", d_model=16, num_heads=2, tokens=8, recall_steps=2)
-    assert "after 2 steps" in of(said(result), "recall")["softmax-conv"]
+    result = maclaurin.lab.card("rglru", d_model=16, num_heads=2, tokens=8, recall_steps=2)
+    assert "after 2 steps" in of(said(result), "recall")["rglru"]
 
 
 def test_a_trained_model_beside_its_mixer(trained) -> None:
