@@ -8,7 +8,9 @@ part of it on, with the layer's input.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +21,33 @@ from maclaurin.convert.students import Student
 from maclaurin.models.cache import StateCache, StateLayer
 
 NAME = "maclaurin"
+HANDED_OVER = ("layer_input", "layer_cache")  # the arguments that `hand_over` adds
+
+
+@dataclass(frozen=True)
+class View:
+    """What a student was asked: q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), the layer's input and the mask of its padding."""
+
+    student: Student
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    x: Tensor
+    attention_mask: Tensor | None
+
+
+_watchers: list[list[View]] = []
+
+
+@contextmanager
+def watching() -> Iterator[list[View]]:
+    """Everything that students are asked until the end of the block."""
+    seen: list[View] = []
+    _watchers.append(seen)
+    try:
+        yield seen
+    finally:
+        _watchers.remove(seen)
 
 
 def attend(
@@ -44,8 +73,13 @@ def attend(
                 f"got {tuple(attention_mask.shape)}"
             )
         attention_mask = attention_mask[:, -T:]
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    for seen in _watchers:
+        seen.append(View(student, q, k, v, layer_input, attention_mask))
     y, state = student(
-        *(x.transpose(1, 2) for x in (query, key, value)),
+        q,
+        k,
+        v,
         layer_input,
         None if layer_cache is None else layer_cache.state,
         return_state=layer_cache is not None,
@@ -80,7 +114,7 @@ def hand_over(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     cache = kwargs.pop("past_key_values", None)
     hidden = args[0] if args else kwargs["hidden_states"]
     layer = None if cache is None else cache.layers[module.layer_idx]
-    return args, {**kwargs, "layer_input": hidden, "layer_cache": layer}
+    return args, {**kwargs, **dict(zip(HANDED_OVER, (hidden, layer), strict=True))}
 
 
 def own_cache(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
