@@ -249,7 +249,9 @@ def convert(
         int, typer.Option("--save-every", "--save_every", help="Steps between checkpoints; 0 for a quarter of a stage.")
     ] = 0,
     seed: Annotated[int, typer.Option(help="Of new parameters and of the order of the data.")] = 0,
-    lengths: Annotated[str, typer.Option(help="Where speed and memory are measured; empty for nowhere.")] = "512,1024,2048,4096",
+    lengths: Annotated[
+        str, typer.Option(help="Where speed and memory are measured; empty for nowhere.")
+    ] = "512,1024,2048,4096",
     from_thesis: Annotated[
         Path | None, typer.Option("--from-thesis", "--from_thesis", help="Instead: folder of a checkpoint of the thesis.")
     ] = None,

@@ -1,4 +1,4 @@
-"""How a student gets into a model of `transformers`: its attention interface, and a hook that hands over what that leaves out.
+"""How a student gets into a model of `transformers`: its attention interface, and a hook for what that leaves out.
 
 Every attention module there projects, rotates, updates its cache and then calls the function that the configuration names.
 Under the name "maclaurin" that function is `attend`, which asks the module's own `student`. Keys and values of past tokens

@@ -32,7 +32,7 @@ from maclaurin.models.decoder import MaclaurinForCausalLM
 class Family:
     """A type of model: the class of its attention modules, and whether they look back only."""
 
-    config: type[PretrainedConfig]
+    config: Any  # the class
     attention: type[nn.Module]
     causal: bool
 
@@ -96,7 +96,7 @@ class Linearised(PreTrainedModel):
         shape = shape_of(config)
         modules = attention_modules(self)
         for index, (module, name) in enumerate(zip(modules, config.students, strict=True)):
-            module.layer_idx = index
+            module.__dict__["layer_idx"] = index  # BERT's and DistilBERT's do not know it
             module.student = build_student(name, shape, **(config.student_options or {}) if name != SOFTMAX else {})
             module.register_forward_pre_hook(hand_over, with_kwargs=True)
         if shape.causal:
@@ -110,12 +110,11 @@ class Linearised(PreTrainedModel):
             raise ValueError(f"the checkpoint lacks {len(lost)} weights of students, such as {lost[0]}: convert it again")
         return (model, info) if output_loading_info else model
 
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> None:
-        MaclaurinForCausalLM._prepare_cache_for_generation(self, generation_config, model_kwargs, *args)  # type: ignore[arg-type]
+    _prepare_cache_for_generation = MaclaurinForCausalLM._prepare_cache_for_generation
 
 
 @cache
-def linear_config(source: type[PretrainedConfig]) -> type[PretrainedConfig]:
+def linear_config(source: Any) -> Any:
     fields = {"students": list[str] | None, "student_options": dict[str, Any] | None}
     body = {
         "__annotations__": fields,
@@ -127,7 +126,7 @@ def linear_config(source: type[PretrainedConfig]) -> type[PretrainedConfig]:
 
 
 @cache
-def linear_class(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
+def linear_class(source: Any) -> Any:
     config = linear_config(source.config_class)
     body = {"__module__": __name__, "config_class": config, "_is_stateful": FAMILIES[source.config_class.model_type].causal}
     return type(f"Linear{source.__name__}", (Linearised, source), body)
@@ -139,8 +138,9 @@ def linearise(model: PreTrainedModel, students: Sequence[str], options: dict[str
     if len(students) != layers:
         raise ValueError(f"students must name one student for each of the {layers} layers, got {len(students)}")
     fields = {name: value for name, value in model.config.to_dict().items() if name != "model_type"}
-    made = linear_class(type(model))
-    config = linear_config(type(model.config))(**fields, students=list(students), student_options=dict(options or {}))
+    source: Any = type(model)
+    made = linear_class(source)
+    config = made.config_class(**fields, students=list(students), student_options=dict(options or {}))
     config.architectures = [made.__name__]
     converted = made(config).to(dtype=model.dtype)
     missing, unexpected = converted.load_state_dict(model.state_dict(), strict=False)

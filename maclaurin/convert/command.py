@@ -69,8 +69,8 @@ def convert(plan: Plan, say: Callable[[str], None], *, lengths: tuple[int, ...] 
             f"{stages[name]['cpu_seconds']:.0f} s of all cores)"
         )
     _save(source, student, plan)
-    if lengths and "cost" not in figures:
-        figures["cost"] = cost_by_length(source, plan, lengths)
+    if lengths and "cost" not in figures and source.kind != "vision":  # an image has the length it has
+        figures["cost"] = cost_by_length(source.path, Path(plan.output), lengths)
         _store(plan, figures)
     return Result(figures, finished=True)
 

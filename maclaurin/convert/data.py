@@ -90,7 +90,9 @@ def _images(source: Source, plan: Plan) -> Data:
 
     def batches(chosen: list[Path]) -> list[Batch]:
         groups = [chosen[start : start + plan.batch_size] for start in range(0, len(chosen), plan.batch_size)]
-        return [{"pixel_values": _pixels(processor, [Image.open(file).convert("RGB") for file in group])} for group in groups]
+        return [
+            {"pixel_values": _pixels(processor, [Image.open(file).convert("RGB") for file in group])} for group in groups
+        ]
 
     return Data(batches(parts[False]), batches(parts[True][: plan.eval_rows]))
 

@@ -1,9 +1,9 @@
 """Stage (c), what was lost: source and converted model on the same held-out data.
 
-    encoders, vision    cosine of pooled vectors, mean and lowest tenth; Spearman correlation of the similarities of all pairs;
-                        how often the likeliest class is the same, where there are classes
-    decoders            loss of either in nats a token; how often the likeliest next token is the same; KL
-    every layer         error of the attention's output; KL(softmax ‖ student) of the weights, where both are known
+encoders, vision    cosine of pooled vectors, mean and lowest tenth; Spearman correlation of the similarities of all pairs;
+                    how often the likeliest class is the same, where there are classes
+decoders            loss of either in nats a token; how often the likeliest next token is the same; KL
+every layer         error of the attention's output; KL(softmax ‖ student) of the weights, where both are known
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def fidelity(teacher: PreTrainedModel, student: nn.Module, batches: Sequence[Bat
 
 
 def _weight_divergence(shown: Shown, layers: Sequence[nn.Module], batch: Batch) -> Tensor:
-    """KL(softmax ‖ student) of every layer, mean over heads and real tokens. Values that are an identity show the weights."""
+    """KL(softmax ‖ student) of every layer, over heads and real tokens. With an identity as values, outputs are weights."""
     found = []
     for call, layer in zip(shown.run(batch), layers, strict=True):
         with watching() as seen:

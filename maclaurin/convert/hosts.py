@@ -31,7 +31,7 @@ def student_of(teacher: PreTrainedModel, plan: Plan) -> PreTrainedModel:
 def mixing_layers(model: nn.Module) -> list[nn.Module]:
     """What softmax attention is in the source and its student in the converted model, layer by layer."""
     if isinstance(model, MaclaurinForCausalLM):
-        return [layer.mixer for layer in model.model.layers]
+        return [layer.get_submodule("mixer") for layer in model.model.layers]
     return attention_modules(model)
 
 

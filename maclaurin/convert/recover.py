@@ -1,8 +1,8 @@
 """Stage (b), recovery: the whole model learns to give the source's outputs again, or the task itself.
 
-    encoders    mean over layers of |h − h*|² / var h*  +  10·(1 − cos of the pooled vectors), and KL of logits if it has them
-    vision      the same
-    decoders    KL(source ‖ student) of the next token; with loss="task" the cross entropy of the text
+encoders    mean over layers of |h − h*|² / var h*  +  10·(1 − cos of the pooled vectors), and KL of logits if it has them
+vision      the same
+decoders    KL(source ‖ student) of the next token; with loss="task" the cross entropy of the text
 """
 
 from __future__ import annotations

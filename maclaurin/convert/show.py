@@ -15,7 +15,7 @@ def result_table(results: Sequence[dict[str, Any]]) -> Table:
     table = Table(title=f"{plan['source']}: source and converted model on held-out data")
     for column in ("student", "after"):
         table.add_column(column)
-    vectors = not results[0]["kind"] in ("decoder", "maclaurin")
+    vectors = results[0]["kind"] not in ("decoder", "maclaurin")
     columns = ("cosine", "lowest tenth", "Spearman") if vectors else ("loss", "source's loss", "gap closed", "same token")
     for column in (*columns, "attention error", "attention KL", "seconds", "of all cores"):
         table.add_column(column, justify="right")

@@ -130,7 +130,7 @@ def _kind(config: dict[str, Any], spec: str) -> str:
     positions = config.get("position_embedding_type") or "absolute"
     if positions != "absolute":
         raise ValueError(
-            f"source {spec!r} has position_embedding_type {positions!r}: linear attention cannot keep a bias a pair of tokens"
+            f"source {spec!r} has position_embedding_type {positions!r}: linear attention cannot keep a bias a pair"
         )
     if config.get("is_decoder") or config.get("add_cross_attention"):
         raise ValueError(f"source {spec!r} is an encoder set up as a decoder (is_decoder), which is not supported")
@@ -144,7 +144,9 @@ def _check_weights(path: Path, spec: str) -> None:
     if not files:
         pickled = next((found.name for pattern in PICKLED for found in path.glob(pattern)), None)
         if pickled:
-            raise ValueError(f"source {spec!r} has only pickled weights ({pickled}), which are never loaded: save safetensors")
+            raise ValueError(
+                f"source {spec!r} has only pickled weights ({pickled}), which are never loaded: save safetensors"
+            )
         raise ValueError(f"source {spec!r} has no weights: a .safetensors file is missing")
     for file in files:
         try:
@@ -168,5 +170,7 @@ def _architecture(config: dict[str, Any], spec: str) -> type[PreTrainedModel]:
     family = FAMILIES[config["model_type"]]
     if not isinstance(found, type) or getattr(found, "config_class", None) is not family.config:
         named = names[0] if names else "none"
-        raise ValueError(f"source {spec!r} names no architecture of transformers in its config.json: architectures is {named}")
+        raise ValueError(
+            f"source {spec!r} names no architecture of transformers in its config.json: architectures is {named}"
+        )
     return found

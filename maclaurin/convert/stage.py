@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Stage:
     def done(self) -> bool:
         return (self.folder / "config.json").exists()
 
-    def run(self, model: PreTrainedModel, batches: Dataset[Batch]) -> bool:
+    def run(self, model: PreTrainedModel, batches: Dataset[Batch] | Sequence[Batch]) -> bool:
         """Trains the model in place; False if it was stopped by Ctrl-C, and the next call goes on."""
         disable_progress_bar()
         for name, parameter in model.named_parameters():
@@ -125,6 +125,8 @@ class SaveLast(TrainerCallback):
 
 class StageTrainer(LanguageTrainer):
     """The project's trainer with a stage's objective, and a learning rate a parameter."""
+
+    optimizer: torch.optim.Optimizer | None
 
     def __init__(self, stage: Stage, **kwargs: Any) -> None:
         self.stage = stage

@@ -22,7 +22,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -65,9 +64,10 @@ class Student(nn.Module, ABC):
     Bidirectional students see whole sequences and have no state.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, num_features: int) -> None:
         super().__init__()
         self.shape = shape
+        self.num_features = num_features  # of a query or key; 0 where none are made
 
     def forward(
         self,
@@ -124,14 +124,10 @@ class FeatureStudent(Student):
     """Linear attention over the features that a map makes of the mapped queries and keys."""
 
     def __init__(self, shape: Shape, feature_map: FeatureMap) -> None:
-        super().__init__(shape)
+        super().__init__(shape, feature_map.num_features)
         self.q_map = HeadMaps(shape.num_heads, shape.head_dim)
         self.k_map = HeadMaps(shape.num_kv_heads, shape.head_dim)
         self.feature_map = feature_map
-
-    @property
-    def num_features(self) -> int:
-        return self.feature_map.num_features
 
     def attend(
         self,
@@ -157,12 +153,15 @@ class SecondOrder(Student):
     """1 + s + s²/2 ("taylor"), or s² behind a decay that the layer's input sets ("2mamba")."""
 
     def __init__(self, shape: Shape, *, squared: bool) -> None:
-        super().__init__(shape)
+        order = 2 if squared else (0, 1, 2)
+        super().__init__(shape, Kernel.of(order).feature_count(shape.head_dim + squared))
         scale = (1 / 2 if squared else 1) ** 0.5 * shape.head_dim**-0.25
-        maps = [HeadMaps(heads, shape.head_dim, scale=scale, extra=int(squared)) for heads in (shape.num_heads, shape.num_kv_heads)]
+        maps = [
+            HeadMaps(heads, shape.head_dim, scale=scale, extra=int(squared))
+            for heads in (shape.num_heads, shape.num_kv_heads)
+        ]
         self.q_map, self.k_map = maps
-        self.order: int | tuple[int, ...] = 2 if squared else (0, 1, 2)
-        self.num_features = Kernel.of(self.order).feature_count(shape.head_dim + squared)
+        self.order: int | tuple[int, ...] = order
         self.decay_proj: nn.Linear | None = None
         if squared:
             self.decay_proj = nn.Linear(shape.d_model, shape.num_kv_heads)
@@ -203,10 +202,8 @@ class SecondOrder(Student):
 class Softmax(Student):
     """The source's own attention, for layers that keep it; over the last `window` tokens where one is given."""
 
-    num_features = 0
-
     def __init__(self, shape: Shape, window: int | None = None) -> None:
-        super().__init__(shape)
+        super().__init__(shape, 0)
         if window is not None:
             checks.at_least_one("window", window)
             if not shape.causal:
@@ -252,11 +249,10 @@ class Windowed(Student):
     """
 
     def __init__(self, linear: Student, window: int) -> None:
-        super().__init__(linear.shape)
+        super().__init__(linear.shape, linear.num_features)
         self.linear = linear
         self.near = Softmax(linear.shape, window)
         self.gate = nn.Parameter(torch.zeros(linear.shape.num_heads))
-        self.num_features: int = linear.num_features  # type: ignore[assignment]
 
     def attend(
         self,
@@ -338,7 +334,3 @@ def second_order_features(head_dim: int) -> int:
 def is_new(name: str) -> bool:
     """Whether a parameter of a converted model is one that its source did not have."""
     return ".student." in name
-
-
-def describe(options: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in options.items())

@@ -171,7 +171,7 @@ def _one_power_memory(
 ) -> Tensor:
     """Segment by segment, so that features are used while they are in the cache."""
     q_BTHK, k_BTGK, v_BTGW = _wide_with_ones(q, k, v, normalize, lengths)
-    B, T, G = k.shape[:3]
+    B, _T, G = k.shape[:3]
     k_NKT, v_NTW = (k_BTGK * scale).permute(0, 2, 3, 1).flatten(0, 1), v_BTGW.transpose(1, 2).flatten(0, 1)
     memory_NFW: Tensor | None = None
     for k_NKS, v_NSW in zip(k_NKT.split(SEGMENT, dim=2), v_NTW.split(SEGMENT, dim=1), strict=True):

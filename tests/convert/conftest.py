@@ -100,7 +100,7 @@ def corpus(tmp_path_factory):
     """Sentences of a few words, one a paragraph."""
     path = tmp_path_factory.mktemp("text") / "words.txt"
     generator = torch.Generator().manual_seed(0)
-    words = "THE CAT SAT ON A MAT AND SAW TWO DOGS RUN FAR AWAY FROM HOME".split()
+    words = ["THE", "CAT", "SAT", "ON", "A", "MAT", "AND", "SAW", "TWO", "DOGS", "RUN", "FAR", "AWAY", "FROM", "HOME"]
     lines = []
     for _ in range(400):
         chosen = torch.randint(len(words), (int(torch.randint(4, 9, (1,), generator=generator)),), generator=generator)
