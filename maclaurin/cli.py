@@ -276,6 +276,7 @@ def convert(
     from maclaurin.convert.command import convert_all
     from maclaurin.convert.plan import Plan
     from maclaurin.convert.show import result_table
+    from maclaurin.report import build, missing
 
     names = _comma_list(student)
     plan = Plan(
@@ -312,6 +313,11 @@ def convert(
     if not all(result.finished for result in results):
         print("maclaurin: stopped; the same command goes on", file=sys.stderr)
         raise SystemExit(130)
+    if sentence := missing():
+        print(f"no page: {sentence}", file=sys.stderr)
+        return
+    build([output], command=shlex.join(["maclaurin", "report", str(output)])).write(output / "report.html")
+    print(output / "report.html", file=sys.stderr if as_json else sys.stdout)
 
 
 @app.command()

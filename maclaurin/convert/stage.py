@@ -27,7 +27,7 @@ from maclaurin.training.callbacks import JsonLog, LiveProgress, StopOnInterrupt
 from maclaurin.training.trainer import LanguageTrainer
 
 Objective = Callable[[nn.Module, Batch], Tensor]
-TIMES = "times.json"
+TIMES, LOG = "times.json", "losses.jsonl"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Stage:
             args=self._arguments(),
             train_dataset=batches,
             data_collator=_only,
-            callbacks=[SaveLast(), JsonLog(self.folder / "log.jsonl"), progress, interrupt],
+            callbacks=[SaveLast(), JsonLog(self.folder / LOG), progress, interrupt],
             keep=1,
         )
         started, cpu = time.monotonic(), time.process_time()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from maclaurin.report.page import Page
+    from maclaurin.report.page import Page, Section
 
 __all__ = ["build", "missing"]
 
@@ -31,15 +31,28 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "") -
     from maclaurin.report.page import Page
     from maclaurin.report.runs import collect, grouped
 
-    runs = collect(folders)
+    converted = _conversions(folders)
+    runs = collect(folders, needed=not converted)
     groups = grouped(runs)
-    parts = []
+    parts = [part for part, _ in converted]
     if groups:
-        parts = [
+        parts += [
             sections.results(groups),
             sections.curves(groups),
             sections.costs(groups, measure),
             sections.memory(groups),
         ]
+    if not runs:
+        return Page("Maclaurin: models made linear", converted[0][1], [], parts)
     parts += [sections.all_runs(runs), sections.making(folders, groups, runs, command)]
     return Page("Maclaurin: training runs compared", headline(groups), lead(groups, runs), parts)
+
+
+def _conversions(folders: Sequence[Path]) -> list[tuple[Section, str]]:
+    """A section about the conversions in the folders, and what it says in a sentence; none where there are none."""
+    if not any(folder.is_dir() and next(folder.rglob("conversion.json"), None) for folder in folders):
+        return []
+    from maclaurin.convert.page import conversions, headline, section
+
+    results = conversions(folders)
+    return [(section(results), headline(results))] if results else []

@@ -127,8 +127,8 @@ def tokens_per_step(recipe: Recipe) -> int:
     return recipe.length * recipe.batch_size * recipe.accumulation
 
 
-def collect(folders: Sequence[Path]) -> list[SavedRun]:
-    """Every run in the folders and below, in the order of the folders and then of their names."""
+def collect(folders: Sequence[Path], *, needed: bool = True) -> list[SavedRun]:
+    """Every run in the folders and below, in the order of the folders and then of their names; at least one if needed."""
     found: dict[Path, SavedRun] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -136,7 +136,7 @@ def collect(folders: Sequence[Path]) -> list[SavedRun]:
         marks = [path for name in ("recipe.json", "log.jsonl") for path in folder.rglob(name)]
         for own in sorted({path.parent for path in marks}):
             found.setdefault(own.resolve(), _read(own))
-    if not found:
+    if needed and not found:
         places = ", ".join(repr(str(folder)) for folder in folders)
         raise ValueError(f"there is no run in {places}: a run is a folder with recipe.json and log.jsonl")
     return list(found.values())

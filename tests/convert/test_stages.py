@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from maclaurin.convert.plan import Plan
 from maclaurin.convert.recover import with_low_rank
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.stage import Stage
+from maclaurin.generation import continue_text
+from maclaurin.models.folder import open_model
+from maclaurin.report import build
 from maclaurin.training.callbacks import StopOnInterrupt
 
 
@@ -65,6 +69,14 @@ def test_transfer_trains_maps_only_and_brings_the_attention_nearer(converted):
     assert any(not torch.equal(moved[name], tensor) for name, tensor in source.items())
 
 
+def test_the_page_has_every_stage_and_layer(converted):
+    mine, figures, _, _ = converted
+    page = build([Path(mine.output)])
+    html = page.html()
+    assert "Conversions" in html and f"{figures['stages']['recover']['cosine']:.4f}" in page.headline
+    assert all(f"{row['error']:.4f}" in html for row in figures["stages"]["transfer"]["layers"])
+
+
 def test_a_finished_conversion_is_not_run_again(converted):
     mine, figures, _, _ = converted
     before = hashes(recognise(mine.source).path)
@@ -76,7 +88,7 @@ def test_a_finished_conversion_is_not_run_again(converted):
 
 @pytest.mark.parametrize("stage", ["transfer", "recover"])
 def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(converted, stage, tmp_path, monkeypatch):
-    mine, figures, _, _ = converted
+    mine, *_ = converted
     other = dataclasses.replace(mine, output=str(tmp_path / "again"))
     begin = StopOnInterrupt.on_step_end
     runs = []
@@ -120,6 +132,8 @@ def test_decoders_are_converted_with_low_rank_updates_too(name, source, corpus, 
     after = dict(model.named_parameters())
     changed = {key for key, tensor in weights.items() if not torch.equal(after[key], tensor)}
     assert changed and all("proj" in key and "mlp" not in key for key in changed)
+    written = continue_text(*open_model(mine.output), "THE CAT", max_new_tokens=4, temperature=0)
+    assert written.new_tokens and written.state_bytes
 
 
 def test_low_rank_updates_start_at_nothing_and_merge_into_what_they_were(source):
@@ -151,7 +165,7 @@ def test_a_layer_is_shown_what_the_source_saw(source, corpus, tmp_path):
 
 
 def test_own_models_start_with_nothing_but_another_kernel(source, corpus, tmp_path):
-    """taylor with as many terms as tell on random weights is softmax again; the 2mamba parts beside the square are silent."""
+    """The convolution passes tokens on and the decay is open: queries and keys are the source's, and only f differs."""
     found = recognise(str(source("maclaurin")))
     teacher = found.load()
     ids = torch.randint(3, 60, (1, 12))

@@ -112,9 +112,7 @@ def test_padding_and_neighbours_have_no_influence(name, student):
 def weights_of(student, q, k):
     """The formulas of the module's header, in float64."""
     maps = [layer.double() for layer in (student.q_map, student.k_map)]
-    q, k = (
-        torch.einsum("thk,hmk->thm", x, layer.weight) + layer.bias for x, layer in zip((q, k), maps, strict=True)
-    )
+    q, k = (torch.einsum("thk,hmk->thm", x, layer.weight) + layer.bias for x, layer in zip((q, k), maps, strict=True))
     score = torch.einsum("thm,shm->hts", q, k.repeat_interleave(2, 1))
     return 1 + score + score.square() / 2 if student.order == (0, 1, 2) else score.square()
 
