@@ -17,6 +17,7 @@ from maclaurin.convert.text import Batch, sentence_batches, sentences
 from maclaurin.data import PackedRows, open_corpus, tokenise
 from maclaurin.data.corpus import held_out
 
+FEWEST = 3  # held-out images
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
@@ -84,8 +85,8 @@ def _images(source: Source, plan: Plan) -> Data:
     parts: dict[bool, list[Path]] = {False: [], True: []}
     for file in files:
         parts[held_out(file.name)].append(file)
-    if not parts[True] or not parts[False]:
-        cut = max(1, len(files) // 20)
+    if len(parts[True]) < FEWEST or not parts[False]:
+        cut = max(FEWEST, len(files) // 20)
         parts = {True: files[:cut], False: files[cut:]}
 
     def batches(chosen: list[Path]) -> list[Batch]:

@@ -27,6 +27,7 @@ from maclaurin.convert.transfer import layer_errors
 
 FIDELITY_BATCHES = 4  # of the held-out ones, for what is compared layer by layer
 SMALLEST_WEIGHT = 1e-9
+FEWEST_ROWS = 3  # of which there are pairs to compare
 
 
 @torch.no_grad()
@@ -48,6 +49,8 @@ def _vectors(teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequen
             agreed = outputs[0].logits.argmax(-1) == outputs[1].logits.argmax(-1)
             same, classified = same + int(agreed.sum()), classified + agreed.numel()
     wanted, got = (torch.cat(vectors) for vectors in both)
+    if len(wanted) < FEWEST_ROWS:
+        raise ValueError(f"agreement needs {FEWEST_ROWS} held-out sentences or images at least, got {len(wanted)}")
     cosines = (wanted * got).sum(-1)
     figures = {
         "rows": len(cosines),

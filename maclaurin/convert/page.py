@@ -38,8 +38,8 @@ def section(results: Sequence[dict[str, Any]]) -> Section:
     intro = (
         "Trained softmax models made linear. Cosine and Spearman correlation compare the vectors of held-out sentences, and "
         "the similarities of all pairs of them, with those of the source; losses are those of held-out text. The error of a "
-        "layer is that of its attention’s output for the source’s input, over the variance of what it should be; KL compares "
-        "the weights."
+        "layer is that of its attention’s output for the source’s input, over the variance of what it should be; KL "
+        "compares the weights."
     )
     parts: list[Chart | DataTable] = [_table(results), _layers(results)]
     if measured := [result for result in results if result.get("cost")]:

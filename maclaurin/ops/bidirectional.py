@@ -28,7 +28,7 @@ from maclaurin.ops.power import MOST_FEATURES, power_attention
 from maclaurin.ops.tokens import without_padding
 
 Causal = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-SEGMENT = 512  # tokens whose features exist at a time
+SEGMENT = 256  # tokens whose features exist at a time
 
 
 def bidirectional_softmax(
@@ -178,15 +178,14 @@ def _one_power_memory(
         added = monomials(k_NKS.contiguous(), kernel.orders) @ v_NSW
         memory_NFW = added if memory_NFW is None else memory_NFW + added
     assert memory_NFW is not None
-    memory_NFW = memory_NFW * kernel.feature_weights(q.shape[3], memory_NFW)[:, None]
+    memory_NWF = (memory_NFW * kernel.feature_weights(q.shape[3], memory_NFW)[:, None]).transpose(1, 2)
     q_NKRT = q_BTHK.unflatten(2, (G, -1)).permute(0, 2, 4, 3, 1).flatten(0, 1)
+    R = q_NKRT.shape[2]
     pieces = [
-        monomials(q_NKRS.flatten(2).contiguous(), kernel.orders).transpose(1, 2) @ memory_NFW
+        (memory_NWF @ monomials(q_NKRS.flatten(2).contiguous(), kernel.orders)).unflatten(2, (R, -1))
         for q_NKRS in q_NKRT.split(SEGMENT, dim=3)
     ]
-    R = q_NKRT.shape[2]
-    y_NRTW = torch.cat([piece.unflatten(1, (R, -1)) for piece in pieces], dim=2)
-    y_BTHW = y_NRTW.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    y_BTHW = torch.cat(pieces, dim=3).unflatten(0, (B, G)).permute(0, 4, 1, 3, 2).flatten(2, 3)
     return _divided(y_BTHW, normalize, lengths, q.dtype)
 
 

@@ -1,4 +1,4 @@
-"""A real model: all-MiniLM-L6-v2, whose weights a package carries. The figures of docs/convert.md take minutes; this is quick."""
+"""A real model: all-MiniLM-L6-v2, whose weights a package carries. docs/convert.md has the figures that take minutes."""
 
 from pathlib import Path
 
