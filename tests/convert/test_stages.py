@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
+from maclaurin.cli import app
 from maclaurin.convert.command import convert
 from maclaurin.convert.hosts import Shown, mixing_layers, new_parameters, student_of
 from maclaurin.convert.plan import Plan
@@ -218,3 +220,29 @@ def test_a_stage_that_is_not_done_says_so(tmp_path):
     assert not stage.done
     (tmp_path / "config.json").write_text(json.dumps({}))
     assert stage.done
+
+
+def test_the_command_compares_students_and_measures(source, corpus, tmp_path):
+    arguments = ["convert", str(source("bert")), "--output", str(tmp_path), "--corpus", corpus, "--student", "taylor,elu"]
+    steps = ["--transfer-steps", "2", "--recover-steps", "0", "--batch-size", "8", "--eval-rows", "16", "--lengths", "256"]
+    result = CliRunner().invoke(app, [*arguments, *steps, "--json"])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert [row["plan"]["student"] for row in figures] == ["taylor", "elu"]
+    (cost,) = figures[0]["cost"]
+    assert cost["length"] == 256 and cost["ratio"] > 0 and cost["source_bytes"] > 0
+    assert (tmp_path / "report.html").exists() and (tmp_path / "elu" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["convert"], "source"),
+        (["convert", "somewhere"], "output"),
+        (["convert", "./nowhere", "--output", "out"], "no folder here"),
+        (["convert", "a", "--from-thesis", "b", "--output", "c"], "not both"),
+    ],
+)
+def test_the_command_refuses_in_a_sentence(arguments, says):
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, ValueError) and says in str(result.exception)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from maclaurin.cli import app
 from maclaurin.convert.thesis import import_checkpoint, load_checkpoint
@@ -219,8 +220,6 @@ def hashes(folder):
 
 
 def test_the_command_imports(tmp_path):
-    from typer.testing import CliRunner
-
     folder = checkpoint(tmp_path / "theirs", "mamba")
     result = CliRunner().invoke(app, ["convert", "--from-thesis", str(folder), "--output", str(tmp_path / "ours")])
     assert result.exit_code == 0, result.output
