@@ -180,13 +180,14 @@ def _one_power_memory(
     assert memory_NFW is not None
     memory_NWF = (memory_NFW * kernel.feature_weights(q.shape[3], memory_NFW)[:, None]).transpose(1, 2)
     q_NKRT = q_BTHK.unflatten(2, (G, -1)).permute(0, 2, 4, 3, 1).flatten(0, 1)
-    R = q_NKRT.shape[2]
-    pieces = [
-        (memory_NWF @ monomials(q_NKRS.flatten(2).contiguous(), kernel.orders)).unflatten(2, (R, -1))
-        for q_NKRS in q_NKRT.split(SEGMENT, dim=3)
-    ]
-    y_BTHW = torch.cat(pieces, dim=3).unflatten(0, (B, G)).permute(0, 4, 1, 3, 2).flatten(2, 3)
-    return _divided(y_BTHW, normalize, lengths, q.dtype)
+    pieces = []
+    for q_NKRS in q_NKRT.split(SEGMENT, dim=3):
+        y_NWS = memory_NWF @ monomials(q_NKRS.flatten(2).contiguous(), kernel.orders)
+        if normalize:
+            y_NWS = safe_divide(y_NWS[:, :-1], y_NWS[:, -1:])
+        pieces.append(y_NWS.unflatten(2, q_NKRS.shape[2:]))
+    y_BTHV = torch.cat(pieces, dim=3).unflatten(0, (B, G)).permute(0, 4, 1, 3, 2).flatten(2, 3)
+    return without_padding(y_BTHV, lengths).to(q.dtype)
 
 
 @without_autocast
