@@ -238,7 +238,7 @@ def convert(
     recover_steps: Annotated[
         int, typer.Option("--recover-steps", "--recover_steps", help="Steps of recovery; 0 for none.")
     ] = 800,
-    recover_rate: Annotated[float, typer.Option("--recover-rate", "--recover_rate", help="Its learning rate.")] = 3e-4,
+    recover_rate: Annotated[float, typer.Option("--recover-rate", "--recover_rate", help="Its learning rate.")] = 1e-4,
     map_rate: Annotated[
         float, typer.Option("--map-rate", "--map_rate", help="The rate of new parameters, as a multiple.")
     ] = 3.0,
@@ -275,7 +275,7 @@ def convert(
     from maclaurin.allocator import keep_freed_memory
     from maclaurin.convert.command import convert_all
     from maclaurin.convert.plan import Plan
-    from maclaurin.convert.show import result_table
+    from maclaurin.convert.show import cost_table, result_table
     from maclaurin.report import build, missing
 
     names = _comma_list(student)
@@ -309,7 +309,11 @@ def convert(
     if as_json:
         print(json.dumps([result.figures for result in results], indent=2))
     else:
-        _console().print(result_table([result.figures for result in results]))
+        console = _console()
+        figures = [result.figures for result in results]
+        for table in (result_table(figures), cost_table(figures)):
+            if table is not None:
+                console.print(table)
     if not all(result.finished for result in results):
         print("maclaurin: stopped; the same command goes on", file=sys.stderr)
         raise SystemExit(130)

@@ -26,7 +26,14 @@ from maclaurin.convert.transfer import transfer_objective, transfer_rates
 FIGURES = "evaluation.json"
 UNTRAINED = "untrained"
 # of a source's folder, what a converted model does not take over: its weights, and what describes them
-LEFT_OUT = {"config.json", "generation_config.json", "model.safetensors.index.json", "recipe.json", "versions.json"}
+LEFT_OUT = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "recipe.json",
+    "result.json",
+    "versions.json",
+}
 COPIED = {".json", ".txt", ".model"}
 
 

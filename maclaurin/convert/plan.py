@@ -44,7 +44,7 @@ class Plan:
     transfer_rate: float = 3e-3
     train_projections: bool = False
     recover_steps: int = 800
-    recover_rate: float = 3e-4
+    recover_rate: float = 1e-4
     map_rate: float = 3.0
     loss: str = "distill"
     lora: int = 0

@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+from maclaurin.mixers.overview import size_text
+
 STAGES = ("untrained", "transfer", "recover")
 
 
@@ -24,6 +26,20 @@ def result_table(results: Sequence[dict[str, Any]]) -> Table:
             if stage in result["stages"]:
                 table.add_row(name_of(result["plan"]), stage, *_cells(result, stage, vectors))
     return table
+
+
+def cost_table(results: Sequence[dict[str, Any]]) -> Table | None:
+    """Speed and memory by length, where they were measured."""
+    table = Table(title="one forward of one sequence, random weights, as many positions as needed")
+    table.add_column("student")
+    for column in ("length", "source", "converted", "times faster", "source's peak memory", "converted"):
+        table.add_column(column, justify="right")
+    for result in results:
+        for row in result.get("cost", ()):
+            times = [f"{row[name]:.0f} ms" for name in ("source_ms", "converted_ms")]
+            sizes = [size_text(row[name]) for name in ("source_bytes", "converted_bytes")]
+            table.add_row(name_of(result["plan"]), f"{row['length']:,}", *times, f"{row['ratio']:.2f}", *sizes)
+    return table if table.row_count else None
 
 
 def name_of(plan: dict[str, Any]) -> str:
