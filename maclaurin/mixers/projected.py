@@ -1,8 +1,9 @@
 """The part that the thesis's layers share: project to q, k, v, convolve, discretise, decay, rotate.
 
 Papers: "On the Expressiveness of Softmax Attention: A Recurrent Neural Network Perspective" (arXiv 2507.23632), paper 1,
-and "2Mamba2Furious" (arXiv 2602.17363), paper 2. Their code differs in ways that are not reproduced here: rotary positions
-rounded to bfloat16 under autocast, decays that may grow (−silu, −z·softplus), cosine features normalised across heads.
+and "2Mamba2Furious" (arXiv 2602.17363), paper 2. Their code differs in ways that are not reproduced here: decays that may
+grow (−silu, −z·softplus), cosine features normalised across heads. Rotary positions rounded to bfloat16, as paper 2's
+softmax was trained with under autocast, are an option.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class ProjectedMixer(Mixer):
     key_dim: channels of a query and a key; head_dim unless given, or the part of it that the mechanism's paper takes.
     conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it.
     rotary: "rope" turns q and k by exact positions, with rope_theta; "selective" by angles that the tokens choose, with
-    rotary_options (`selective_rope.py`). rotary_interleaved pairs channels (0,1), (2,3)…
+    rotary_options (`selective_rope.py`). rotary_interleaved pairs channels (0,1), (2,3)… rounded_positions: of "rope", to
+    bfloat16: beyond 256 several tokens have one position. For checkpoints that were trained so.
     decay: "softplus" a = −softplus(x·W), "forget" a = log σ(x·W + b), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
     value_discretization: v·dt with dt = softplus(x·W_dt), or its sigmoid; dt_bias adds Mamba's bias to dt.
     projection_bias: biases on the projections to q, k, v and to the output, as vision transformers have them.
@@ -73,6 +75,7 @@ class ProjectedMixer(Mixer):
         rope_theta: float = 10000.0,
         rotary_options: dict[str, Any] | None = None,
         rotary_interleaved: bool = False,
+        rounded_positions: bool = False,
         decay: str = "none",
         decay_scale: float = 1.0,
         value_discretization: str = "none",
@@ -107,12 +110,15 @@ class ProjectedMixer(Mixer):
             raise ValueError("rotary='selective' adds angles up over time: it needs causal=True")
         if rotary_options and rotary != "selective":
             raise ValueError(f"rotary_options belong to rotary='selective', got rotary={rotary!r}")
+        if rounded_positions and rotary != "rope":
+            raise ValueError(f"rounded_positions belongs to rotary='rope', got rotary={rotary!r}")
         for option in rotary_options or {}:
             checks.one_of("every key of rotary_options", option, SELECTIVE_OPTIONS)
         self.activation = activation
         self.rotary = rotary
         self.rope_theta = rope_theta
         self.rotary_interleaved = rotary_interleaved
+        self.rounded_positions = rounded_positions
         self.decay = decay
         self.decay_scale = decay_scale
         self.value_discretization = value_discretization
@@ -151,7 +157,8 @@ class ProjectedMixer(Mixer):
         positions, position = advanced(state, x, lengths)
         rotation, interleaved = None, self.rotary_interleaved
         if self.rotary == "rope":
-            q, k = (turn_by_position(part, positions, theta=self.rope_theta, interleaved=interleaved) for part in (q, k))
+            angle = positions.to(torch.bfloat16) if self.rounded_positions else positions
+            q, k = (turn_by_position(part, angle, theta=self.rope_theta, interleaved=interleaved) for part in (q, k))
         elif self.selective is not None:
             angles, rotation = self.selective(x, None if state is None else state.rotation, form, lengths)
             # autocast rounds q and k to bfloat16; their gradients must not be: those of angles add up over all tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ def open_model(folder: str | Path) -> tuple[Any, Any]:
         hint = f"; its run is not finished, {checkpoints[-1]} is its last checkpoint" if checkpoints else ""
         raise ValueError(f"model {str(folder)!r} has no config.json{hint}")
     disable_progress_bar()
+    if json.loads((path / "config.json").read_text()).get("model_type", "").startswith("maclaurin-"):
+        import_module("maclaurin.convert")  # makes the Auto classes know converted models
     try:
         model = AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, local_files_only=True).eval()
     except SafetensorError as error:

@@ -1,7 +1,8 @@
 """Attention over whole sequences: every token sees every token, for encoders and images.
 
 Softmax needs only its mask left out. A mechanism with a decay runs over the sequence and over its reversal, with the same
-queries and keys, and a token's weight on itself is counted once:
+queries and keys, and a token's weight on itself is counted once; without one every token reads one memory of all tokens.
+Sequences that are short beside the memory are summed directly, pair by pair:
 
     w_ts = f(q_t·k_s)·exp(a_{s+1} + … + a_t) for s <= t,   f(q_t·k_s)·exp(a_t + … + a_{s-1}) for s > t
 
@@ -18,14 +19,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from maclaurin.ops import checks
+from maclaurin.ops import checks, decay
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
-from maclaurin.ops.features import Kernel
+from maclaurin.ops.crossover import longest_direct
+from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.power import power_attention
+from maclaurin.ops.power import MOST_FEATURES, power_attention
 from maclaurin.ops.tokens import without_padding
 
 Causal = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+SEGMENT = 256  # tokens whose features exist at a time
 
 
 def bidirectional_softmax(
@@ -68,7 +71,15 @@ def bidirectional_power(
     lengths: Tensor | None = None,
 ) -> Tensor:
     """`power_attention` over whole sequences, in linear time. Arguments as there and in `bidirectional_softmax`."""
+    checks.heads(q, k, v)
+    checks.log_decay(log_decay, q, k)
+    checks.one_of("form", form, checks.FORMS)
+    checks.number("scale", scale)
     kernel = Kernel.of(order)
+    if form == "parallel" or (form == "auto" and q.shape[1] <= longest_direct("torch", kernel.feature_count(q.shape[3]))):
+        return _pair_by_pair(kernel, order_weights, default_scale(scale, q), q, k, v, log_decay, normalize, lengths)
+    if log_decay is None and order_weights is None and kernel.feature_count(q.shape[3]) <= MOST_FEATURES:
+        return _one_power_memory(kernel, default_scale(scale, q), q, k, v, normalize, lengths)
     terms = kernel.orders if isinstance(order, Iterable) else kernel.orders[0]
 
     def causal(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor:
@@ -122,6 +133,61 @@ def bidirectional_linear(
         return (q * repeat_heads(k, q.shape[2])).sum(-1) * default_scale(scale, q)
 
     return _both_ways(causal, own_weight, q, k, v, log_decay, normalize, lengths)
+
+
+@without_autocast
+def _pair_by_pair(
+    kernel: Kernel,
+    order_weights: Tensor | None,
+    scale: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    normalize: bool,
+    lengths: Tensor | None,
+) -> Tensor:
+    """The T x T matrix of weights: values of padding, and their counts, are zero."""
+    q_BTHK, k_BTGK, v_BTGW = _wide_with_ones(q, k, v, normalize, lengths)
+    H = q.shape[2]
+    score_BHTS = torch.einsum("bthk,bshk->bhts", q_BTHK * scale, repeat_heads(k_BTGK, H))
+    weights_O = None if order_weights is None else order_weights.expand(H, -1).T[:, None, :, None, None]
+    weight_BHTS = kernel(score_BHTS, weights_O)
+    if log_decay is not None:
+        a_BHT = repeat_heads(without_padding(log_decay, lengths), H).transpose(1, 2).to(decay.widest(q.device))
+        a_BHT = a_BHT.clamp(min=decay.SMALLEST_LOG_DECAY)
+        sums_BHT = a_BHT.cumsum(2)
+        before_BHT = sums_BHT - a_BHT
+        # towards later tokens the decays of both ends change roles
+        earlier, later = decay.between(sums_BHT, sums_BHT, q_BTHK.dtype), decay.between(before_BHT, before_BHT, q_BTHK.dtype)
+        weight_BHTS = weight_BHTS * (earlier.tril() + later.transpose(-1, -2).triu(1))
+    y = torch.einsum("bhts,bshw->bthw", weight_BHTS, repeat_heads(v_BTGW, H))
+    return _divided(y, normalize, lengths, q.dtype)
+
+
+@without_autocast
+def _one_power_memory(
+    kernel: Kernel, scale: float, q: Tensor, k: Tensor, v: Tensor, normalize: bool, lengths: Tensor | None
+) -> Tensor:
+    """Segment by segment, so that features are used while they are in the cache."""
+    q_BTHK, k_BTGK, v_BTGW = _wide_with_ones(q, k, v, normalize, lengths)
+    B, _T, G = k.shape[:3]
+    k_NKT, v_NTW = (k_BTGK * scale).permute(0, 2, 3, 1).flatten(0, 1), v_BTGW.transpose(1, 2).flatten(0, 1)
+    memory_NFW: Tensor | None = None
+    for k_NKS, v_NSW in zip(k_NKT.split(SEGMENT, dim=2), v_NTW.split(SEGMENT, dim=1), strict=True):
+        added = monomials(k_NKS.contiguous(), kernel.orders) @ v_NSW
+        memory_NFW = added if memory_NFW is None else memory_NFW + added
+    assert memory_NFW is not None
+    memory_NWF = (memory_NFW * kernel.feature_weights(q.shape[3], memory_NFW)[:, None]).transpose(1, 2)
+    q_NKRT = q_BTHK.unflatten(2, (G, -1)).permute(0, 2, 4, 3, 1).flatten(0, 1)
+    pieces = []
+    for q_NKRS in q_NKRT.split(SEGMENT, dim=3):
+        y_NWS = memory_NWF @ monomials(q_NKRS.flatten(2).contiguous(), kernel.orders)
+        if normalize:
+            y_NWS = safe_divide(y_NWS[:, :-1], y_NWS[:, -1:])
+        pieces.append(y_NWS.unflatten(2, q_NKRS.shape[2:]))
+    y_BTHV = torch.cat(pieces, dim=3).unflatten(0, (B, G)).permute(0, 4, 1, 3, 2).flatten(2, 3)
+    return without_padding(y_BTHV, lengths).to(q.dtype)
 
 
 @without_autocast

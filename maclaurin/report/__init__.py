@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from maclaurin.report.page import Page
+    from maclaurin.report.page import Page, Section
 
 __all__ = ["build", "missing"]
 
@@ -36,18 +36,18 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "") -
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{str(folder)!r} is no folder here")
-    runs, evaluated = collect(folders), suites.collect(folders)
+    runs, evaluated, converted = collect(folders), suites.collect(folders), _conversions(folders)
     claims = [result for folder in folders for result in found_in(folder)]
-    if not runs and not evaluated and not claims:
+    if not runs and not evaluated and not converted and not claims:
         places = ", ".join(repr(str(folder)) for folder in folders)
         raise ValueError(
             f"there is no run in {places}: a run is a folder with recipe.json and log.jsonl, a suite one with results.json, "
-            "the lab one with *.lab.json"
+            "a conversion one with conversion.json, the lab one with *.lab.json"
         )
     groups = grouped(runs)
-    parts = []
+    parts = [part for part, _ in converted]
     if groups:
-        parts = [
+        parts += [
             sections.results(groups),
             sections.curves(groups),
             sections.costs(groups, measure),
@@ -65,4 +65,16 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "") -
         return Page("Maclaurin: training runs compared", headline(groups), lead(groups, runs), parts)
     if evaluated:
         return Page("Maclaurin: what mixers can learn", suites.headline_of(evaluated), lead(groups, runs), parts)
+    if converted:
+        return Page("Maclaurin: models made linear", converted[0][1], [], parts)
     return Page("Maclaurin: the lab", lab.headline(claims), [lab.LEAD], parts)
+
+
+def _conversions(folders: Sequence[Path]) -> list[tuple[Section, str]]:
+    """A section about the conversions in the folders, and what it says in a sentence; none where there are none."""
+    if not any(next(folder.rglob("conversion.json"), None) for folder in folders):
+        return []
+    from maclaurin.convert.page import conversions, headline, section
+
+    results = conversions(folders)
+    return [(section(results), headline(results))] if results else []

@@ -80,3 +80,29 @@ def test_padding_has_no_influence():
         alone = op(*(x[:1, :9] for x in (q, k, v, a)))
         torch.testing.assert_close(y[:1, :9], alone)
         assert (y[0, 9:] == 0).all() and (y[1] == 0).all()
+
+
+@pytest.mark.parametrize("order", [2, (0, 1, 2)])
+def test_one_memory_is_the_matrix_beyond_a_segment(order):
+    """600 tokens, some of them padding: outputs and gradients of both forms agree."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, 600, heads, 4, generator=generator, dtype=torch.float64) for heads in (H, G, G)]
+    found = []
+    for form in ("parallel", "chunked"):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        y = ops.bidirectional_power(*leaves, order=order, form=form, lengths=torch.tensor([600, 333]))
+        (y * torch.linspace(-1, 1, 600, dtype=torch.float64)[:, None, None]).sum().backward()
+        found.append([y.detach(), *(leaf.grad for leaf in leaves)])
+    for direct, memory in zip(*found, strict=True):
+        torch.testing.assert_close(direct, memory, rtol=1e-8, atol=1e-9)
+
+
+def test_weights_of_orders_are_the_same_in_every_form():
+    q, k, v, _ = tensors()
+    weights = torch.rand(H, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    direct, both_ways = (
+        ops.bidirectional_power(q, k, v, order=(0, 1, 2), order_weights=weights, form=form)
+        for form in ("parallel", "chunked")
+    )
+    torch.testing.assert_close(direct, both_ways)
+    assert (direct - ops.bidirectional_power(q, k, v, order=(0, 1, 2))).abs().max() > 1e-3

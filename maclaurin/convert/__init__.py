@@ -1,0 +1,5 @@
+"""Trained softmax models made linear, and published checkpoints loaded. Importing it registers the converted classes."""
+
+from maclaurin.convert.classes import linearise
+
+__all__ = ["linearise"]

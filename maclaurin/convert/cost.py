@@ -1,0 +1,82 @@
+"""Speed and memory of source and converted model against length: the same sizes, random weights, one forward.
+
+Time depends on no weight, so positions beyond the source's table are no obstacle: what is measured is built with a larger
+table. Each length and model has a process of its own for its memory; times are interleaved in one process.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+from maclaurin.bench.memory import _peak, _resident
+from maclaurin.bench.timing import interleaved
+from maclaurin.convert.classes import linear_class
+from maclaurin.models import MaclaurinForCausalLM
+
+SECONDS = 10.0  # a length
+
+
+def cost_by_length(source: Path, converted: Path, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
+    """A row a length: milliseconds of a forward of one sequence, their ratio, and peak bytes beyond the model."""
+    folders = {"source": source, "converted": converted}
+    rows = []
+    for length in lengths:
+        models = {name: _model(folder, length) for name, folder in folders.items()}
+        ids = _ids(length, models["source"])
+        times = interleaved({name: partial(_forward, model, ids) for name, model in models.items()}, seconds=SECONDS)
+        row: dict[str, Any] = {"length": length, "ratio": times["source"].median / times["converted"].median}
+        for name, folder in folders.items():
+            row |= {f"{name}_ms": times[name].median, f"{name}_bytes": _in_a_process_of_its_own(folder, length)}
+        rows.append(row)
+    return rows
+
+
+def _model(folder: Path, length: int) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config.max_position_embeddings = max(config.max_position_embeddings, length)
+    name = config.architectures[0]
+    if name == MaclaurinForCausalLM.__name__:
+        return MaclaurinForCausalLM(config).eval()
+    architecture = getattr(transformers, name, None)
+    if architecture is None:
+        architecture = linear_class(getattr(transformers, name.removeprefix("Linear")))
+    else:
+        config._attn_implementation = "sdpa"
+    model: PreTrainedModel = architecture(config)
+    return model.eval()
+
+
+def _ids(length: int, model: PreTrainedModel) -> Tensor:
+    return torch.randint(model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def _forward(model: PreTrainedModel, ids: Tensor) -> None:
+    model.base_model(ids, **({"use_cache": False} if model.can_generate() else {}))
+
+
+def _in_a_process_of_its_own(folder: Path, length: int) -> int:
+    command = [sys.executable, "-m", "maclaurin.convert.cost", str(folder), str(length)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _measure(folder: Path, length: int) -> int:
+    model = _model(folder, length)
+    _forward(model, _ids(64, model))
+    ids = _ids(length, model)
+    before = _resident()
+    _forward(model, ids)
+    return _peak() - before
+
+
+if __name__ == "__main__":
+    print(_measure(Path(sys.argv[1]), int(sys.argv[2])))

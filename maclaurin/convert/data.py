@@ -1,0 +1,103 @@
+"""Batches for a conversion, by the kind of its source: sentences, rows of tokens, or images; a train and a held-out part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from maclaurin.convert.plan import Plan
+from maclaurin.convert.sources import Source
+from maclaurin.convert.text import Batch, sentence_batches, sentences
+from maclaurin.data import PackedRows, open_corpus, tokenise
+from maclaurin.data.corpus import held_out
+
+FEWEST = 3  # held-out images
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+
+
+@dataclass(frozen=True)
+class Data:
+    train: Dataset[Batch] | Sequence[Batch]
+    held_out: Sequence[Batch]
+
+
+def load_data(source: Source, plan: Plan) -> Data:
+    if source.kind == "vision":
+        return _images(source, plan)
+    tokenizer = source.processor()
+    corpus = open_corpus(plan.corpus, text_field=plan.text_field)
+    if source.kind == "encoder":
+        train, test = (sentences(corpus, split) for split in ("train", "held-out"))
+        longest = min(plan.max_length, source.config.max_position_embeddings)
+        return Data(
+            sentence_batches(tokenizer, train, batch_size=plan.batch_size, max_length=longest),
+            sentence_batches(tokenizer, _sample(test, plan.eval_rows), batch_size=plan.batch_size, max_length=longest),
+        )
+    own = source.kind == "maclaurin"
+    parts = [
+        RowBatches(PackedRows(tokenise(corpus, split, tokenizer), plan.max_length), plan.batch_size, own)
+        for split in ("train", "held-out")
+    ]
+    rows = max(1, min(plan.eval_rows // plan.batch_size, len(parts[1])))
+    return Data(parts[0], [parts[1][index] for index in range(rows)])
+
+
+def _sample(items: Sequence[str], count: int) -> list[str]:
+    """Always the same ones, from all over the part."""
+    chosen = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))[:count]
+    return [items[index] for index in sorted(chosen.tolist())]
+
+
+class RowBatches(Dataset[Batch]):
+    """Batches of rows of a fixed length. This project's models know where documents end in them; others do not."""
+
+    def __init__(self, rows: PackedRows, batch_size: int, own: bool) -> None:
+        if len(rows) < batch_size:
+            raise ValueError(f"the corpus has {len(rows)} rows of {rows.length} tokens, fewer than batch_size {batch_size}")
+        self.rows, self.batch_size, self.own = rows, batch_size, own
+
+    def __len__(self) -> int:
+        return len(self.rows) // self.batch_size
+
+    def __getitem__(self, index: int) -> Batch:
+        # rows of one batch come from all over the corpus
+        items = [self.rows[index + number * len(self)] for number in range(self.batch_size)]
+        if self.own:
+            return PackedRows.collate(items)
+        ids = torch.stack([item["input_ids"] for item in items])
+        return {"input_ids": ids, "labels": ids}
+
+
+def _images(source: Source, plan: Plan) -> Data:
+    from PIL import Image
+
+    folder = Path(plan.corpus)
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGES) if folder.is_dir() else []
+    if not files:
+        raise ValueError(f"a vision model is converted with images: corpus must be a folder of them, got {plan.corpus!r}")
+    processor: Any = source.processor()
+    parts: dict[bool, list[Path]] = {False: [], True: []}
+    for file in files:
+        parts[held_out(file.name)].append(file)
+    if len(parts[True]) < FEWEST or not parts[False]:
+        cut = max(FEWEST, len(files) // 20)
+        parts = {True: files[:cut], False: files[cut:]}
+
+    def batches(chosen: list[Path]) -> list[Batch]:
+        groups = [chosen[start : start + plan.batch_size] for start in range(0, len(chosen), plan.batch_size)]
+        return [
+            {"pixel_values": _pixels(processor, [Image.open(file).convert("RGB") for file in group])} for group in groups
+        ]
+
+    return Data(batches(parts[False]), batches(parts[True][: plan.eval_rows]))
+
+
+def _pixels(processor: Any, images: list[Any]) -> Tensor:
+    pixels: Tensor = processor(images=images, return_tensors="pt")["pixel_values"]
+    return pixels

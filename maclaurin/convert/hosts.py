@@ -1,0 +1,89 @@
+"""Teacher and student: the source as it is, a converted copy, and the layers of both that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from maclaurin.convert.attention import HANDED_OVER
+from maclaurin.convert.classes import attention_modules, linearise
+from maclaurin.convert.own import convert_own
+from maclaurin.convert.plan import Plan
+from maclaurin.convert.students import SOFTMAX
+from maclaurin.models import MaclaurinForCausalLM
+
+
+def student_of(teacher: PreTrainedModel, plan: Plan) -> PreTrainedModel:
+    """A converted copy, untrained: the same for one plan, whatever ran before."""
+    names = plan.students(teacher.config.num_hidden_layers)
+    with torch.random.fork_rng():
+        torch.manual_seed(plan.seed)
+        convert = convert_own if isinstance(teacher, MaclaurinForCausalLM) else linearise
+        return convert(teacher, names, plan.options()).to(teacher.device)
+
+
+def mixing_layers(model: nn.Module) -> list[nn.Module]:
+    """What softmax attention is in the source and its student in the converted model, layer by layer."""
+    if isinstance(model, MaclaurinForCausalLM):
+        return [layer.get_submodule("mixer") for layer in model.model.layers]
+    return attention_modules(model)
+
+
+def new_parameters(teacher: nn.Module, student: nn.Module) -> list[str]:
+    """The names of what the source did not have."""
+    known = {name for name, _ in teacher.named_parameters()}
+    return [name for name, _ in student.named_parameters() if name not in known]
+
+
+@dataclass
+class Call:
+    """One layer's arguments and result."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Tensor
+
+    def again(self, layer: nn.Module) -> Tensor:
+        """What another layer makes of the same arguments."""
+        output: Tensor = layer(*self.args, **self.kwargs)[0]
+        return output
+
+
+@dataclass
+class Shown:
+    """The source in a form whose layers take the arguments of the student's, and what they were called with last."""
+
+    model: PreTrainedModel
+    calls: list[Call] = field(default_factory=list)
+
+    @staticmethod
+    def of(teacher: PreTrainedModel) -> Shown:
+        own = isinstance(teacher, MaclaurinForCausalLM)
+        return Shown(teacher if own else linearise(teacher, [SOFTMAX] * teacher.config.num_hidden_layers).eval())
+
+    @torch.no_grad()
+    def run(self, batch: dict[str, Tensor]) -> list[Call]:
+        self.calls.clear()
+        with self._watching():
+            inputs = {name: value for name, value in batch.items() if name != "labels"}
+            self.model(**inputs, **({"use_cache": False} if self.model.can_generate() else {}))
+        return self.calls
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            kept = {name: value for name, value in kwargs.items() if name not in HANDED_OVER}
+            self.calls.append(Call(args, kept, output[0]))
+
+        handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in mixing_layers(self.model)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

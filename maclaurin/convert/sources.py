@@ -1,0 +1,176 @@
+"""What can be converted: a folder or a name of the hub, recognised or refused in one sentence before any work is done.
+
+Weights are read from safetensors only, code that comes with a model is never run, and nothing is written to its folder.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+from maclaurin.convert.classes import FAMILIES, PREFIX
+from maclaurin.convert.students import SOFTMAX
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.models.folder import best_device
+
+# what is fetched from the hub: weights that are no pickles, and what describes them
+WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*/config.json")
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
+RELATIVE = ("bloom", "deberta", "deberta-v2", "falcon", "longt5", "mpt", "mpnet", "mt5", "t5", "xlnet")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
+VISION = "vit"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that can be converted. kind: "encoder", "vision", "decoder", or "maclaurin" for this project's own."""
+
+    path: Path
+    config: PretrainedConfig
+    architecture: type[PreTrainedModel]
+    kind: str
+
+    @property
+    def causal(self) -> bool:
+        return self.kind in ("decoder", "maclaurin")
+
+    def load(self) -> PreTrainedModel:
+        """The model as its owner would load it, in float32."""
+        options = {} if self.kind == "maclaurin" else {"attn_implementation": "sdpa", "trust_remote_code": False}
+        model = self.architecture.from_pretrained(
+            self.path, use_safetensors=True, local_files_only=True, dtype="float32", **options
+        )
+        return model.eval().to(best_device())
+
+    def processor(self) -> Any:
+        """Its tokenizer, or what makes tensors of images."""
+        loader = AutoImageProcessor if self.kind == "vision" else AutoTokenizer
+        return loader.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
+
+    def pooling(self) -> str:
+        """How a sentence's vector comes from those of its tokens: as its own files say, or the mean."""
+        file = self.path / "1_Pooling" / "config.json"
+        if not file.is_file():
+            return "mean"
+        chosen = json.loads(file.read_text())
+        for key, name in (("pooling_mode_mean_tokens", "mean"), ("pooling_mode_cls_token", "class")):
+            if chosen.get(key):
+                return name
+        raise ValueError(f"source {str(self.path)!r} pools its tokens in another way than by their mean or the first one")
+
+
+def recognise(spec: str) -> Source:
+    """The source behind a folder or a name of the hub, or a ValueError that says what is wrong with it."""
+    path = Path(spec)
+    if not path.is_dir():
+        path = _fetched(spec)
+    described = _config_file(path, spec)
+    kind = _kind(described, spec)
+    _check_weights(path, spec)
+    _check_processor(path, spec, kind)
+    if kind == "maclaurin":
+        return Source(path, MaclaurinConfig.from_pretrained(path), MaclaurinForCausalLM, kind)
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    return Source(path, config, _architecture(described, spec), kind)
+
+
+def _fetched(spec: str) -> Path:
+    if spec.count("/") > 1 or spec.startswith((".", "/", "~")):
+        raise ValueError(f"source {spec!r} is no folder here and no owner/name of the hub")
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        files = HfApi().list_repo_files(spec)
+        if not any(name.endswith(".safetensors") for name in files):
+            raise ValueError(f"source {spec!r} has no safetensors on the hub: pickled weights are never loaded")
+        return Path(snapshot_download(spec, allow_patterns=list(WANTED)))
+    except OSError as error:
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(f"source {spec!r} is no folder here, and the hub does not give it: {first}") from error
+
+
+def _config_file(path: Path, spec: str) -> dict[str, Any]:
+    file = path / "config.json"
+    if not file.is_file():
+        raise ValueError(f"source {spec!r} has no config.json: it is no folder of a model")
+    try:
+        described = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"source {spec!r} has a config.json that is no JSON: {error}") from error
+    if not isinstance(described, dict) or "model_type" not in described:
+        raise ValueError(f"source {spec!r} has a config.json without model_type: it is no model of transformers")
+    return described
+
+
+def _kind(config: dict[str, Any], spec: str) -> str:
+    name = config["model_type"]
+    supported = ", ".join((*FAMILIES, MaclaurinConfig.model_type))
+    if "auto_map" in config:
+        raise ValueError(f"source {spec!r} needs code of its own, which is never run; supported: {supported}")
+    if name.startswith(PREFIX):
+        raise ValueError(f"source {spec!r} is converted already: it is a {name}")
+    if name in RELATIVE:
+        raise ValueError(
+            f"source {spec!r} is a {name}, whose attention adds a bias for every pair of positions: "
+            "linear attention cannot keep it"
+        )
+    if name == MaclaurinConfig.model_type:
+        mixers = config.get("mixer", "")
+        if SOFTMAX not in ([mixers] if isinstance(mixers, str) else mixers):
+            raise ValueError(f"source {spec!r} has no softmax layer to convert: its mixer is {mixers!r}")
+        return MaclaurinConfig.model_type
+    if name not in FAMILIES:
+        raise ValueError(f"source {spec!r} is a {name}, which is not supported; supported: {supported}")
+    positions = config.get("position_embedding_type") or "absolute"
+    if positions != "absolute":
+        raise ValueError(
+            f"source {spec!r} has position_embedding_type {positions!r}: linear attention cannot keep a bias a pair"
+        )
+    if config.get("is_decoder") or config.get("add_cross_attention"):
+        raise ValueError(f"source {spec!r} is an encoder set up as a decoder (is_decoder), which is not supported")
+    if FAMILIES[name].causal:
+        return "decoder"
+    return "vision" if name == VISION else "encoder"
+
+
+def _check_weights(path: Path, spec: str) -> None:
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        pickled = next((found.name for pattern in PICKLED for found in path.glob(pattern)), None)
+        if pickled:
+            raise ValueError(
+                f"source {spec!r} has only pickled weights ({pickled}), which are never loaded: save safetensors"
+            )
+        raise ValueError(f"source {spec!r} has no weights: a .safetensors file is missing")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"source {spec!r} has a broken {file.name}: {error}") from error
+
+
+def _check_processor(path: Path, spec: str, kind: str) -> None:
+    if kind == "vision":
+        if not (path / "preprocessor_config.json").is_file():
+            raise ValueError(f"source {spec!r} has no preprocessor_config.json: images cannot be made ready for it")
+    elif not any((path / name).is_file() for name in TOKENIZER_FILES):
+        raise ValueError(f"source {spec!r} has no tokenizer: save it there with save_pretrained")
+
+
+def _architecture(config: dict[str, Any], spec: str) -> type[PreTrainedModel]:
+    names = config.get("architectures") or []
+    found = getattr(transformers, names[0], None) if names else None
+    family = FAMILIES[config["model_type"]]
+    if not isinstance(found, type) or getattr(found, "config_class", None) is not family.config:
+        named = names[0] if names else "none"
+        raise ValueError(
+            f"source {spec!r} names no architecture of transformers in its config.json: architectures is {named}"
+        )
+    return found

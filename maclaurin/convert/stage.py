@@ -1,0 +1,154 @@
+"""One training stage of a conversion: an objective, what it trains, and a folder from which it can go on at any time.
+
+A stage is done when its folder holds a model; until then it holds checkpoints of the Trainer, each whole or not there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils.logging import disable_progress_bar
+
+from maclaurin.convert.text import Batch
+from maclaurin.training.callbacks import JsonLog, LiveProgress, StopOnInterrupt
+from maclaurin.training.trainer import LanguageTrainer
+
+Objective = Callable[[nn.Module, Batch], Tensor]
+TIMES, LOG = "times.json", "losses.jsonl"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """rates: the largest learning rate of every parameter that is trained, by name; all others are frozen."""
+
+    folder: Path
+    objective: Objective
+    rates: dict[str, float]
+    steps: int
+    tokens_per_step: int
+    save_every: int
+    seed: int
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / "config.json").exists()
+
+    def run(self, model: PreTrainedModel, batches: Dataset[Batch] | Sequence[Batch]) -> bool:
+        """Trains the model in place; False if it was stopped by Ctrl-C, and the next call goes on."""
+        disable_progress_bar()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in self.rates)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        checkpoint = get_last_checkpoint(str(self.folder))
+        interrupt = StopOnInterrupt()
+        progress = LiveProgress(self.tokens_per_step)
+        trainer = StageTrainer(
+            self,
+            model=model,
+            args=self._arguments(),
+            train_dataset=batches,
+            data_collator=_only,
+            callbacks=[SaveLast(), JsonLog(self.folder / LOG), progress, interrupt],
+            keep=1,
+        )
+        started, cpu = time.monotonic(), time.process_time()
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        finally:
+            progress.close()
+            self._add(seconds=time.monotonic() - started, cpu_seconds=time.process_time() - cpu)
+        return trainer.state.global_step >= self.steps
+
+    def finish(self, model: PreTrainedModel) -> None:
+        """By one rename of the file that says that it is done; checkpoints are not needed any more."""
+        staging = self.folder / ".finished"
+        model.save_pretrained(staging)
+        for file in sorted(staging.iterdir(), key=lambda file: file.name == "config.json"):
+            os.replace(file, self.folder / file.name)
+        staging.rmdir()
+        for old in self.folder.glob("checkpoint-*"):
+            shutil.rmtree(old)
+
+    def times(self) -> dict[str, float]:
+        """How long all its runs took together: by the clock, and of all cores together."""
+        file = self.folder / TIMES
+        times: dict[str, float] = json.loads(file.read_text()) if file.exists() else {"seconds": 0.0, "cpu_seconds": 0.0}
+        return times
+
+    def _add(self, **seconds: float) -> None:
+        times = {name: before + seconds[name] for name, before in self.times().items()}
+        (self.folder / TIMES).write_text(json.dumps(times))
+
+    def _arguments(self) -> TrainingArguments:
+        return TrainingArguments(
+            output_dir=str(self.folder),
+            max_steps=self.steps,
+            per_device_train_batch_size=1,  # of batches, as they come from the data
+            learning_rate=max(self.rates.values()),
+            lr_scheduler_type="linear",
+            warmup_steps=min(20, math.ceil(self.steps / 10)),
+            weight_decay=0.0,
+            adam_beta2=0.98,
+            max_grad_norm=1.0,
+            save_strategy="steps",
+            save_steps=self.save_every or math.ceil(self.steps / 4),
+            logging_steps=max(1, min(25, self.steps // 10)),
+            logging_nan_inf_filter=False,
+            report_to=[],
+            disable_tqdm=True,
+            seed=self.seed,
+            use_cpu=not torch.cuda.is_available(),
+            remove_unused_columns=False,
+        )
+
+
+class SaveLast(TrainerCallback):
+    """The last step is saved and logged, whatever the intervals."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:
+            control.should_save = control.should_log = True
+
+
+class StageTrainer(LanguageTrainer):
+    """The project's trainer with a stage's objective, and a learning rate a parameter."""
+
+    optimizer: torch.optim.Optimizer | None
+
+    def __init__(self, stage: Stage, **kwargs: Any) -> None:
+        self.stage = stage
+        super().__init__(**kwargs)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        return self.stage.objective(model, inputs)
+
+    def create_optimizer(self, *_: Any) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            groups: dict[float, list[nn.Parameter]] = {}
+            for name, parameter in self.model.named_parameters():
+                if parameter.requires_grad:
+                    groups.setdefault(self.stage.rates[name], []).append(parameter)
+            self.optimizer = torch.optim.AdamW(
+                [{"params": group, "lr": rate} for rate, group in sorted(groups.items())],
+                betas=(self.args.adam_beta1, self.args.adam_beta2),
+                weight_decay=0.0,
+            )
+        return self.optimizer
+
+
+def _only(batches: list[Batch]) -> Batch:
+    (batch,) = batches
+    return batch

@@ -1,0 +1,336 @@
+"""Students: linear attention that takes the place of softmax behind the projections of a trained model.
+
+A student sees queries and keys as softmax would, after the source's own rotation. It first turns and scales them by an
+affine map a head, the identity at first, and then does what the mixer of its name does:
+
+    q' = A_h q + a_h,   k' = B_h k + b_h,   y_t = Σ_s w(q'_t, k'_s) v_s / Σ_s w(q'_t, k'_s)
+
+    luna, hedgehog, performer, relu (T2R), elu (elu + 1)    w = φ(q')·φ(k'), `num_features` features
+    taylor     w = 1 + s + s²/2,  s = q'·k'/√d at first                      (d+1)(d+2)/2 features
+    2mamba     w = s²·exp(decays between),  s = 1 + q·k/(2√d) at first       (d+1)(d+2)/2 features
+
+2mamba's maps have one channel more than the head, 1 at first, so that its square begins as 1 + x + x²/4 of the score x and
+not as a function that cannot tell x from −x. Its decay starts open: e^−0.001 a token, the same for all.
+
+LoLCATs (Zhang et al., arXiv 2410.10254) has such maps for Hedgehog; here every student has them.
+"""
+
+# B batch, T time, H heads, G key-value heads, K key channels, M mapped channels, V value channels
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.base import MixerState
+from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
+from maclaurin.mixers.luna import ChannelBank, LunaMap
+from maclaurin.ops import (
+    bidirectional_linear,
+    bidirectional_power,
+    bidirectional_softmax,
+    checks,
+    linear_attention,
+    power_attention,
+    softmax_attention,
+)
+from maclaurin.ops.features import Kernel
+from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.states import PowerState, State, TokenState
+
+OPEN_DECAY = -7.0  # softplus of it is 0.001
+LUNA_CHANNELS = 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of the attention that a student replaces."""
+
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    causal: bool
+
+
+class Student(nn.Module, ABC):
+    """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), x (B,T,d_model) the layer's input -> y (B,T,H,V), and the state if asked for.
+
+    Bidirectional students see whole sequences and have no state.
+    """
+
+    def __init__(self, shape: Shape, num_features: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.num_features = num_features  # of a query or key; 0 where none are made
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor,
+        state: MixerState | None = None,
+        *,
+        return_state: bool = False,
+        attention_mask: Tensor | None = None,
+        window: int | None = None,
+    ) -> tuple[Tensor, MixerState | None]:
+        """attention_mask (B,T): 1 at tokens, 0 at padding, on either side. window: how far back the source could look."""
+
+        def dense(inputs: Inputs, state: MixerState | None, lengths: Tensor | None) -> tuple[Tensor, MixerState | None]:
+            q, k, v, x = inputs
+            assert q is not None and k is not None and v is not None and x is not None
+            kept = None if state is None else state.attention
+            y, new = self.attend(q, k, v, x, kept, lengths, return_state, window)
+            return y, None if new is None else MixerState(new)
+
+        return over_documents(dense, (q, k, v, x), state, attention_mask=attention_mask)
+
+    @abstractmethod
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor,
+        state: State | None,
+        lengths: Tensor | None,
+        return_state: bool,
+        window: int | None,
+    ) -> tuple[Tensor, State | None]:
+        """On a dense batch, right-padded where `lengths` is given."""
+
+
+class HeadMaps(nn.Module):
+    """x (B,T,H,K) -> (B,T,H,M): an affine map a head, the identity times `scale` at first; channels beyond K start as 1."""
+
+    def __init__(self, heads: int, dim: int, *, scale: float = 1.0, extra: int = 0) -> None:
+        super().__init__()
+        start = torch.cat([scale * torch.eye(dim), torch.zeros(extra, dim)])
+        self.weight = nn.Parameter(start.repeat(heads, 1, 1))
+        self.bias = nn.Parameter(torch.cat([torch.zeros(dim), torch.ones(extra)]).repeat(heads, 1))
+
+    def forward(self, x_BTHK: Tensor) -> Tensor:
+        return torch.einsum("bthk,hmk->bthm", x_BTHK, self.weight.to(x_BTHK.dtype)) + self.bias.to(x_BTHK.dtype)
+
+
+class FeatureStudent(Student):
+    """Linear attention over the features that a map makes of the mapped queries and keys."""
+
+    def __init__(self, shape: Shape, feature_map: FeatureMap) -> None:
+        super().__init__(shape, feature_map.num_features)
+        self.q_map = HeadMaps(shape.num_heads, shape.head_dim)
+        self.k_map = HeadMaps(shape.num_kv_heads, shape.head_dim)
+        self.feature_map = feature_map
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor,
+        state: State | None,
+        lengths: Tensor | None,
+        return_state: bool,
+        window: int | None,
+    ) -> tuple[Tensor, State | None]:
+        q, k = self.feature_map.of_queries(self.q_map(q), lengths), self.feature_map(self.k_map(k), lengths)
+        if not self.shape.causal:
+            return bidirectional_linear(q, k, v, scale=1.0, lengths=lengths).to(x.dtype), None
+        y, new = linear_attention(
+            q, k, v, scale=1.0, state=checks.initial_state(state, PowerState), return_state=return_state, lengths=lengths
+        )
+        return y.to(x.dtype), new
+
+
+class SecondOrder(Student):
+    """1 + s + s²/2 ("taylor"), or s² behind a decay that the layer's input sets ("2mamba")."""
+
+    def __init__(self, shape: Shape, *, squared: bool) -> None:
+        order = 2 if squared else (0, 1, 2)
+        super().__init__(shape, Kernel.of(order).feature_count(shape.head_dim + squared))
+        scale = (1 / 2 if squared else 1) ** 0.5 * shape.head_dim**-0.25
+        maps = [
+            HeadMaps(heads, shape.head_dim, scale=scale, extra=int(squared))
+            for heads in (shape.num_heads, shape.num_kv_heads)
+        ]
+        self.q_map, self.k_map = maps
+        self.order: int | tuple[int, ...] = order
+        self.decay_proj: nn.Linear | None = None
+        if squared:
+            self.decay_proj = nn.Linear(shape.d_model, shape.num_kv_heads)
+            nn.init.zeros_(self.decay_proj.weight)
+            nn.init.constant_(self.decay_proj.bias, OPEN_DECAY)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor,
+        state: State | None,
+        lengths: Tensor | None,
+        return_state: bool,
+        window: int | None,
+    ) -> tuple[Tensor, State | None]:
+        q, k = self.q_map(q), self.k_map(k)
+        log_decay = None
+        if self.decay_proj is not None:
+            z = self.decay_proj(x)
+            log_decay = -F.softplus(z.to(torch.promote_types(z.dtype, torch.float32)))
+        if not self.shape.causal:
+            return bidirectional_power(q, k, v, log_decay, order=self.order, scale=1.0, lengths=lengths), None
+        return power_attention(
+            q,
+            k,
+            v,
+            log_decay,
+            order=self.order,
+            scale=1.0,
+            state=checks.initial_state(state, PowerState),
+            return_state=return_state,
+            lengths=lengths,
+        )
+
+
+class Softmax(Student):
+    """The source's own attention, for layers that keep it; over the last `window` tokens where one is given."""
+
+    def __init__(self, shape: Shape, window: int | None = None) -> None:
+        super().__init__(shape, 0)
+        if window is not None:
+            checks.at_least_one("window", window)
+            if not shape.causal:
+                raise ValueError("a window needs a decoder: an encoder's tokens see both ways")
+        self.window = window
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor,
+        state: State | None,
+        lengths: Tensor | None,
+        return_state: bool,
+        window: int | None,
+    ) -> tuple[Tensor, State | None]:
+        if not self.shape.causal:
+            return bidirectional_softmax(q, k, v, lengths=lengths), None
+        return softmax_attention(
+            q,
+            k,
+            v,
+            window=min((size for size in (self.window, window) if size is not None), default=None),
+            state=checks.initial_state(state, TokenState),
+            return_state=return_state,
+            lengths=lengths,
+        )
+
+
+@dataclass(frozen=True)
+class WindowedState(State):
+    """Of a linear student, and of the softmax over the last tokens beside it."""
+
+    linear: State
+    near: State
+
+
+class Windowed(Student):
+    """Softmax over the last tokens beside a linear student that sees all: y = σ(g)·near + (1 − σ(g))·linear, g a head.
+
+    LoLCATs puts both under one sum of weights; two sums and a gate keep either state what it is elsewhere.
+    """
+
+    def __init__(self, linear: Student, window: int) -> None:
+        super().__init__(linear.shape, linear.num_features)
+        self.linear = linear
+        self.near = Softmax(linear.shape, window)
+        self.gate = nn.Parameter(torch.zeros(linear.shape.num_heads))
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        x: Tensor,
+        state: State | None,
+        lengths: Tensor | None,
+        return_state: bool,
+        window: int | None,
+    ) -> tuple[Tensor, State | None]:
+        kept = checks.initial_state(state, WindowedState)
+        states = (None, None) if kept is None else (kept.linear, kept.near)
+        parts = zip((self.linear, self.near), states, strict=True)
+        (linear, state_linear), (near, state_near) = (
+            part.attend(q, k, v, x, before, lengths, return_state, window) for part, before in parts
+        )
+        gate = torch.sigmoid(self.gate)[:, None].to(near.dtype)
+        y = gate * near + (1 - gate) * linear.to(near.dtype)
+        if state_linear is None or state_near is None:
+            return y, None
+        return y, WindowedState(state_linear, state_near)
+
+
+class EluMap(T2RMap):
+    """elu(W x + b) + 1: as T2R's map, but smooth and never zero."""
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        weight, bias = (parameter.to(x.dtype) for parameter in (self.weight, self.bias))
+        return F.elu(F.linear(x, weight, bias)) + 1
+
+
+def _luna(dim: int, features: int) -> FeatureMap:
+    if features % LUNA_CHANNELS:
+        raise ValueError(f"num_features must be a multiple of luna's {LUNA_CHANNELS} channels, got {features}")
+    return LunaMap(dim, features // LUNA_CHANNELS, ChannelBank(LUNA_CHANNELS), envelope=True)
+
+
+FEATURE_MAPS: dict[str, Callable[[int, int], FeatureMap]] = {
+    "luna": _luna,
+    "hedgehog": HedgehogMap,
+    "performer": PerformerMap,
+    "relu": T2RMap,
+    "elu": EluMap,
+}
+SECOND_ORDER = {"taylor": False, "2mamba": True}
+SOFTMAX = "softmax"
+STUDENTS = (*SECOND_ORDER, *FEATURE_MAPS)
+NAMES = (*STUDENTS, "sliding-window", SOFTMAX)
+
+
+def build_student(name: str, shape: Shape, *, num_features: int | None = None, window: int | None = None) -> Student:
+    """num_features: of a student with a feature map; as many as second order has, in eights, unless given.
+
+    window: of `sliding-window`, or of a softmax over the last tokens beside any linear student.
+    """
+    checks.one_of("student", name, NAMES)
+    if name == SOFTMAX:
+        return Softmax(shape)
+    if name == "sliding-window":
+        if window is None:
+            raise ValueError("the student 'sliding-window' needs a window")
+        return Softmax(shape, window)
+    linear: Student
+    if name in SECOND_ORDER:
+        linear = SecondOrder(shape, squared=SECOND_ORDER[name])
+    else:
+        features = second_order_features(shape.head_dim) if num_features is None else num_features
+        linear = FeatureStudent(shape, FEATURE_MAPS[name](shape.head_dim, features))
+    return linear if window is None else Windowed(linear, window)
+
+
+def second_order_features(head_dim: int) -> int:
+    """What second order has, (d+1)(d+2)/2, rounded down to a multiple of 8."""
+    return (head_dim + 1) * (head_dim + 2) // 2 // 8 * 8
+
+
+def is_new(name: str) -> bool:
+    """Whether a parameter of a converted model is one that its source did not have."""
+    return ".student." in name

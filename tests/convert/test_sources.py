@@ -1,0 +1,89 @@
+"""Sources are recognised, or refused in one sentence before anything is loaded; their folders are never written to."""
+
+import json
+import shutil
+
+import pytest
+
+from maclaurin.convert.sources import recognise
+
+
+@pytest.fixture
+def bert(source, tmp_path):
+    """A copy to spoil."""
+    return shutil.copytree(source("bert"), tmp_path / "bert")
+
+
+def change_config(folder, **fields):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("bert", "encoder"), ("distilbert", "encoder"), ("vit", "vision"), ("llama", "decoder"), ("maclaurin", "maclaurin")],
+)
+def test_sources_are_recognised(source, name, kind):
+    found = recognise(str(source(name)))
+    assert found.kind == kind
+    assert type(found.load()) is found.architecture
+
+
+def pickle_only(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def without_tokenizer(folder):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def truncated(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (pickle_only, "pickled weights"),
+        (without_tokenizer, "tokenizer"),
+        (truncated, "broken"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "no JSON"),
+        (lambda folder: change_config(folder, model_type="gpt2"), "not supported"),
+        (lambda folder: change_config(folder, model_type="t5"), "every pair of positions"),
+        (lambda folder: change_config(folder, model_type="maclaurin-bert"), "converted already"),
+        (lambda folder: change_config(folder, model_type="maclaurin", mixer="2mamba"), "no softmax layer"),
+        (lambda folder: change_config(folder, position_embedding_type="relative_key"), "relative_key"),
+        (lambda folder: change_config(folder, auto_map={"AutoModel": "code.Model"}), "never run"),
+        (lambda folder: change_config(folder, is_decoder=True), "is_decoder"),
+        (lambda folder: change_config(folder, architectures=["LlamaModel"]), "architectures"),
+        (lambda folder: change_config(folder, architectures=None), "architectures"),
+    ],
+)
+def test_bad_sources_are_refused_in_a_sentence(bert, spoil, says):
+    recognise(str(bert))
+    spoil(bert)
+    with pytest.raises(ValueError, match=says) as caught:
+        recognise(str(bert))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_neither_here_nor_on_the_hub_is_refused(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for spec in ("./nowhere", "/nowhere/at/all", "a/b/c"):
+        with pytest.raises(ValueError, match="no folder here"):
+            recognise(spec)
+
+
+def test_pooling_is_that_of_the_source(bert):
+    assert recognise(str(bert)).pooling() == "mean"
+    (bert / "1_Pooling").mkdir()
+    for chosen, expected in (({"pooling_mode_cls_token": True}, "class"), ({"pooling_mode_mean_tokens": True}, "mean")):
+        (bert / "1_Pooling" / "config.json").write_text(json.dumps(chosen))
+        assert recognise(str(bert)).pooling() == expected
+    (bert / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    with pytest.raises(ValueError, match="pools"):
+        recognise(str(bert)).pooling()

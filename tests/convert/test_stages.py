@@ -1,0 +1,248 @@
+"""Conversions from end to end on tiny models: what is trained, what is kept, and what an interruption changes (nothing)."""
+
+import dataclasses
+import hashlib
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from maclaurin.cli import app
+from maclaurin.convert.command import convert
+from maclaurin.convert.hosts import Shown, mixing_layers, new_parameters, student_of
+from maclaurin.convert.plan import Plan
+from maclaurin.convert.recover import with_low_rank
+from maclaurin.convert.sources import recognise
+from maclaurin.convert.stage import Stage
+from maclaurin.generation import continue_text
+from maclaurin.models.folder import open_model
+from maclaurin.report import build
+from maclaurin.training.callbacks import StopOnInterrupt
+
+
+def silent(line):
+    pass
+
+
+def plan(source, corpus, output, **changes):
+    small = {"max_length": 24, "batch_size": 8, "eval_rows": 16, "transfer_steps": 6, "recover_steps": 6, "save_every": 2}
+    return Plan(source=str(source), output=str(output), corpus=corpus, **small | changes)
+
+
+def hashes(folder):
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def converted(source, corpus, tmp_path_factory):
+    """A converted BERT, its plan, its figures, and its source's folder before and after."""
+    folder = source("bert")
+    before = hashes(folder)
+    mine = plan(folder, corpus, tmp_path_factory.mktemp("converted") / "bert", student="taylor")
+    result = convert(mine, silent)
+    return mine, result.figures, before, hashes(folder)
+
+
+def test_the_source_is_never_written_to(converted):
+    _, _, before, after = converted
+    assert before == after
+
+
+def test_what_comes_out_loads_and_keeps_the_tokenizer(converted):
+    mine, _, _, _ = converted
+    model, tokenizer = AutoModel.from_pretrained(mine.output), AutoTokenizer.from_pretrained(mine.output)
+    outputs = model(**tokenizer(["A CAT"], return_tensors="pt"))
+    assert type(model).__name__ == "LinearBertModel" and outputs.last_hidden_state.shape[-1] == 32
+
+
+def test_transfer_trains_maps_only_and_brings_the_attention_nearer(converted):
+    mine, figures, _, _ = converted
+    source = load_file(recognise(mine.source).path / "model.safetensors")
+    after = load_file(f"{mine.output}/transfer/model.safetensors")
+    assert all(torch.equal(after[name], tensor) for name, tensor in source.items())
+    error = {stage: sum(row["error"] for row in figures["stages"][stage]["layers"]) for stage in ("untrained", "transfer")}
+    assert error["transfer"] < error["untrained"]
+    moved = load_file(f"{mine.output}/recover/model.safetensors")
+    assert any(not torch.equal(moved[name], tensor) for name, tensor in source.items())
+
+
+def test_the_page_has_every_stage_and_layer(converted):
+    mine, figures, _, _ = converted
+    page = build([Path(mine.output)])
+    html = page.html()
+    assert "Conversions" in html and f"{figures['stages']['recover']['cosine']:.4f}" in page.headline
+    assert all(f"{row['error']:.4f}" in html for row in figures["stages"]["transfer"]["layers"])
+
+
+def test_a_finished_conversion_is_not_run_again(converted):
+    mine, figures, _, _ = converted
+    before = hashes(recognise(mine.source).path)
+    again = convert(mine, silent)
+    assert again.figures == figures and before == hashes(recognise(mine.source).path)
+    with pytest.raises(ValueError, match="recover_steps"):
+        convert(dataclasses.replace(mine, recover_steps=7), silent)
+
+
+@pytest.mark.parametrize("stage", ["transfer", "recover"])
+def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(converted, stage, tmp_path, monkeypatch):
+    mine, *_ = converted
+    other = dataclasses.replace(mine, output=str(tmp_path / "again"))
+    begin = StopOnInterrupt.on_step_end
+    runs = []
+
+    def interrupted(self, args, state, control, **kwargs):
+        if stage in args.output_dir and state.global_step == 3 and not runs:
+            runs.append(stage)
+            signal.raise_signal(signal.SIGINT)
+        begin(self, args, state, control, **kwargs)
+
+    monkeypatch.setattr(StopOnInterrupt, "on_step_end", interrupted)
+    assert not convert(other, silent).finished
+    assert convert(other, silent).finished and runs
+    mine_weights, other_weights = (load_file(f"{folder}/model.safetensors") for folder in (mine.output, other.output))
+    assert all(torch.equal(mine_weights[name], tensor) for name, tensor in other_weights.items())
+
+
+def test_an_output_inside_the_source_is_refused(source, corpus):
+    folder = source("bert")
+    before = hashes(folder)
+    with pytest.raises(ValueError, match="never written to"):
+        convert(plan(folder, corpus, folder / "linear"), silent)
+    assert hashes(folder) == before
+
+
+def test_layers_can_keep_softmax(source, corpus, tmp_path):
+    mine = plan(source("bert"), corpus, tmp_path / "hybrid", keep_softmax=(1,), transfer_steps=0, recover_steps=0)
+    figures = convert(mine, silent).figures["stages"]["untrained"]["layers"]
+    assert figures[0]["error"] > 1e-2 and figures[0]["kl"] > 1e-3
+    assert figures[1]["error"] < 1e-9 and abs(figures[1]["kl"]) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["llama", "maclaurin"])
+def test_decoders_are_converted_with_low_rank_updates_too(name, source, corpus, tmp_path):
+    mine = plan(source(name), corpus, tmp_path / name, student="hedgehog", lora=2, transfer_steps=2, num_features=16)
+    figures = convert(mine, silent).figures
+    assert set(figures["stages"]) == {"untrained", "transfer", "recover"}
+    model = AutoModelForCausalLM.from_pretrained(mine.output)
+    assert not [key for key, _ in model.named_parameters() if "lora" in key]
+    weights = load_file(recognise(mine.source).path / "model.safetensors")
+    after = dict(model.named_parameters())
+    changed = {key for key, tensor in weights.items() if not torch.equal(after[key], tensor)}
+    assert changed and all("proj" in key and "mlp" not in key for key in changed)
+    written = continue_text(*open_model(mine.output), "THE CAT", max_new_tokens=4, temperature=0)
+    assert written.new_tokens and written.state_bytes
+
+
+def test_low_rank_updates_start_at_nothing_and_merge_into_what_they_were(source):
+    model = recognise(str(source("llama"))).load()
+    ids = torch.randint(3, 60, (1, 9))
+    with torch.no_grad():
+        before = model(ids).logits
+        low_rank = with_low_rank(model, 2)
+        torch.testing.assert_close(model(ids).logits, before)
+        for layer in low_rank.layers:
+            layer.lora_up.normal_(std=0.1)
+        updated = model(ids).logits
+        low_rank.merge()
+        torch.testing.assert_close(model(ids).logits, updated, atol=1e-4, rtol=1e-4)
+    assert (updated - before).abs().max() > 1e-3
+
+
+def test_a_layer_is_shown_what_the_source_saw(source, corpus, tmp_path):
+    """A copy that keeps softmax gives every layer's output again, from that layer's input alone."""
+    found = recognise(str(source("llama")))
+    teacher = found.load()
+    student = student_of(teacher, plan(found.path, corpus, tmp_path, keep_softmax=(0,)))
+    batch = {"input_ids": torch.randint(3, 60, (2, 9))}
+    calls = Shown.of(teacher).run(batch)
+    outputs = [call.again(layer) for call, layer in zip(calls, mixing_layers(student), strict=True)]
+    torch.testing.assert_close(outputs[0], calls[0].output)
+    assert (outputs[1] - calls[1].output).abs().max() > 1e-3
+    assert all(".student." in name for name in new_parameters(teacher, student))
+
+
+def test_own_models_start_with_nothing_but_another_kernel(source, corpus, tmp_path):
+    """The convolution passes tokens on and the decay is open: queries and keys are the source's, and only f differs."""
+    found = recognise(str(source("maclaurin")))
+    teacher = found.load()
+    ids = torch.randint(3, 60, (1, 12))
+    student = student_of(teacher, plan(found.path, corpus, tmp_path, student="2mamba"))
+    mixer = student.model.layers[0].mixer
+    x = torch.randn(1, 12, 32)
+    with torch.no_grad():
+        q, k = (getattr(mixer.project(x, None, "auto", None), part) for part in "qk")
+        source_mixer = teacher.model.layers[0].mixer
+        plain = source_mixer.project(x, None, "auto", None)
+        decay = mixer.project(x, None, "auto", None).log_decay
+        torch.testing.assert_close(q, plain.q)
+        torch.testing.assert_close(k, plain.k)
+        assert decay.abs().max() < 1e-2
+        assert (student(ids).logits - teacher(ids).logits).abs().max() > 1e-4
+
+
+def test_a_vision_model_is_converted_on_images(source, tmp_path):
+    from PIL import Image
+
+    folder = tmp_path / "images"
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    for number in range(24):
+        pixels = torch.randint(256, (16, 16, 3), generator=generator, dtype=torch.uint8).numpy()
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    mine = plan(source("vit"), str(folder), tmp_path / "vit", student="taylor")
+    figures = convert(mine, silent).figures["stages"]
+    assert figures["recover"]["layers"][0]["error"] < figures["untrained"]["layers"][0]["error"]
+    with pytest.raises(ValueError, match="folder of them"):
+        convert(dataclasses.replace(mine, corpus="stdlib", output=str(tmp_path / "other")), silent)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"student": "nothing"}, "student"),
+        ({"loss": "nothing"}, "loss"),
+        ({"recover_steps": -1}, "recover_steps"),
+        ({"batch_size": 0}, "batch_size"),
+    ],
+)
+def test_bad_plans_are_refused(fields, says):
+    with pytest.raises(ValueError, match=says):
+        Plan(source="a", output="b", **fields)
+
+
+def test_a_stage_that_is_not_done_says_so(tmp_path):
+    stage = Stage(tmp_path, lambda model, batch: None, {}, 1, 1, 1, 0)
+    assert not stage.done
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    assert stage.done
+
+
+def test_the_command_compares_students_and_measures(source, corpus, tmp_path):
+    arguments = ["convert", str(source("bert")), "--output", str(tmp_path), "--corpus", corpus, "--student", "taylor,elu"]
+    steps = ["--transfer-steps", "2", "--recover-steps", "0", "--batch-size", "8", "--eval-rows", "16", "--lengths", "256"]
+    result = CliRunner().invoke(app, [*arguments, *steps, "--json"])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert [row["plan"]["student"] for row in figures] == ["taylor", "elu"]
+    (cost,) = figures[0]["cost"]
+    assert cost["length"] == 256 and cost["ratio"] > 0 and cost["source_bytes"] > 0
+    assert (tmp_path / "report.html").exists() and (tmp_path / "elu" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["convert"], "source"),
+        (["convert", "somewhere"], "output"),
+        (["convert", "./nowhere", "--output", "out"], "no folder here"),
+        (["convert", "a", "--from-thesis", "b", "--output", "c"], "not both"),
+    ],
+)
+def test_the_command_refuses_in_a_sentence(arguments, says):
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, ValueError) and says in str(result.exception)
