@@ -108,6 +108,7 @@ class Worker(threading.Thread):
         self.todo, self.events, self.log = todo, events, log
         self.process: subprocess.Popen[str] | None = None
         self.stopped = False
+        self.starting = threading.Lock()  # no process is started that nobody will end
 
     def run(self) -> None:
         while not self.stopped:
@@ -121,8 +122,11 @@ class Worker(threading.Thread):
                 self.events.put(Event(cell, error=f"{type(error).__name__}: {error}"))
 
     def _train(self, cell: Cell) -> None:
-        if self.process is None or self.process.poll() is not None:
-            self.process = self._start()
+        with self.starting:
+            if self.stopped:
+                return
+            if self.process is None or self.process.poll() is not None:
+                self.process = self._start()
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(cell.to_json() + "\n")
         self.process.stdin.flush()
@@ -149,7 +153,8 @@ class Worker(threading.Thread):
             )
 
     def stop(self) -> None:
-        self.stopped = True
+        with self.starting:
+            self.stopped = True
         if self.process is not None:
             self.process.terminate()
             self.process.wait()
