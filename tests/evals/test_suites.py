@@ -225,6 +225,28 @@ def test_one_test_is_drawn_with_its_seeds(tmp_path):
     assert [trace.y[0] for trace in others] == ["linear", "linear"]
 
 
+def test_the_table_says_what_it_cost(tmp_path):
+    """All cells count, those of the learning rate that was not chosen, too; what is not done yet does not."""
+    tiny = experiment(reference=None, note="Mind the gap.")
+    cells = tiny.cells(1)
+    for one, seconds in zip(cells[:-1], (30.0, 60.0, 90.0), strict=True):
+        save(one, replace(outcome(0.5 + one.learning_rate), steps=7, seconds=seconds), tmp_path)
+    table = summary(tiny, tmp_path, {})
+    assert (table["cells"], table["core_seconds"]) == (3, 180)
+    text = printed(result_table(table))
+    html = page({"command": "", "suite": "tiny", "tables": [table]}).html()
+    for word in ("3 cells in 3.0 core-minutes", "Mind the gap.", "core-s a run"):
+        assert word in text and word in html, word
+    softmax = next(line for line in text.splitlines() if "softmax" in line)
+    assert " 7 " in softmax and " 90 " in softmax  # those of the chosen rate
+
+
+def test_seconds_are_of_the_processor():
+    """Waiting, as for a core that others use, is not counted."""
+    setting = replace(TINY, steps=1, stop_at=None)
+    assert learn(cell(setting=setting), lambda step, loss: time.sleep(1.0)).seconds < 0.9
+
+
 def test_rows_are_compared_seed_by_seed(tmp_path):
     tiny = experiment(seeds=3, learning_rates=(1e-3,), against={"softmax": "linear"}, reference=None)
     shares = {"softmax": (0.9, 0.7, 0.8), "linear": (0.6, 0.75, 0.7)}
