@@ -28,6 +28,7 @@ EXPERIMENTS = {
 
 # pieces of experiments that are of use by themselves -> their modules
 HELPERS = {
+    "card": "maclaurin.lab.card",
     "to_dsf": "maclaurin.lab.experiments.dynamics",
     "icl_regression": "maclaurin.lab.experiments.long_prompt",
     "linearisation_report": "maclaurin.lab.experiments.long_prompt",

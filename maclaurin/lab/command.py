@@ -25,6 +25,7 @@ def contents(console: Console) -> None:
     for name, summary in EXPERIMENTS.items():
         table.add_row(name, summary)
     table.add_row("all", "all of these, and a table of all claims")
+    table.add_row("card NAME …", "the report card of mixers or of folders of trained models, side by side")
     console.print(table)
     console.print(
         "--quick for minutes, --seed, --json, --output FOLDER, --png FOLDER; maclaurin lab NAME --help for its own flags"
@@ -32,9 +33,20 @@ def contents(console: Console) -> None:
 
 
 def one(name: str, args: Sequence[str], *, quick: bool, seed: int) -> Result:
+    if name == "card":
+        return _card(args, quick=quick, seed=seed)
     function = function_of(name)
     options = parse(function, args, f"maclaurin lab {name}")
     return run_one(name, options | {"quick": quick, "seed": seed})
+
+
+def _card(args: Sequence[str], *, quick: bool, seed: int) -> Result:
+    """Mechanisms first, then flags."""
+    from maclaurin.lab.card import card
+
+    flags = next((index for index, arg in enumerate(args) if arg.startswith("--")), len(args))
+    options = parse(card, args[flags:], "maclaurin lab card MECHANISM …")
+    return card(*args[:flags], **options | {"quick": quick, "seed": seed})
 
 
 def everything(folder: Path, *, quick: bool, seed: int, jobs: int | None) -> list[Result]:

@@ -128,23 +128,20 @@ def claims_table(claims: Sequence[tuple[str, Claim]], title: str = "Claims") -> 
     for name, claim in claims:
         style = "bold red" if claim.held is False else ""
         table.add_row(
-            f"{name} {claim.key}",
-            claim.text,
-            claim.source,
-            claim.expected,
-            claim.measured,
+            # as Text: brackets are no markup
+            *map(Text, (f"{name} {claim.key}", claim.text, claim.source, claim.expected, claim.measured)),
             Text(WORDS[claim.held], style=style),
         )
     return table
 
 
 def _grid(grid: Grid) -> Table:
-    table = Table(title=grid.title, title_justify="left")
+    table = Table(title=grid.title or None, title_justify="left")
     for index, column in enumerate(grid.columns):
         numeric = all(isinstance(row[index], (int, float)) for row in grid.rows)
         table.add_column(column, justify="right" if numeric else "left")
     for row in grid.rows:
-        table.add_row(*map(text_of, row))
+        table.add_row(*(Text(text_of(value)) for value in row))
     return table
 
 

@@ -23,6 +23,7 @@ from maclaurin.evals.cells import Cell, Problem, Row, Setting
 from maclaurin.evals.learn import train
 from maclaurin.evals.models import OfImages
 from maclaurin.lab import weights
+from maclaurin.mixers.base import Mixer
 from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.models import MaclaurinVisionConfig
 from maclaurin.ops.arithmetic import repeat_heads
@@ -40,6 +41,7 @@ class Watched:
     run: Callable[[], Tensor]  # whether each answer is right, (answers,)
     grid: tuple[int, int] | None
     tokens: int
+    kinds: Sequence[str] = ()  # the names of a language model's mixers, layer by layer
 
     def mixers(self) -> list[ProjectedMixer]:
         return [module for module in self.model.modules() if isinstance(module, ProjectedMixer)]
@@ -49,21 +51,34 @@ class Watched:
         return self.run().double().mean().item()
 
     @torch.no_grad()
-    def layers(self) -> list[tuple[ProjectedMixer, Projections]]:
-        """Every attention layer and what it projects from the examples."""
-        seen: dict[ProjectedMixer, Tensor] = {}
+    def inputs(self) -> dict[Mixer, Tensor]:
+        """What every mixer reads of the examples, layer by layer."""
+        seen: dict[Mixer, Tensor] = {}
 
         def keep(mixer: nn.Module, args: tuple[Any, ...]) -> None:
-            assert isinstance(mixer, ProjectedMixer)
+            assert isinstance(mixer, Mixer)
             seen[mixer] = args[0]
 
-        hooks = [mixer.register_forward_pre_hook(keep) for mixer in self.mixers()]
+        found = (module for module in self.model.modules() if isinstance(module, Mixer))
+        hooks = [mixer.register_forward_pre_hook(keep) for mixer in found]
         try:
             self.run()
         finally:
             for hook in hooks:
                 hook.remove()
-        return [(mixer, mixer.project(x, None, "auto", None)) for mixer, x in seen.items()]
+        return seen
+
+    @torch.no_grad()
+    def layers(self) -> list[tuple[ProjectedMixer, Projections]]:
+        """Every attention layer and what it projects from the examples."""
+        found = [
+            (mixer, mixer.project(x, None, "auto", None))
+            for mixer, x in self.inputs().items()
+            if isinstance(mixer, ProjectedMixer)
+        ]
+        if not found:
+            raise ValueError(f"{self.name!r} has no layer with queries and keys")
+        return found
 
     @contextmanager
     def hiding(self, hidden: Hidden) -> Iterator[None]:
@@ -157,10 +172,7 @@ def checkpoint(folder: str, text: str | None, *, tokens: int, texts: int) -> Wat
         right: Tensor = (logits.argmax(-1) == ids[:, 1:]).flatten()
         return right
 
-    watched = Watched(folder, model, run, None, tokens)
-    if not watched.mixers():
-        raise ValueError(f"checkpoint {folder!r} has no layer with queries and keys")
-    return watched
+    return Watched(folder, model, run, None, tokens, model.config.layer_mixers())
 
 
 def models(

@@ -10,7 +10,6 @@ tokens, where d calls cost more than the gather.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,13 +27,16 @@ def monomial_count(dim: int, order: int) -> int:
 
 def multiplicity(dim: int, order: int) -> Tensor:
     """How many ordered index tuples give each monomial, float64, in the order of the features."""
-    indices = torch.combinations(torch.arange(dim), order, with_replacement=True) if order else torch.empty(1, 0)
-    counts = torch.full((indices.shape[0],), float(math.factorial(order)), dtype=torch.float64)
-    run = torch.ones_like(counts)
-    for left, right in itertools.pairwise(indices.unbind(-1)):
+    # monomials of one order more, in lexical order: every index from the last one on, behind each of those there are
+    last, run = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float64)
+    counts = torch.full((1,), float(math.factorial(order)), dtype=torch.float64)
+    for n in range(1, order + 1):
+        size, children = monomial_count(dim, n), dim - last
+        parent = torch.repeat_interleave(torch.arange(len(last)), children, output_size=size)
+        step = torch.arange(size) - (children.cumsum(0) - children)[parent]
         # a run of m equal indices divides by m!, one factor at a time
-        run = torch.where(left == right, run + 1, torch.ones_like(run))
-        counts /= run
+        run = torch.where(step == 0, run[parent] + 1, 1.0)
+        counts, last = counts[parent] / run, last[parent] + step
     return counts
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from maclaurin.mixers.attention import Attention
+from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.ops.arithmetic import repeat_heads
 
@@ -80,7 +81,7 @@ def scores(mixer: ProjectedMixer, x: Tensor) -> Tensor:
     """X (B,H,T,S) in float64: what the series is in, after rotation and feature map, with the mixer's own scale."""
     assert isinstance(mixer, Attention)
     p = mixer.project(x, None, "parallel", None)
-    q, k = (mixer._features(part).double() for part in (p.q, p.k))
+    q, k = (features(part, mixer.feature_map).double() for part in (p.q, p.k))
     scale = 1.0 if mixer.feature_map == "cosine" else mixer.key_dim**-0.5
     return scale * torch.einsum("bthk,bshk->bhts", q, repeat_heads(k, mixer.num_heads))
 

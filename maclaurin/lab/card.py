@@ -1,0 +1,239 @@
+"""The report card: what the lab can tell of a mechanism, on one page, several side by side.
+
+A mixer is looked at as it starts, with random tokens; a trained model by what its layers project from text, the median of
+its layers where they differ. What cannot be asked of a mechanism is answered by the reason.
+"""
+
+# H heads, T tokens
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from maclaurin.evals.cells import Cell, Setting
+from maclaurin.evals.learn import learn
+from maclaurin.evals.suites.rows import mqar, rows_of
+from maclaurin.lab import claims, weights
+from maclaurin.lab.claims import Claim
+from maclaurin.lab.experiments.dynamics import to_dsf
+from maclaurin.lab.experiments.dynamics.convert import drawn
+from maclaurin.lab.experiments.injectivity.confusion import TOLERANCE, TOLERANCES, confusion
+from maclaurin.lab.experiments.injectivity.experiment import SAME
+from maclaurin.lab.experiments.injectivity.mixers import told_apart
+from maclaurin.lab.experiments.separation import Setting as Separation
+from maclaurin.lab.experiments.separation import probe
+from maclaurin.lab.mechanisms import mechanism
+from maclaurin.lab.result import Curve, Grid, Plot, Result
+from maclaurin.lab.watched import Watched, checkpoint
+from maclaurin.mixers.attention import Attention
+from maclaurin.mixers.base import Mixer
+from maclaurin.mixers.overview import explanation, size_text
+from maclaurin.mixers.registry import available_mixers
+from maclaurin.ops.checks import at_least, at_least_one
+
+STATE_AT = (1024, 65536)  # tokens
+COST_AT = (1024, 4096)
+NEAR = 3  # tokens, the last ones
+PAIRS = 8  # to remember in the recall
+SHARE = 0.9  # of the weights that lie within the length of the memory
+
+
+@dataclass(frozen=True)
+class Subject:
+    """mixer: the name of its layers' mixers if all have the same. weights: (H,T,T) a layer, what of token s is in t.
+
+    states: of a value channel, a number a layer that is a finite recurrence.
+    """
+
+    name: str
+    mixer: str | None
+    layers: Sequence[Mixer]
+    weights: Sequence[Tensor]
+    states: Sequence[int]
+    trained: Watched | None
+
+
+def card(
+    *names: str,
+    quick: bool = False,
+    seed: int = 0,
+    d_model: int = 64,
+    num_heads: int = 4,
+    tokens: int = 128,
+    recall_steps: int | None = None,
+) -> Result:
+    """The report card of mixers, by name, and of trained models, by folder.
+
+    d_model, num_heads: of the mixers. tokens: of the sequence that weights are looked at on.
+    recall_steps: of the training of a small model for recall; 0 leaves it out.
+    """
+    if not names:
+        raise ValueError("name at least one mixer or folder of a trained model: maclaurin lab card softmax 2mamba")
+    at_least_one("d_model", d_model)
+    at_least(8, "tokens", tokens)
+    if recall_steps is None:
+        recall_steps = 300 if quick else 1200
+    subjects = [_subject(name, d_model, num_heads, tokens, seed) for name in names]
+    properties: dict[str, Callable[[Subject], str]] = {
+        f"state at {STATE_AT[0]:,} tokens": lambda one: _state(one, STATE_AT[0]),
+        f"state at {STATE_AT[1]:,} tokens": lambda one: _state(one, STATE_AT[1]),
+        f"block rank of the weights, of {tokens // 2}": _rank,
+        "needle among n tokens": lambda one: _separation(one, 200 if quick else 1000, seed),
+        "queries with the same output": lambda one: _injectivity(one, seed),
+        f"weight on the last {NEAR} tokens": _locality,
+        f"{100 * SHARE:g} % of the weight lies within": _memory,
+        f"recall of {PAIRS} pairs": lambda one: _recall(one, recall_steps, seed),
+        f"multiply-adds a token, training at {COST_AT[-1]:,}": lambda one: _cost(one, "training", d_model, num_heads),
+        f"multiply-adds a token, decoding at {COST_AT[-1]:,}": lambda one: _cost(one, "decoding", d_model, num_heads),
+    }
+    rows = [[text, *(_answer(of, one) for one in subjects)] for text, of in properties.items()]
+    settings = {"mechanisms": list(names), "d_model": d_model, "num_heads": num_heads, "tokens": tokens}
+    return Result(
+        "card",
+        "Report card",
+        settings | {"recall_steps": recall_steps, "seed": seed},
+        [_rank_claim(one) for one in subjects],
+        [Grid("", ("", *names), rows)],
+        [_distance_plot(subjects, tokens)],
+        [
+            "Mixers are as they start: decays and gates that training would change are those of the initialisation.",
+            "A needle is found if the threshold a1*(n) does not grow with n: softmax n^0, order p n^(1/(p+1)).",
+        ],
+    )
+
+
+def _subject(name: str, d_model: int, num_heads: int, tokens: int, seed: int) -> Subject:
+    if name in available_mixers():
+        mixer = drawn(name, d_model, num_heads, seed)
+        x = torch.randn(1, tokens, d_model, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return _looked_at(name, name, {mixer: x}, None)
+    if not Path(name).is_dir():
+        raise ValueError(f"{name!r} is neither a mixer (`maclaurin mixers`) nor the folder of a trained model")
+    watched = checkpoint(name, None, tokens=tokens, texts=1)
+    layers = {copy.deepcopy(mixer).double(): x.double() for mixer, x in watched.inputs().items()}
+    kinds = set(watched.kinds)
+    return _looked_at(name, kinds.pop() if len(kinds) == 1 else None, layers, watched)
+
+
+@torch.no_grad()
+def _looked_at(name: str, kind: str | None, layers: dict[Mixer, Tensor], trained: Watched | None) -> Subject:
+    found, states = [], []
+    for mixer, x in layers.items():
+        if isinstance(mixer, Attention) and mixer.kernel is None:  # no finite recurrence: its weights as they are
+            found.append(weights.of_mixer(mixer, mixer.project(x, None, "auto", None))[0])
+        else:
+            system = to_dsf(mixer, x)
+            found.append(system.weights())
+            states.append(system.states)
+    return Subject(name, kind, list(layers), found, states, trained)
+
+
+def _answer(of: Callable[[Subject], str], subject: Subject) -> str:
+    try:
+        return of(subject)
+    except ValueError as error:
+        return f"– ({error})"
+
+
+def _state(subject: Subject, length: int) -> str:
+    return size_text(sum(mixer.state_nbytes(length) for mixer in subject.layers))
+
+
+def block_rank(weights_HTT: Tensor) -> int:
+    """What the second half of the tokens can know of the first, in numbers a value channel; the largest of the heads."""
+    T = weights_HTT.shape[1]
+    return int(torch.linalg.matrix_rank(weights_HTT[:, T // 2 :, : T // 2], rtol=1e-10).max())
+
+
+def _rank(subject: Subject) -> str:
+    return str(statistics.median_low([block_rank(weights_HTT) for weights_HTT in subject.weights]))
+
+
+def _separation(subject: Subject, networks: int, seed: int) -> str:
+    if subject.mixer is None:
+        raise ValueError("its layers have different mixers")
+    report = probe(mechanism(subject.mixer), Separation(), networks=networks, seed=seed)
+    if report.verdict == "does not apply" or report.growth is None:
+        return f"{report.verdict}: {'; '.join(report.notes)}" if report.notes else report.verdict
+    return f"{report.verdict}, threshold grows as n^{max(report.growth, 0):.2f}"
+
+
+def _injectivity(subject: Subject, seed: int) -> str:
+    if subject.trained is not None:
+        share = confusion(subject.trained).shares[TOLERANCES.index(TOLERANCE)]
+        return f"{100 * share:.2g} % of the pairs in the text"
+    assert subject.mixer is not None
+    changes = told_apart(subject.mixer, seed=seed)
+    if changes is None:
+        raise ValueError("it has no queries")
+    alike = [pair for pair, change in changes.items() if change < SAME]
+    return "; ".join(alike) if alike else "none found"
+
+
+def _weights_by_distance(subject: Subject) -> Tensor:
+    """(T,): the mean share of a weight by its distance, for the last quarter of the queries, over heads and layers."""
+    shares = []
+    for weights_HTT in subject.weights:
+        size_HTT = weights_HTT.abs()
+        T = size_HTT.shape[1]
+        for t in range(3 * T // 4, T):
+            row_HT = size_HTT[:, t, : t + 1].flip(-1)
+            row_HT = row_HT / row_HT.sum(-1, keepdim=True).clamp(min=1e-300)
+            shares.append(torch.nn.functional.pad(row_HT.mean(0), (0, T - t - 1)))
+    return torch.stack(shares).mean(0)
+
+
+def _locality(subject: Subject) -> str:
+    shares = _weights_by_distance(subject)
+    queries = range(3 * len(shares) // 4, len(shares))
+    chance = statistics.fmean(NEAR / (t + 1) for t in queries)
+    return f"{float(shares[:NEAR].sum()):.3f} (uniform: {chance:.3f})"
+
+
+def _memory(subject: Subject) -> str:
+    shares = _weights_by_distance(subject)
+    within = int((shares.cumsum(0) < SHARE).sum()) + 1
+    return f"{within} of {len(shares)} tokens"
+
+
+def _recall(subject: Subject, steps: int, seed: int) -> str:
+    if subject.trained is not None or subject.mixer is None:
+        raise ValueError("it is trained for something else: `maclaurin eval FOLDER --suite needle`")
+    if steps == 0:
+        raise ValueError("left out")
+    hard = mqar(4 * PAIRS, PAIRS, vocab_size=64)
+    setting = Setting(width=64, heads=4, layers=2, steps=steps, batch=32, stop_at=0.99, examples=200)
+    row = rows_of(subject.mixer)[subject.mixer]
+    outcome = learn(Cell("card", subject.mixer, row, setting, (*mqar(16, 4, vocab_size=64), *hard), hard, 1e-2, seed))
+    return f"{outcome.scores[0].accuracy:.3f} after {outcome.steps} steps (chance {1 / PAIRS:.3f})"
+
+
+def _cost(subject: Subject, phase: str, d_model: int, num_heads: int) -> str:
+    if subject.mixer is None:
+        raise ValueError("its layers have different mixers")
+    counted = explanation(subject.mixer, d_model, num_heads, COST_AT)["multiply_adds"][str(COST_AT[-1])][phase]
+    return f"{counted:,}"
+
+
+def _rank_claim(subject: Subject) -> Claim:
+    text = f"{subject.name}: the rank of what later tokens know of earlier ones is at most the number of states"
+    if len(subject.states) < len(subject.weights):
+        return claims.not_applicable("rank", text, "it keeps all tokens")
+    shares = [block_rank(weights_HTT) / states for weights_HTT, states in zip(subject.weights, subject.states, strict=True)]
+    return claims.at_most("rank", text, max(shares), 1)
+
+
+def _distance_plot(subjects: Sequence[Subject], tokens: int) -> Plot:
+    distances = [float(d) for d in range(1, tokens + 1)]
+    curves = []
+    for subject in subjects:
+        left = 1 - _weights_by_distance(subject).cumsum(0)
+        curves.append(Curve(subject.name, distances, [max(float(share), 0.0) for share in left]))
+    return Plot("distance", "Share of the weight farther back than this.", "tokens back", "share of the weight", curves)
