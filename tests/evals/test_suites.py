@@ -337,6 +337,18 @@ def test_digits_compare_like_with_like(preset):
     assert digits.seeds == 5
 
 
+def test_recall_trains_with_more_pairs_than_the_first_order_holds_and_fewer_than_the_second():
+    """A head of d channels has d features of first order and d (d + 1) / 2 of second: with as many keys it can be exact."""
+    (recall,) = plan("recall")
+    channels = recall.setting.width // recall.setting.heads
+    hardest = max(problem.options["pairs"] for problem in recall.train)
+    assert channels < hardest < channels * (channels + 1) // 2
+    assert max(problem.options["pairs"] for problem in recall.test) > hardest
+    settings, task = recall.settings(), recall.train[0].task()
+    sizes = [parameters(row, settings[label], task) for label, row in recall.rows.items()]
+    assert max(sizes) - min(sizes) < 0.01 * min(sizes)
+
+
 @pytest.mark.parametrize("preset", ["quick", "standard"])
 def test_rows_of_swax_differ_in_their_windows_alone(preset):
     (swax,) = plan("swax", preset)

@@ -16,7 +16,7 @@ def recall(preset: str) -> list[Experiment]:
                 "mqar",
                 "MQAR, up to 96 tokens, 2 layers of width 64, 8 heads: accuracy by number of pairs",
                 rows_of(*CORE, *STATE_SIZES),
-                Setting(heads=8, steps=1800, batch=32, stop_at=0.999, examples=500),
+                Setting(heads=8, steps=2400, batch=32, stop_at=0.999, examples=500),
                 train=(*easier, *hard),
                 test=(*easier, *mqar(64, 16, vocab_size=128), *hard, *mqar(128, 32, vocab_size=128)),
                 learning_rates=(3e-3, 1e-2),
