@@ -121,7 +121,7 @@ def footnotes(table: dict[str, Any]) -> list[str]:
     if table["source"]:
         found.append(f"published: {table['source']}")
     if table.get("cells"):
-        found.append(f"{table['cells']} cells in {table['core_seconds'] / 60:.1f} core-minutes")
+        found.append(f"cells: {table['cells']}, in {table['core_seconds'] / 60:.1f} core-minutes")
     return found
 
 
