@@ -18,7 +18,8 @@ class Experiment:
     reference: the row whose parameters all rows have, as nearly as the width of their MLPs allows, whether it is in the
     table or not; None for the MLPs of the setting everywhere. metric: "accuracy", or "exact" for the share of examples
     without a mistake. against: by row, the row that it is compared with seed by seed, on the last test. published: by
-    row, in the words of the table's last column; `source` says whose, and in which setting.
+    row, in the words of the table's last column; `source` says whose, and in which setting. note: what a reader of the
+    table must know.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Experiment:
     against: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
+    note: str = ""
 
     def settings(self) -> dict[str, Setting]:
         """The budget of each row."""

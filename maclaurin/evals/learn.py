@@ -63,7 +63,7 @@ class Outcome:
     parameters: int
     steps: int  # taken: fewer than allowed if the goal was reached
     diverged: bool
-    seconds: float
+    seconds: float  # of processor time: what runs beside it does not count
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,7 +79,7 @@ class Outcome:
 
 def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
     """Train and score. `watch` sees the step and its loss, now and then."""
-    started = time.monotonic()
+    started = time.process_time()
     torch.manual_seed(cell.seed)
     tasks = [problem.task() for problem in cell.train]
     model = build(cell.row, cell.setting, tasks[0])
@@ -91,7 +91,7 @@ def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
     validation = 0.0 if diverged else _validation_accuracy(model, tasks)
     scores = [_score(model, problem.task(), cell.setting.examples, diverged) for problem in cell.test]
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Outcome(validation, scores, parameters, steps, diverged, time.monotonic() - started)
+    return Outcome(validation, scores, parameters, steps, diverged, time.process_time() - started)
 
 
 def train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch = lambda step, loss: None) -> tuple[int, bool]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from maclaurin.doctor import devices, versions
-from maclaurin.evals.show import against_text, at, column_title, columns_of, grid_of
+from maclaurin.evals.show import against_text, at, column_title, columns_of, footnotes, grid_of, steps_text, time_title
 from maclaurin.mixers.overview import size_text
 from maclaurin.report import figures
 from maclaurin.report.figures import Line, Style
@@ -135,7 +135,7 @@ def _table(key: str, table: dict[str, Any], style: dict[str, Style]) -> DataTabl
     compared = any(row.get("against") for row in table["rows"])
     if compared:
         columns.append(Column("seed by seed"))
-    columns += [Column("parameters"), Column("state"), Column("seconds a run")]
+    columns += [Column("steps"), Column("parameters"), Column("state"), Column(time_title(table))]
     if table["source"]:
         columns.append(Column("published elsewhere", numeric=False))
     rows = []
@@ -155,14 +155,14 @@ def _table(key: str, table: dict[str, Any], style: dict[str, Style]) -> DataTabl
                 Cell(f"{row['learning_rate']:g}", row["learning_rate"], f"validation {grid}") if grid else Cell("–"),
                 *(_accuracy(at(row, table, value)) for value in values),
                 *([_against(row)] if compared else []),
+                Cell(steps_text(row) or "–", max(row.get("steps", [0]))),
                 Cell(f"{row['parameters']:,}", row["parameters"]),
                 Cell("–") if state is None else Cell(size_text(state), state),
                 Cell(f"{row['seconds']:.0f}", row["seconds"]),
                 *published,
             ]
         )
-    caption = f"Published: {table['source']}" if table["source"] else ""
-    return DataTable(f"table-{key}", columns, rows, caption)
+    return DataTable(f"table-{key}", columns, rows, "; ".join(footnotes(table)))
 
 
 def _accuracy(points: Sequence[dict[str, Any]]) -> Cell:

@@ -53,7 +53,7 @@ def ending(cell: Cell, event: Event) -> str:
         return f"{cell.name}: failed: {event.error}"
     outcome = event.outcome
     how = "diverged" if outcome.diverged else f"validation {outcome.validation:.3f}"
-    return f"{cell.name}: {how} after {outcome.steps} steps, {outcome.seconds:.0f} s"
+    return f"{cell.name}: {how} after {outcome.steps} steps, {outcome.seconds:.0f} core-seconds"
 
 
 def columns_of(table: dict[str, Any]) -> list[Any]:
@@ -85,7 +85,7 @@ def result_table(table: dict[str, Any]) -> Table:
     budget = f"; at most {setting['steps']} steps of {setting['batch']}; seeds: {table['seeds']}" if setting else ""
     drawn = Table(
         title=f"{table['title']}\n{metric}{budget}",
-        caption=f"published: {table['source']}" if table["source"] else None,
+        caption="\n".join(footnotes(table)),
     )
     drawn.add_column("mixer")
     drawn.add_column("learning rate (validation)")
@@ -95,7 +95,7 @@ def result_table(table: dict[str, Any]) -> Table:
     compared = any(row.get("against") for row in table["rows"])
     if compared:
         drawn.add_column("seed by seed")
-    for title in ("parameters", "state", "s a run"):
+    for title in ("steps", "parameters", "state", time_title(table)):
         drawn.add_column(title, justify="right")
     if table["source"]:
         drawn.add_column("published elsewhere")
@@ -103,15 +103,36 @@ def result_table(table: dict[str, Any]) -> Table:
         rates = [f"{'*' if rate == row['learning_rate'] else ' '}{rate:g} ({score:.3f})" for rate, score in grid_of(row)]
         cells = [row["label"], "\n".join(rates)]
         if not row["points"]:
-            cells += [*("failed" if row["errors"] else "unfinished" for _ in values), *[""] * (3 + compared)]
+            cells += [*("failed" if row["errors"] else "unfinished" for _ in values), *[""] * (4 + compared)]
         else:
             cells += [accuracy_text(at(row, table, value)) for value in values]
             if compared:
                 cells.append("\n".join(against_text(row)))
             state = row["points"][-1]["state_bytes"]
-            cells += [f"{row['parameters']:,}", "" if state is None else size_text(state), f"{row['seconds']:.0f}"]
+            cells += [steps_text(row), f"{row['parameters']:,}", "" if state is None else size_text(state)]
+            cells.append(f"{row['seconds']:.0f}")
         drawn.add_row(*cells, *([row["published"]] if table["source"] else []))
     return drawn
+
+
+def footnotes(table: dict[str, Any]) -> list[str]:
+    """What stands below a table."""
+    found = [table["note"]] if table.get("note") else []
+    if table["source"]:
+        found.append(f"published: {table['source']}")
+    if table.get("cells"):
+        found.append(f"cells: {table['cells']}, in {table['core_seconds'] / 60:.1f} core-minutes")
+    return found
+
+
+def time_title(table: dict[str, Any]) -> str:
+    """Cells are timed in processor time; a model that was trained elsewhere, perhaps on a GPU, by the clock."""
+    return "core-s a run" if table["setting"] else "s a run"
+
+
+def steps_text(row: dict[str, Any]) -> str:
+    """Taken with the chosen learning rate, by each seed; a model that was trained elsewhere has none."""
+    return ", ".join(map(str, row.get("steps", [])))
 
 
 def accuracy_text(points: Sequence[dict[str, Any]]) -> str:

@@ -53,6 +53,7 @@ def summary(experiment: Experiment, folder: Path, errors: dict[str, str]) -> dic
     """A table as plain data: all that was asked for, what came out, and what is missing."""
     cells = experiment.cells(experiment.seeds)
     rows = {label: _row(experiment, label, cells, folder, errors) for label in experiment.rows}
+    done = [outcome for cell in cells if (outcome := load(cell, folder)) is not None]
     for label, row in rows.items():
         row["against"] = _against(row, rows.get(experiment.against.get(label, "")), experiment.seeds)
     return {
@@ -66,6 +67,9 @@ def summary(experiment: Experiment, folder: Path, errors: dict[str, str]) -> dic
         "seeds": experiment.seeds,
         "train": [{"task": problem.name, **problem.options} for problem in experiment.train],
         "source": experiment.source,
+        "note": experiment.note,
+        "cells": len(done),
+        "core_seconds": sum(outcome.seconds for outcome in done),  # of the whole grid, not of the chosen rates alone
         "rows": list(rows.values()),
     }
 

@@ -225,6 +225,28 @@ def test_one_test_is_drawn_with_its_seeds(tmp_path):
     assert [trace.y[0] for trace in others] == ["linear", "linear"]
 
 
+def test_the_table_says_what_it_cost(tmp_path):
+    """All cells count, those of the learning rate that was not chosen, too; what is not done yet does not."""
+    tiny = experiment(reference=None, note="Mind the gap.")
+    cells = tiny.cells(1)
+    for one, seconds in zip(cells[:-1], (30.0, 60.0, 90.0), strict=True):
+        save(one, replace(outcome(0.5 + one.learning_rate), steps=7, seconds=seconds), tmp_path)
+    table = summary(tiny, tmp_path, {})
+    assert (table["cells"], table["core_seconds"]) == (3, 180)
+    text = printed(result_table(table))
+    html = page({"command": "", "suite": "tiny", "tables": [table]}).html()
+    for word in ("cells: 3, in 3.0 core-minutes", "Mind the gap.", "core-s a run"):
+        assert word in text and word in html, word
+    softmax = next(line for line in text.splitlines() if "softmax" in line)
+    assert " 7 " in softmax and " 90 " in softmax  # those of the chosen rate
+
+
+def test_seconds_are_of_the_processor():
+    """Waiting, as for a core that others use, is not counted."""
+    setting = replace(TINY, steps=1, stop_at=None)
+    assert learn(cell(setting=setting), lambda step, loss: time.sleep(1.0)).seconds < 0.9
+
+
 def test_rows_are_compared_seed_by_seed(tmp_path):
     tiny = experiment(seeds=3, learning_rates=(1e-3,), against={"softmax": "linear"}, reference=None)
     shares = {"softmax": (0.9, 0.7, 0.8), "linear": (0.6, 0.75, 0.7)}
@@ -313,6 +335,15 @@ def test_digits_compare_like_with_like(preset):
     sizes = [parameters(row, settings[label], task) for label, row in digits.rows.items()]
     assert max(sizes) - min(sizes) < 0.01 * min(sizes)
     assert digits.seeds == 5
+
+
+def test_recall_trains_with_more_pairs_than_the_first_order_holds_and_fewer_than_the_second():
+    """A head of d channels has d features of first order and d (d + 1) / 2 of second: with as many keys it can be exact."""
+    (recall,) = plan("recall")
+    channels = recall.setting.width // recall.setting.heads
+    hardest = max(problem.options["pairs"] for problem in recall.train)
+    assert channels < hardest < channels * (channels + 1) // 2
+    assert max(problem.options["pairs"] for problem in recall.test) > hardest
 
 
 @pytest.mark.parametrize("preset", ["quick", "standard"])
