@@ -48,7 +48,8 @@ class Setting:
     model: "language" (an answer at some tokens), "classifier" (one a sequence), "pairs" (one for two sequences) or "vision"
     (one an image). width, heads, layers, inner: of the model; inner is the width of its MLPs, which differs from row to row
     where parameters are equal. steps of batch examples, AdamW; stop_at: the accuracy on held-out examples at which training
-    ends early, None for never. examples: of each test that is generated; stored ones are taken whole.
+    ends early, None for never. examples: of each test that is generated; stored ones are taken whole. embedding_std: of the
+    first embeddings of tokens.
     """
 
     model: str = "language"
@@ -61,11 +62,14 @@ class Setting:
     weight_decay: float = 0.1
     stop_at: float | None = None
     examples: int = 1000
+    embedding_std: float = 0.02
 
     def __post_init__(self) -> None:
         one_of("model", self.model, MODELS)
         for name in ("width", "heads", "layers", "inner", "steps", "batch", "examples"):
             at_least_one(name, getattr(self, name))
+        if not self.embedding_std > 0:
+            raise ValueError(f"embedding_std must be above 0, got {self.embedding_std}")
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,10 @@ class Cell:
     @property
     def key(self) -> str:
         """The same for the same settings, on any machine."""
-        text = json.dumps({"protocol": PROTOCOL, **self.settings()}, sort_keys=True)
+        settings = self.settings()
+        if self.setting.embedding_std == Setting.embedding_std:
+            del settings["setting"]["embedding_std"]  # results from before there was a choice stay valid
+        text = json.dumps({"protocol": PROTOCOL, **settings}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     @property

@@ -155,6 +155,14 @@ def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
         eos_token_id=None,
         use_cache=False,
     )
+    model: AtTokens | OfPairs | OfSequences
     if setting.model == "language":
-        return AtTokens(text)
-    return (OfPairs if setting.model == "pairs" else OfSequences)(text, task.num_classes)
+        model = AtTokens(text)
+    else:
+        model = (OfPairs if setting.model == "pairs" else OfSequences)(text, task.num_classes)
+    if setting.embedding_std != text.initializer_range:  # the head, which the same range draws, stays as it is
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                with torch.no_grad():
+                    module.weight *= setting.embedding_std / text.initializer_range
+    return model

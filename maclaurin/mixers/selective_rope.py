@@ -61,6 +61,8 @@ class SelectiveRotary(nn.Module):
     16 channels) or "none". bias: adds exp(b), 1 at first.
     temperature: "rope" for theta^(−j/R), theta 500000 unless given; "rfa" for tan(a_j/2) with a_j from 0 to theta·π, theta
     0.9999 unless given. temp_max: that of the fastest plane.
+    identity_conv: the convolution starts as the token itself, beside N(0, 0.02): the first turns are temperature ⊙ u_t, as
+    wide as the temperature makes them, and next to nothing of the tokens before.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class SelectiveRotary(nn.Module):
         temperature: str = "rope",
         theta: float | None = None,
         temp_max: float = 1.0,
+        identity_conv: bool = False,
     ) -> None:
         super().__init__()
         checks.one_of("increments", increments, INCREMENTS)
@@ -99,6 +102,10 @@ class SelectiveRotary(nn.Module):
             raise ValueError("temperature='rfa' spreads speeds over the pairs of a head: it needs 4 channels or more, got 2")
         if temp_max is None or temp_max <= 0:
             raise ValueError(f"temp_max must be positive, got {temp_max}")
+        if identity_conv and increments == "difference":
+            raise ValueError(
+                "identity_conv=True needs a convolution: increments must be 'silu' or 'linear', got 'difference'"
+            )
         self.heads, self.planes = heads, planes
         self.increments = increments
         self.temperature, self.theta, self.temp_max = temperature, theta, temp_max
@@ -122,6 +129,9 @@ class SelectiveRotary(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+        if identity_conv and self.conv is not None:
+            with torch.no_grad():
+                self.conv.weight[..., -1] += 1
 
     @without_autocast
     def forward(

@@ -402,3 +402,24 @@ def test_phases_stay_exact_over_65536_tokens():
     assert state.phase.dtype == torch.float64 and state.phase.abs().max() > 10_000
     assert turned_apart(torch.cat(pieces, 1).double(), angles.double()) <= 1e-6
     assert turned_apart(angles.double(), exact) <= 1e-3
+
+
+def test_a_convolution_that_starts_as_the_token_itself():
+    """The first turn of a token is temperature ⊙ u of that token, up to the noise that all convolutions start with."""
+
+    def turns(**options):
+        torch.manual_seed(0)
+        turning = SelectiveRotary(32, 2, 16, increments="linear", gate="none", theta=1, temp_max=0.5, **options).double()
+        x = torch.randn(4, 6, 32, dtype=torch.float64)
+        z = torch.nn.functional.normalize(x.unflatten(-1, (2, 16)), dim=-1)
+        u = turning.proj(z.flatten(2)).unflatten(-1, (2, 16))
+        with torch.no_grad():
+            angles, _ = turning(x, None, "auto", None)
+        return angles.diff(dim=1), 0.5 * u[:, 1:].detach()
+
+    turned, expected = turns(identity_conv=True)
+    assert (turned - expected).std() < 0.1 * expected.std()
+    turned, expected = turns()
+    assert turned.std() < 0.1 * expected.std()
+    with pytest.raises(ValueError, match="identity_conv=True needs a convolution"):
+        SelectiveRotary(32, 2, 16, increments="difference", identity_conv=True)

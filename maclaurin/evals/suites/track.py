@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maclaurin.evals.cells import Problem, Setting
-from maclaurin.evals.experiment import Experiment
-from maclaurin.evals.suites.rows import rows_of
+from maclaurin.evals.cells import Problem, Row, Setting
+from maclaurin.evals.experiment import SOFTMAX, Experiment
+from maclaurin.evals.suites.rows import SELECTIVE, one, rows_of
 
 PUBLISHED = {
     "gla-selective-conv": "solves it and extrapolates",
@@ -14,18 +14,31 @@ PUBLISHED = {
     "softmax": "does not solve it",
 }
 
+# More planes are more chances that one starts near the half turn: keys of 32 channels, with rotations and without. The norm
+# of a head's output undoes what a slightly wrong angle costs, cos(error), unless its epsilon is large; this was better in
+# trials at 192 tokens, and not enough: see docs/evals.md.
+KEYS = {"key_dim": 32}
+OWN_ROWS = {
+    "gla-selective": one("gla", rotary="selective", rotary_options=SELECTIVE, norm_eps=1.0, **KEYS),
+    "gla": one("gla", norm_eps=1.0, **KEYS),
+    "mlstm": one("mlstm", **KEYS),
+}
+
 
 def track(preset: str) -> list[Experiment]:
     parity = Experiment(
         "parity",
-        "Parity of the bits so far, one layer, trained at 16 and 64 tokens: share of right answers by length",
-        rows_of("gla-selective", "gla", "softmax-selective", "softmax", "mlstm", "qlstm"),
+        "Parity of the bits so far, one layer, trained at 8 to 64 tokens: share of right answers by length",
+        rows_of("gla-selective", "gla", "softmax-selective", "softmax", "mlstm", "qlstm") | OWN_ROWS,
         # no early end: an angle that is right at the trained lengths is not yet exact enough for four times as many tokens
-        Setting(width=32, heads=2, layers=1, inner=64, steps=800, batch=64, examples=200),
-        train=_moves("parity", 16, 64),
+        Setting(width=32, heads=2, layers=1, inner=16, steps=600, batch=64, examples=200, embedding_std=0.5),
+        train=_moves("parity", 8, 16, 32, 64),
         test=_moves("parity", 32, 64, 128, 256, 512),
-        learning_rates=(3e-3, 1e-2),
+        # one: gla-selective is right at the trained lengths with 0.003 and 0.01, so that validation cannot choose
+        learning_rates=(3e-3,),
         axis="length",
+        reference=Row(("qlstm",)),  # the heaviest mixer: the MLPs of all others are wide enough to make up for its gates
+        seeds=3,
         published={"softmax": PUBLISHED["softmax"]},
         source="Selective RoPE, arXiv 2511.17388, in words: 1 layer, width 384, trained at 128, tested at 512",
     )
@@ -35,12 +48,12 @@ def track(preset: str) -> list[Experiment]:
         size = Setting(width=384, heads=12, layers=1, inner=768, steps=10_000, batch=1024, weight_decay=1e-6, stop_at=0.99)
         names: tuple[str, ...] = ("gla-selective-conv", "gla-conv", "softmax-selective-conv", "softmax", "mlstm", "qlstm")
     else:
-        size = replace(parity.setting, width=128, heads=4, inner=256, steps=6000, batch=128, examples=1000)
+        size = replace(parity.setting, width=128, heads=4, inner=64, steps=6000, batch=128, examples=1000)
         names = (*parity.rows, "gla-selective-conv")
     found = []
     for group in ("parity", "Z5", "A3", "S3", "A5", "S5"):
         layers = 2 if group in ("A3", "S3", "A5", "S5") else 1
-        rows = rows_of(*names, "gated-delta", "mamba2s", "2mamba")
+        rows = rows_of(*names, "gated-delta", "mamba2s", "2mamba") | ({} if preset == "paper" else OWN_ROWS)
         found.append(
             replace(
                 parity,
@@ -48,6 +61,8 @@ def track(preset: str) -> list[Experiment]:
                 title=f"{group}: the product of all moves so far, {layers} layers, trained at up to 128 tokens",
                 setting=replace(size, layers=layers),
                 rows=rows,
+                # published sizes are softmax's, which qlstm exceeds
+                reference=SOFTMAX if preset == "paper" else parity.reference,
                 train=_moves(group, *((128,) if preset == "paper" else (16, 128))),
                 test=_moves(group, 64, 128, 256, 512),
                 learning_rates=(1e-4, 1e-3, 1e-2) if preset == "paper" else (1e-3, 3e-3, 1e-2),
