@@ -49,7 +49,7 @@ class Setting:
     (one an image). width, heads, layers, inner: of the model; inner is the width of its MLPs, which differs from row to row
     where parameters are equal. steps of batch examples, AdamW; stop_at: the accuracy on held-out examples at which training
     ends early, None for never. examples: of each test that is generated; stored ones are taken whole. embedding_std: of the
-    first embeddings of tokens.
+    first embeddings of tokens. label_smoothing: of the loss, the share of each answer that is spread over all classes.
     """
 
     model: str = "language"
@@ -63,6 +63,7 @@ class Setting:
     stop_at: float | None = None
     examples: int = 1000
     embedding_std: float = 0.02
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         one_of("model", self.model, MODELS)
@@ -70,6 +71,8 @@ class Setting:
             at_least_one(name, getattr(self, name))
         if not self.embedding_std > 0:
             raise ValueError(f"embedding_std must be above 0, got {self.embedding_std}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,9 @@ class Cell:
     def key(self) -> str:
         """The same for the same settings, on any machine."""
         settings = self.settings()
-        if self.setting.embedding_std == Setting.embedding_std:
-            del settings["setting"]["embedding_std"]  # results from before there was a choice stay valid
+        for later in ("embedding_std", "label_smoothing"):
+            if getattr(self.setting, later) == getattr(Setting, later):
+                del settings["setting"][later]  # results from before there was a choice stay valid
         text = json.dumps({"protocol": PROTOCOL, **settings}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 

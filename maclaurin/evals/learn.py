@@ -111,7 +111,7 @@ def train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch = 
         for mixer, own in windows.items():
             mixer.window = schedule.short if schedule.is_short(step) else own
         logits, answers = model(examples)
-        loss = cross_entropy(logits.float(), answers)
+        loss = cross_entropy(logits.float(), answers, label_smoothing=setting.label_smoothing)
         optimizer.zero_grad()
         loss.backward()
         length = nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -365,17 +365,16 @@ def test_rows_of_swax_differ_in_their_windows_alone(preset):
 
 
 @pytest.mark.slow
-def test_selective_rotations_solve_parity_at_the_trained_lengths_with_every_seed():
-    """At four times the length they do not, for gla: docs/evals.md has the figures."""
+def test_selective_rotations_solve_parity_at_four_times_the_trained_lengths_with_every_seed():
     (parity,) = plan("track", mixers=["gla-selective", "gla"])
     longest = max(problem.options["length"] for problem in parity.train)
-    trained = next(n for n, problem in enumerate(parity.test) if problem.options["length"] == longest)
+    far = next(n for n, problem in enumerate(parity.test) if problem.options["length"] == 4 * longest)
     for one in parity.cells(parity.seeds):
-        accuracy = learn(one).scores[trained].accuracy
+        accuracy = learn(one).scores[far].accuracy
         if one.label == "gla-selective":
             assert accuracy >= 0.99, one.name
         else:
-            assert accuracy < 0.65, one.name
+            assert accuracy < 0.6, one.name
 
 
 def test_all_rows_of_tracking_have_the_same_parameters():
@@ -397,6 +396,18 @@ def test_embeddings_start_as_large_as_the_setting_says_and_the_head_does_not():
     with pytest.raises(ValueError, match="embedding_std must be above 0"):
         replace(TINY, embedding_std=0.0)
     assert cell(setting=replace(TINY, embedding_std=0.5)).key != cell().key
+
+
+def test_smoothed_labels_leave_a_loss_and_are_another_cell():
+    losses = {}
+    for smoothing in (0.0, 0.5):
+        one = cell(setting=replace(TINY, label_smoothing=smoothing, steps=20))
+        losses[smoothing] = []
+        learn(one, lambda step, loss, kept=losses[smoothing]: kept.append(loss))
+    assert losses[0.0] != losses[0.5]
+    assert cell(setting=replace(TINY, label_smoothing=0.5)).key != cell().key
+    with pytest.raises(ValueError, match="label_smoothing must be at least 0 and below 1"):
+        replace(TINY, label_smoothing=1.0)
 
 
 def test_bad_settings_say_what_to_change():
