@@ -14,9 +14,9 @@ PUBLISHED = {
     "softmax": "does not solve it",
 }
 
-# Parity is a half turn for every one. More planes are more chances that one starts near it: keys of 32 channels, with rotations
-# and without. What is added at a one must last, up to 0.9993 a token at the start (tau = 1000): with the published tau = 16
-# half of it is gone after 16 tokens.
+# Parity is a half turn for every one. More planes are more chances that one starts near it: keys of 32 channels, with
+# rotations and without. What is added at a one must last: 0.9993 of it a token at the start (tau = 1000); with the published
+# tau = 16 half of it is gone after 16 tokens.
 KEYS = {"key_dim": 32}
 OWN_ROWS = {
     "gla-selective": one("gla", rotary="selective", rotary_options=SELECTIVE, tau=1000.0, **KEYS),
@@ -30,8 +30,8 @@ def track(preset: str) -> list[Experiment]:
         "parity",
         "Parity of the bits so far, one layer, trained at 8 to 64 tokens: share of right answers by length",
         rows_of("gla-selective", "gla", "softmax-selective", "softmax", "mlstm", "qlstm") | OWN_ROWS,
-        # An angle that is right at the trained lengths is not yet exact enough for four times as many tokens: so no early end,
-        # and smoothed labels, which make the answer after 60 ones differ from that after 2 cost something until the end
+        # An angle that is right at the trained lengths is not yet exact enough for four times as many tokens: so no early
+        # end, and smoothed labels, with which an answer that changes a little with the number of ones costs something
         Setting(
             width=32,
             heads=2,
