@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import json
+import signal
 import sys
 
 import pytest
@@ -16,6 +17,9 @@ settings.register_profile(
     "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("suite")
+
+# a shell starts background processes with Ctrl-C ignored, and those that tests interrupt would inherit that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
