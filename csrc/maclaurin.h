@@ -34,19 +34,24 @@ struct MaclaurinAttention {
     int32_t threads;
 };
 
-// One more token of attention with squared scores, for rows without padding. Its key, value and decay are put into the last
-// of S slots of buffers that hold the earlier ones, a head's side by side; then the query reads them all, and the memory.
-struct MaclaurinStep {
-    int64_t B, S, H, G, K, V;
-    int64_t slots;                          // of the buffers
-    MaclaurinTensor q, k, v, log_decay;     // of the new token
-    float *keys, *values, *log_decays;      // dense (B,G,slots,K), (B,G,slots,V), and (B,G,slots) or absent
-    float* y;                               // dense (B,1,H,V)
-    const float* memory;                    // dense (B,G,F,W), or absent
-    float* new_memory;                      // if present, the memory after all S keys
+// Where decoding with squared scores keeps tokens, for rows without padding: a head's side by side, with slots for those to
+// come. A call of `maclaurin_step` puts a token into the next slot; then its query reads all of them, and the memory.
+struct MaclaurinRoom {
+    int64_t B, H, G, K, V;
+    int64_t slots;
+    int64_t q_strides[2], k_strides[2], v_strides[2], log_decay_strides[2];  // of a new token: from row to row, head to head
+    float *keys, *values, *log_decays;  // dense (B,G,slots,K), (B,G,slots,V), and (B,G,slots) or absent
+    const float* memory;                // dense (B,G,F,W), or absent
     float scale;
     int32_t normalize;
-    int32_t threads;
+};
+
+struct MaclaurinToken {
+    int64_t S;  // tokens in the room, this one too
+    const float *q, *k, *v, *log_decay;
+    float* y;           // dense (B,1,H,V)
+    float* new_memory;  // if present, the memory after all S keys
+    int64_t threads;
 };
 
 // One call of first-order attention. Decays are absent, one a head (B,T,G), or one a channel (B,T,G,K).
@@ -109,7 +114,7 @@ MACLAURIN_EXPORT int32_t maclaurin_quadratic_backward(const MaclaurinAttention* 
 MACLAURIN_EXPORT int32_t maclaurin_chunked_forward(const MaclaurinAttention* call);
 MACLAURIN_EXPORT int32_t maclaurin_chunked_backward(const MaclaurinAttention* call);
 // 2 where a decay is positive: then nothing was done.
-MACLAURIN_EXPORT int32_t maclaurin_step(const MaclaurinStep* call);
+MACLAURIN_EXPORT int32_t maclaurin_step(const MaclaurinRoom* room, const MaclaurinToken* token);
 MACLAURIN_EXPORT int32_t maclaurin_linear_forward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_linear_backward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_conv_forward(const MaclaurinConv* call);

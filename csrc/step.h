@@ -6,46 +6,47 @@
 
 namespace maclaurin {
 
-inline const float* of_head(const MaclaurinTensor& token, int64_t b, int64_t g) {
-    return token.data + b * token.batch + g * token.head;
+inline const float* of_head(const float* token, const int64_t* strides, int64_t b, int64_t g) {
+    return token + b * strides[0] + g * strides[1];
 }
 
 // NaN is no positive decay: it goes through, as in every other form.
-inline bool grows(const MaclaurinStep& step) {
-    for (int64_t b = 0; b < step.B && step.log_decays != nullptr; ++b)
-        for (int64_t g = 0; g < step.G; ++g)
-            if (*of_head(step.log_decay, b, g) > 0) return true;
+inline bool grows(const MaclaurinRoom& room, const MaclaurinToken& token) {
+    for (int64_t b = 0; b < room.B && room.log_decays != nullptr; ++b)
+        for (int64_t g = 0; g < room.G; ++g)
+            if (*of_head(token.log_decay, room.log_decay_strides, b, g) > 0) return true;
     return false;
 }
 
-inline void put_token(const MaclaurinStep& step) {
-    for (int64_t b = 0; b < step.B; ++b)
-        for (int64_t g = 0; g < step.G; ++g) {
-            const int64_t slot = (b * step.G + g) * step.slots + step.S - 1;
-            std::memcpy(step.keys + slot * step.K, of_head(step.k, b, g), step.K * sizeof(float));
-            std::memcpy(step.values + slot * step.V, of_head(step.v, b, g), step.V * sizeof(float));
-            if (step.log_decays != nullptr) step.log_decays[slot] = *of_head(step.log_decay, b, g);
+inline void put_token(const MaclaurinRoom& room, const MaclaurinToken& token) {
+    for (int64_t b = 0; b < room.B; ++b)
+        for (int64_t g = 0; g < room.G; ++g) {
+            const int64_t slot = (b * room.G + g) * room.slots + token.S - 1;
+            std::memcpy(room.keys + slot * room.K, of_head(token.k, room.k_strides, b, g), room.K * sizeof(float));
+            std::memcpy(room.values + slot * room.V, of_head(token.v, room.v_strides, b, g), room.V * sizeof(float));
+            if (room.log_decays != nullptr)
+                room.log_decays[slot] = *of_head(token.log_decay, room.log_decay_strides, b, g);
         }
 }
 
-inline MaclaurinAttention as_attention(const MaclaurinStep& step) {
+inline MaclaurinAttention as_attention(const MaclaurinRoom& room, const MaclaurinToken& token) {
     const auto slots_of = [&](float* data, int64_t channels) -> MaclaurinTensor {
-        return {data, step.G * step.slots * channels, channels, step.slots * channels};
+        return {data, room.G * room.slots * channels, channels, room.slots * channels};
     };
     MaclaurinAttention call{};
-    call.B = step.B, call.T = 1, call.S = step.S, call.H = step.H, call.G = step.G, call.K = step.K, call.V = step.V;
-    call.q = step.q;
-    call.k = slots_of(step.keys, step.K);
-    call.v = slots_of(step.values, step.V);
-    call.log_decay = slots_of(step.log_decays, 1);
-    call.y = {step.y, step.H * step.V, step.H * step.V, step.V};
-    call.memory = step.memory;
-    call.new_memory = step.new_memory;
+    call.B = room.B, call.T = 1, call.S = token.S, call.H = room.H, call.G = room.G, call.K = room.K, call.V = room.V;
+    call.q = {const_cast<float*>(token.q), room.q_strides[0], 0, room.q_strides[1]};
+    call.k = slots_of(room.keys, room.K);
+    call.v = slots_of(room.values, room.V);
+    call.log_decay = slots_of(room.log_decays, 1);
+    call.y = {token.y, room.H * room.V, room.H * room.V, room.V};
+    call.memory = room.memory;
+    call.new_memory = token.new_memory;
     call.chunk = 1;
-    call.folded = step.new_memory != nullptr ? step.S : 0;
-    call.scale = step.scale;
-    call.normalize = step.normalize;
-    call.threads = step.threads;
+    call.folded = token.new_memory != nullptr ? token.S : 0;
+    call.scale = room.scale;
+    call.normalize = room.normalize;
+    call.threads = static_cast<int32_t>(token.threads);
     return call;
 }
 

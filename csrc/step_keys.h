@@ -14,17 +14,27 @@ struct Left {
     float memory;
 };
 
-// Sums in float64, from the last key back.
+// Sums in float64, from the last key back. Each addition waits for the one before, so four keys share one.
 inline Left pack_left(float* left, const MaclaurinAttention& call, int64_t b, int64_t g) {
+    const auto decay = [&](int64_t j) {
+        const double a = call.log_decay.data == nullptr ? 0 : *row(call.log_decay, b, j, g);
+        return a < SMALLEST_LOG_DECAY ? SMALLEST_LOG_DECAY : a;
+    };
     double sum = 0;
     int64_t j = call.S - 1;
     fill(left + call.S, round_up(call.S, LANES) - call.S, -__builtin_inff());
     // not(<=), so that NaN goes through
+    for (; j >= 3 && !(sum <= SMALLEST_LOG_FACTOR); j -= 4) {
+        const double one = decay(j), two = one + decay(j - 1), three = two + decay(j - 2);
+        left[j] = static_cast<float>(sum);
+        left[j - 1] = static_cast<float>(sum + one);
+        left[j - 2] = static_cast<float>(sum + two);
+        left[j - 3] = static_cast<float>(sum + three);
+        sum += three + decay(j - 3);
+    }
     for (; j >= 0 && !(sum <= SMALLEST_LOG_FACTOR); --j) {
         left[j] = static_cast<float>(sum);
-        if (call.log_decay.data == nullptr) continue;
-        const double a = *row(call.log_decay, b, j, g);
-        sum += a < SMALLEST_LOG_DECAY ? SMALLEST_LOG_DECAY : a;
+        sum += decay(j);
     }
     const int64_t first = (j + 1) / STEP_KEYS * STEP_KEYS;
     fill(left + first, j + 1 - first, -__builtin_inff());

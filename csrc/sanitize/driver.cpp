@@ -145,18 +145,19 @@ void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& ne
                 for (int64_t i = 0; i < c.V; ++i) values[slot * c.V + i] = in.v.at(b, s, g, i);
                 decays[slot] = in.log_decay.at(b, s, g);
             }
-    const auto last = [&](const Tensor& x) {
-        MaclaurinTensor view = x.view();
-        view.data += (c.S - 1) * view.time;
-        return view;
-    };
-    MaclaurinStep step{};
-    step.B = c.B, step.S = c.S, step.H = c.H, step.G = c.G, step.K = c.K, step.V = c.V, step.slots = c.S;
-    step.q = in.q.view(), step.k = last(in.k), step.v = last(in.v), step.log_decay = last(in.log_decay);
-    step.keys = keys.data(), step.values = values.data(), step.log_decays = c.decay ? decays.data() : nullptr;
-    step.y = out.y.data(), step.memory = in.memory.data(), step.new_memory = out.new_memory.data();
-    step.scale = 0.4f, step.normalize = c.normalize, step.threads = threads;
-    check(maclaurin_step(&step) == 0 && out.y.distance(y) < 1e-5 && out.new_memory.distance(new_memory) < 1e-5,
+    const auto last = [&](const Tensor& x) { return x.view().data + (c.S - 1) * x.view().time; };
+    const auto strides = [](int64_t (&to)[2], const Tensor& x) { to[0] = x.view().batch, to[1] = x.view().head; };
+    MaclaurinRoom room{};
+    room.B = c.B, room.H = c.H, room.G = c.G, room.K = c.K, room.V = c.V, room.slots = c.S;
+    strides(room.q_strides, in.q), strides(room.k_strides, in.k), strides(room.v_strides, in.v);
+    strides(room.log_decay_strides, in.log_decay);
+    room.keys = keys.data(), room.values = values.data(), room.log_decays = c.decay ? decays.data() : nullptr;
+    room.memory = in.memory.data(), room.scale = 0.4f, room.normalize = c.normalize;
+    MaclaurinToken token{};
+    token.S = c.S, token.threads = threads;
+    token.q = in.q.view().data, token.k = last(in.k), token.v = last(in.v), token.log_decay = last(in.log_decay);
+    token.y = out.y.data(), token.new_memory = out.new_memory.data();
+    check(maclaurin_step(&room, &token) == 0 && out.y.distance(y) < 1e-5 && out.new_memory.distance(new_memory) < 1e-5,
           "decoding step", c, isa, threads);
 }
 

@@ -26,8 +26,9 @@ from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import repeat_heads
 from maclaurin.ops.bidirectional import bidirectional_linear, bidirectional_power, bidirectional_softmax
 from maclaurin.ops.features import Kernel
+from maclaurin.ops.folding import MOST_FEATURES, waiting
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.power import FOLD_EVERY, MOST_FEATURES, power_attention, waiting
+from maclaurin.ops.power import FOLD_EVERY, power_attention
 from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.states import PowerState, State, TokenState
 

@@ -5,11 +5,12 @@ from maclaurin.ops.bidirectional import bidirectional_linear, bidirectional_powe
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.delta import delta_rule
 from maclaurin.ops.features import symmetric_power
+from maclaurin.ops.folding import fold_length
 from maclaurin.ops.inline import InlineState, bidirectional_inline, inline_attention
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.mlstm import mlstm
 from maclaurin.ops.piecewise import scalar_mlp
-from maclaurin.ops.power import fold_length, power_attention
+from maclaurin.ops.power import power_attention
 from maclaurin.ops.rotary import rotary, rotate
 from maclaurin.ops.scan import linear_scan
 from maclaurin.ops.selective import selective_scan

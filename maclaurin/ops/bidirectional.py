@@ -23,8 +23,9 @@ from maclaurin.ops import checks, decay
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
+from maclaurin.ops.folding import MOST_FEATURES
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.power import MOST_FEATURES, power_attention
+from maclaurin.ops.power import power_attention
 from maclaurin.ops.tokens import without_padding
 
 Causal = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, w
 from maclaurin.ops.blocks import over_query_blocks
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
+from maclaurin.ops.folding import MOST_FEATURES, fold_length_of, waiting
 from maclaurin.ops.power_chunked import CHUNK, Plan, above_rounding, chunked
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import PowerState
@@ -35,7 +35,6 @@ DIRECT_BLOCK = 512  # queries whose weights exist at a time where `auto` needs n
 # Where there is a memory, the C++ kernels take one token at a time, or so many that converting the memory pays off.
 NATIVE_FROM = 16
 LONG_SERIES = 8  # orders above it are summed in float64: their powers leave the range of float32 at ordinary scores
-MOST_FEATURES = 2**16  # beyond it a memory is larger than any cache it could replace: tokens are kept instead
 
 
 def power_attention(
@@ -73,12 +72,8 @@ def power_attention(
     """
     usual = order == 2 and order_weights is None and scale is None and form in ("auto", "recurrent") and backend == "auto"
     ragged = attention_mask is not None or cu_seqlens is not None or lengths is not None
-    simple = return_state and usual and not ragged and native.available() and not torch.compiler.is_compiling()
-    if simple and isinstance(state, PowerState):
-        first_fold = fold_at
-        if fold_at is None and state.memory is None:
-            first_fold = _second_order_fold(state.keys.shape[3], state.values.shape[3], normalize)
-        done = native.plain_step(q, k, v, log_decay, state, normalize, first_fold, fold_every)
+    if isinstance(state, PowerState) and return_state and usual and not ragged and not torch.compiler.is_compiling():
+        done = native.plain_step(q, k, v, log_decay, state, normalize, fold_at, fold_every)
         if done is not None:
             return done
     checks.heads(q, k, v)
@@ -91,7 +86,7 @@ def power_attention(
     checks.at_least_one("fold_every", fold_every)
     checks.at_least_one("chunk_size", chunk_size)
     if fold_at is None:
-        fold_at = _fold_length(kernel, k.shape[3], v.shape[3], normalize, k.dtype)
+        fold_at = fold_length_of(kernel, k.shape[3], v.shape[3], normalize, k.dtype)
     checks.at_least_one("fold_at", fold_at)
     engine = _Engine(kernel, weights, default_scale(scale, q), normalize, chunk_size, fold_at, fold_every, form, backend)
     if (log_decay is not None and log_decay.shape[2] != k.shape[2]) or weights is not None:
@@ -108,40 +103,6 @@ def power_attention(
     return over_documents(
         dense, (q, k, v, log_decay), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths
     )
-
-
-def fold_length(
-    key_dim: int,
-    value_dim: int,
-    order: int | Iterable[int] = 2,
-    *,
-    normalize: bool = True,
-    dtype: torch.dtype = torch.float32,
-) -> int:
-    """The number of tokens at which the memory is no larger than their keys and values: 1057 for d = 64, order 2.
-
-    `dtype` is that of the tokens. The memory is float32 at least, so it takes twice as many tokens in bfloat16.
-    """
-    return _fold_length(Kernel.of(order), key_dim, value_dim, normalize, dtype)
-
-
-@cache
-def _second_order_fold(key_dim: int, value_dim: int, normalize: bool) -> int:
-    return fold_length(key_dim, value_dim, normalize=normalize)
-
-
-def _fold_length(kernel: Kernel, key_dim: int, value_dim: int, normalize: bool, dtype: torch.dtype) -> int:
-    features = kernel.feature_count(key_dim)
-    if features > MOST_FEATURES:
-        return 2**62
-    memory_bytes = features * (value_dim + normalize) * torch.promote_types(dtype, torch.float32).itemsize
-    token_bytes = (key_dim + value_dim) * dtype.itemsize
-    return -(-memory_bytes // token_bytes)
-
-
-def waiting(tokens: int, fold_at: int, fold_every: int) -> int:
-    """How many of the last tokens are not folded yet, if all were when they were `fold_at`, and then every so many."""
-    return tokens if tokens < fold_at else (tokens - fold_at) % fold_every
 
 
 @dataclass(frozen=True)

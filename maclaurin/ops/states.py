@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -28,6 +28,10 @@ class State:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         State._classes[cls.__name__] = cls
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies are made of: the fields, and nothing that a state remembers beside them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
         changed = {}
@@ -57,9 +61,8 @@ class State:
 
     @property
     def batch_size(self) -> int:
-        for value in vars(self).values():
-            if value is not None:
-                return value.batch_size if isinstance(value, State) else int(value.shape[0])
+        for tensor in self.tensors().values():
+            return int(tensor.shape[0])
         raise ValueError("a state without tensors has no batch size")
 
     def to(self, device: torch.device | str) -> Self:
@@ -192,7 +195,9 @@ class TokenState(State):
 
     keys: Tensor  # (B, S, G, K)
     values: Tensor  # (B, S, G, V)
-    log_decay: Tensor | None = None  # (B, S, G): the decay that each token brought
+    log_decay: Tensor | None = dataclasses.field(
+        default_factory=lambda: None
+    )  # (B, S, G): the decay that each token brought
     lengths: Tensor | None = None  # (B,) int64
 
     @property
@@ -219,6 +224,13 @@ class TokenState(State):
         )
 
 
+class TokenViews(Protocol):
+    """Where the tokens of many states lie together."""
+
+    def view(self, name: str, slots: int) -> Tensor | None:
+        """The field `name` of the state with the first `slots` tokens."""
+
+
 @dataclass(frozen=True)
 class PowerState(TokenState):
     """The state of power attention: a folded memory, and the tokens that are not folded into it yet.
@@ -227,6 +239,20 @@ class PowerState(TokenState):
     """
 
     memory: Tensor | None = None  # (B, G, F, V), or (B, G, F, V+1) where the last column sums the features
+
+    @classmethod
+    def within(cls, tokens: TokenViews, slots: int, memory: Tensor | None) -> Self:
+        """A state whose tokens become tensors when somebody looks at them, which decoding does not."""
+        state = object.__new__(cls)
+        state.__dict__.update(lengths=None, memory=memory, source=(tokens, slots))
+        return state
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("keys", "values", "log_decay") or "source" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        tokens, slots = self.__dict__["source"]
+        self.__dict__[name] = tensor = tokens.view(name, slots)
+        return tensor
 
     @classmethod
     def cat(cls, states: Sequence[Self]) -> Self:

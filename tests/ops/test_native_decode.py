@@ -249,3 +249,34 @@ def test_two_successors_of_a_state_do_not_see_each_other(fold_at):
     assert_close(first, alone[41, 42, 43][0], 1e-6)
     assert_close(second, alone[50, 51, 52][0], 1e-6)
     assert_close(copied, alone[41, 42, 43][0], 1e-6)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, ops.PowerState.clone])
+def test_a_copy_of_a_state_does_not_share_its_slots(copied):
+    """A copy made before the next step: neither it nor the state it was made of writes where the other one reads."""
+    batch = attention_inputs("kv")(Sizes(T=60, K=8, V=8)).to(torch.float32)
+
+    def step(state, t):
+        return ops.power_attention(**batch.between(t, t + 1).tokens, state=state, fold_at=1000)
+
+    with torch.no_grad():
+        _, state = step(ops.power_attention(**batch.between(0, 40).tokens, fold_at=1000)[1], 40)
+        other = copied(state)
+        _, other = step(other, 50)
+        _, state = step(state, 41)
+        y, _ = step(other, 51)
+        expected, _ = step(step(ops.power_attention(**batch.between(0, 41).tokens, fold_at=1000)[1], 50)[1], 51)
+    assert_close(y, expected, 1e-6)
+
+
+def test_tokens_of_a_decoded_state_are_there_when_somebody_looks():
+    batch = attention_inputs("kv")(Sizes(T=30, K=8, V=8)).to(torch.float32)
+    with torch.no_grad():
+        _, state = ops.power_attention(**batch.between(0, 20).tokens, fold_at=1000)
+        for t in range(20, 30):
+            _, state = ops.power_attention(**batch.between(t, t + 1).tokens, state=state, fold_at=1000)
+    assert state.batch_size == batch.tokens["k"].shape[0] and state.slots == 30
+    assert state.keys.equal(batch.tokens["k"]) and state.values.equal(batch.tokens["v"])
+    assert state.log_decay.equal(batch.tokens["log_decay"])
+    with pytest.raises(AttributeError, match="no attribute 'queries'"):
+        state.queries  # noqa: B018

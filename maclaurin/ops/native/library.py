@@ -111,7 +111,7 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_use_openmp.argtypes = [ctypes.c_void_p]
     for name in ATTENTION_KERNELS:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Attention)]
-    library.maclaurin_step.argtypes = [ctypes.c_char_p]  # packed already: a ctypes structure would take longer than the step
+    library.maclaurin_step.argtypes = [ctypes.c_char_p, ctypes.c_char_p]  # packed: ctypes structures take longer to fill
     for name in LINEAR_KERNELS:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Linear)]
     for name in CONV_KERNELS:
@@ -193,12 +193,5 @@ def run(kernel: str, call: ctypes.Structure) -> None:
         raise MemoryError(f"the native kernel {kernel} found no memory for its blocks")
 
 
-def step(packed: bytes) -> bool:
-    """One decoding step from a packed MaclaurinStep; False where a decay is positive and nothing was done."""
-    status: int = _loaded().maclaurin_step(packed)
-    if status == 1:
-        raise MemoryError("the native decoding step found no memory for its blocks")
-    return status == 0
-
-
 _LIBRARY = _load()  # when imported, so that torch.compile sees a constant
+step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinRoom, packed MaclaurinToken) -> status

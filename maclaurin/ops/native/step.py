@@ -12,28 +12,29 @@ goes the general way.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from maclaurin.ops.folding import second_order_fold
 from maclaurin.ops.native import library
 from maclaurin.ops.states import PowerState
 
 SPARE = 128  # slots behind the tokens that a first room is made of
-# MaclaurinStep: sizes and slots; q, k, v, log_decay; buffers, y and memories; scale, normalize, threads
-_ARGUMENTS = struct.Struct("7q 16q 6q f2i4x")
-_ABSENT = (0, 0, 0, 0)
+_ROOM = struct.Struct("6q 8q 4q fi")  # MaclaurinRoom: sizes and slots, strides of a token, buffers and memory, options
+_TOKEN = struct.Struct("8q")  # MaclaurinToken
+_NO_MEMORY, _GROWS = 1, 2  # what the kernel answers where it has done nothing
 
 Step = tuple[Tensor, PowerState]
+Layout = list[Any]  # whether to normalize, and shape and strides of q, k, v and, where there is one, log_decay
 
 
 class Room:
     """The tokens of a state and slots behind them, each for one successor: a second one gets a room of its own.
 
     keys (B,G,slots,K), values (B,G,slots,V), decays (B,G,slots) or None; the memory is that of all states in the room.
-    What a step needs of them is looked up once: a step has no microsecond to give away.
     """
 
     def __init__(self, sizes: tuple[int, int, int, int], slots: int, has_decays: bool, memory: Tensor | None) -> None:
@@ -44,18 +45,13 @@ class Room:
         self.memory = memory
         self.is_inference = torch.is_inference_mode_enabled()
         self.taken: dict[int, object] = {}
-        self.shapes = ((B, 1, G, K), (B, 1, G, V), (B, 1, G))  # of a token
-        self.buffers = (self.keys.data_ptr(), self.values.data_ptr(), 0 if self.decays is None else self.decays.data_ptr())
-        self.memory_pointer = 0 if memory is None else memory.data_ptr()
-        self.k_strides = (G * slots * K, K, slots * K, 1)
-        self.v_strides = (G * slots * V, V, slots * V, 1)
-        self.decay_strides = (G * slots, 1, slots)
+        self.packed: tuple[Layout, bytes] = ([], b"")  # for tokens of the last layout: they all have the same
 
     @classmethod
     def of(cls, state: PowerState, slots: int) -> Room:
         """The tokens of a state, copied."""
-        B, S, G, K = state.keys.shape
-        room = cls((B, G, K, state.values.shape[3]), slots, state.log_decay is not None, state.memory)
+        S = state.keys.shape[1]
+        room = cls(_sizes(state), slots, state.log_decay is not None, state.memory)
         room.keys[:, :, :S] = state.keys.transpose(1, 2)
         room.values[:, :, :S] = state.values.transpose(1, 2)
         if state.log_decay is not None and room.decays is not None:
@@ -67,15 +63,35 @@ class Room:
         usable = slot < self.slots and self.is_inference == torch.is_inference_mode_enabled()
         return usable and self.taken.setdefault(slot, mine) is mine  # setdefault is one step for all Python threads
 
-    def state(self, S: int) -> PowerState:
-        """The state of the first S tokens."""
+    def view(self, name: str, S: int) -> Tensor | None:
+        if name == "log_decay":
+            return None if self.decays is None else self.decays.transpose(1, 2)[:, :S]
+        return (self.keys if name == "keys" else self.values).transpose(1, 2)[:, :S]
+
+    def pack(self, layout: Layout) -> bytes | None:
+        """What the kernel is told about the room and tokens of that layout; None where they do not fit.
+
+        One new token a row, of the heads and channels in the room, with a decay if they have decays.
+        """
+        last_layout, packed = self.packed
+        if layout == last_layout:
+            return packed
         B, G, K, V = self.sizes
-        keys = self.keys.as_strided((B, S, G, K), self.k_strides)
-        values = self.values.as_strided((B, S, G, V), self.v_strides)
-        decays = None if self.decays is None else self.decays.as_strided((B, S, G), self.decay_strides)
-        state = PowerState(keys, values, decays, None, self.memory)
-        object.__setattr__(state, "_room", self)  # no field: a copy of the state has none
-        return state
+        normalize, (q_shape, q_strides), (k_shape, k_strides), (v_shape, v_strides), *decay = layout
+        if len(q_shape) != 4 or q_shape != (B, 1, H := q_shape[2], K) or H % G:
+            return None
+        if k_shape != (B, 1, G, K) or v_shape != (B, 1, G, V) or not q_strides[3] == k_strides[3] == v_strides[3] == 1:
+            return None
+        if bool(decay) != (self.decays is not None) or (decay and decay[0][0] != (B, 1, G)):
+            return None
+        if self.memory is not None and self.memory.shape != (B, G, K * (K + 1) // 2, V + normalize):
+            return None
+        decay_strides = decay[0][1] if decay else (0, 0, 0)
+        strides = [x[i] for x in (q_strides, k_strides, v_strides, decay_strides) for i in (0, 2)]
+        buffers = [0 if x is None else x.data_ptr() for x in (self.keys, self.values, self.decays, self.memory)]
+        packed = _ROOM.pack(B, H, G, K, V, self.slots, *strides, *buffers, K**-0.5, normalize)
+        self.packed = layout, packed
+        return packed
 
 
 def plain_step(
@@ -89,76 +105,60 @@ def plain_step(
     fold_every: int,
 ) -> Step | None:
     """y and the state after one more token, as `power_attention` defines them; None where this is not a plain step."""
-    if _get_current_dispatch_mode() is not None:
+    if library.step is None or _get_current_dispatch_mode() is not None:
         return None
-    room: Room | None = getattr(state, "_room", None)
-    tokens = (q, k, v) if log_decay is None else (q, k, v, log_decay)
-    if not _are_plain(tokens) or (room is None and not _is_plain_state(state)):
+    layout: Layout = [normalize]
+    pointers = []
+    for x in (q, k, v) if log_decay is None else (q, k, v, log_decay):
+        if not _is_plain(x) or (x.requires_grad and torch.is_grad_enabled()):
+            return None
+        layout.append((x.shape, x.stride()))
+        pointers.append(x.data_ptr())
+    source: tuple[Room, int] | None = state.__dict__.get("source")
+    if source is None and not _is_plain_state(state):
         return None
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (*tokens, *state.tensors().values())):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in state.tensors().values()):
         return None
-    memory, S = state.memory, state.keys.shape[1] + 1
-    if memory is None and (fold_at is None or S >= fold_at):
+    room, kept = source or (None, state.keys.shape[1])
+    B, _, K, V = room.sizes if room is not None else _sizes(state)
+    memory, S = state.memory, kept + 1
+    if memory is None and S >= (fold_at or second_order_fold(K, V, normalize)):
         return None  # the first fold is a large one
-    if room is None or not room.take(S - 1):
+    if room is None or not room.take(kept):
         room = Room.of(state, S + SPARE if memory is None else max(S, fold_every))
-        room.take(S - 1)
-    if not _fits(q, k, v, log_decay, room, normalize):
+        room.take(kept)
+    packed = room.pack(layout)
+    if packed is None:
         return None
-    B, G, K, V = room.sizes
-    H = q.shape[2]
-    y = torch.empty(B, 1, H, V)
+    y = torch.empty(B, 1, q.shape[2], V)
     new_memory = torch.empty(memory.shape) if memory is not None and S >= fold_every else None
-    arguments = _ARGUMENTS.pack(
-        *(B, S, H, G, K, V, room.slots),
-        *_strided(q),
-        *_strided(k),
-        *_strided(v),
-        *(_ABSENT if log_decay is None else _strided(log_decay)),
-        *room.buffers,
-        y.data_ptr(),
-        room.memory_pointer,
-        0 if new_memory is None else new_memory.data_ptr(),
-        *(K**-0.5, normalize, torch.get_num_threads()),
-    )
-    if not library.step(arguments):
-        return None
+    if log_decay is None:
+        pointers.append(0)
+    new_pointer = 0 if new_memory is None else new_memory.data_ptr()
+    status = library.step(packed, _TOKEN.pack(S, *pointers, y.data_ptr(), new_pointer, torch.get_num_threads()))
+    if status == _NO_MEMORY:
+        raise MemoryError("the native decoding step found no memory for its blocks")
+    if status == _GROWS:
+        return None  # the general way says what is wrong
     if new_memory is not None:
         room, S = Room(room.sizes, fold_every, log_decay is not None, new_memory), 0
-    return y, room.state(S)
+    return y, PowerState.within(room, S, room.memory)
 
 
-def _are_plain(tensors: Iterable[Tensor]) -> bool:
+def _is_plain(x: Tensor) -> bool:
     """float32 on a CPU, and nothing more than a tensor."""
-    return all(type(x) is Tensor and x.dtype is torch.float32 and x.is_cpu for x in tensors)
+    return type(x) is Tensor and x.dtype is torch.float32 and x.is_cpu
 
 
 def _is_plain_state(state: PowerState) -> bool:
     keys, values, memory = state.keys, state.values, state.memory
-    if state.lengths is not None or not _are_plain(state.tensors().values()):
+    if state.lengths is not None or not all(map(_is_plain, state.tensors().values())):
         return False
     return (
         keys.dim() == 4 == values.dim() and keys.shape[:3] == values.shape[:3] and (memory is None or memory.is_contiguous())
     )
 
 
-def _fits(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, room: Room, normalize: bool) -> bool:
-    """One new token a row, of the heads and channels in the room, with a decay if they have decays."""
-    B, G, K, V = room.sizes
-    k_shape, v_shape, decay_shape = room.shapes
-    memory = room.memory
-    return (
-        k.shape == k_shape
-        and v.shape == v_shape
-        and q.dim() == 4
-        and q.shape == (B, 1, q.shape[2], K)
-        and q.shape[2] % G == 0
-        and q.stride(3) == k.stride(3) == v.stride(3) == 1
-        and (log_decay is None) == (room.decays is None)
-        and (log_decay is None or log_decay.shape == decay_shape)
-        and (memory is None or memory.shape == (B, G, K * (K + 1) // 2, V + normalize))
-    )
-
-
-def _strided(x: Tensor) -> tuple[int, ...]:
-    return x.data_ptr(), *x.stride()[:3]
+def _sizes(state: PowerState) -> tuple[int, int, int, int]:
+    B, _, G, K = state.keys.shape
+    return B, G, K, state.values.shape[3]
