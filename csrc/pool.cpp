@@ -19,6 +19,36 @@ constexpr size_t LINE = 64;
 constexpr size_t LARGE_PAGES_FROM = size_t{4} << 20;  // bytes: two large pages, of which one lies inside for sure
 constexpr size_t KEPT_BYTES = size_t{16} << 20;       // larger buffers go back when the next one is asked for
 
+// The tasks of a call, dealt out to the threads: a thread takes its own ones first, the same at every call, because its
+// cache may still have their data; then it helps the others, so uneven tasks balance.
+class Shares {
+  public:
+    Shares(int64_t count, int threads, Task task, void* context)
+        : task_(task), context_(context), count_(count), shares_(std::min(threads, MOST)) {}
+
+    void take() {
+        static std::atomic<unsigned> threads{0};
+        static thread_local const unsigned number = threads++;
+        for (int n = 0; n < shares_; ++n) {
+            const int64_t share = (number + n) % shares_;
+            const auto next = [&] { return share + shares_ * taken_[share].count.fetch_add(1, std::memory_order_relaxed); };
+            for (int64_t i; (i = next()) < count_;) task_(context_, i);
+        }
+    }
+
+  private:
+    static constexpr int MOST = 64;
+    struct alignas(LINE) Taken {
+        std::atomic<int64_t> count{0};
+    };
+
+    Task task_;
+    void* context_;
+    int64_t count_;
+    int shares_;
+    Taken taken_[MOST];
+};
+
 class Pool {
   public:
     void run(int64_t count, int threads, Task task, void* context) {
@@ -28,16 +58,16 @@ class Pool {
             return;
         }
         std::lock_guard<std::mutex> owner(busy_, std::adopt_lock);
+        Shares shares(count, helpers + 1, task, context);
         {
             std::lock_guard<std::mutex> lock(mutex_);
             helpers = hire(helpers);
-            task_ = task, context_ = context, count_ = count;
-            next_.store(0, std::memory_order_relaxed);
+            shares_ = &shares;
             helpers_ = running_ = helpers;
             ++round_;
         }
         wake_.notify_all();
-        take();
+        shares.take();
         std::unique_lock<std::mutex> lock(mutex_);
         done_.wait(lock, [this] { return running_ == 0; });
     }
@@ -55,18 +85,15 @@ class Pool {
         return std::min(wanted, static_cast<int>(workers_.size()));
     }
 
-    void take() {
-        for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) task_(context_, i);
-    }
-
     void work(int number, uint64_t seen) {
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
             wake_.wait(lock, [&] { return round_ != seen; });
             seen = round_;
             if (number >= helpers_) continue;
+            Shares& shares = *shares_;
             lock.unlock();
-            take();
+            shares.take();
             lock.lock();
             if (--running_ == 0) done_.notify_one();
         }
@@ -75,10 +102,7 @@ class Pool {
     std::mutex busy_, mutex_;
     std::condition_variable wake_, done_;
     std::vector<std::thread> workers_;
-    std::atomic<int64_t> next_{0};
-    Task task_ = nullptr;
-    void* context_ = nullptr;
-    int64_t count_ = 0;
+    Shares* shares_ = nullptr;
     int helpers_ = 0, running_ = 0;
     uint64_t round_ = 0;
 };
@@ -110,24 +134,13 @@ class Team {
     bool run(int64_t count, int threads, Task task, void* context) {
         const OpenmpParallel parallel = parallel_.load();
         if (parallel == nullptr || owner_ != getpid()) return false;
-        Work work{task, context, count, {0}};
-        parallel(take, &work, static_cast<unsigned>(std::min<int64_t>(threads, count)), 0);
+        const int team = static_cast<int>(std::min<int64_t>(threads, count));
+        Shares shares(count, team, task, context);
+        parallel([](void* shares) { static_cast<Shares*>(shares)->take(); }, &shares, static_cast<unsigned>(team), 0);
         return true;
     }
 
   private:
-    struct Work {
-        Task task;
-        void* context;
-        int64_t count;
-        std::atomic<int64_t> next;
-    };
-
-    static void take(void* data) {
-        Work& work = *static_cast<Work*>(data);
-        for (int64_t i; (i = work.next.fetch_add(1, std::memory_order_relaxed)) < work.count;) work.task(work.context, i);
-    }
-
     std::atomic<OpenmpParallel> parallel_{nullptr};
     pid_t owner_ = 0;
 };

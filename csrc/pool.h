@@ -1,4 +1,4 @@
-// A small pool of threads. The caller works too; tasks are handed out one by one, so uneven ones balance.
+// A small pool of threads. The caller works too.
 #pragma once
 #include <cstddef>
 #include <cstdint>
