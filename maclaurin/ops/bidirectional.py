@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from maclaurin.ops import checks, decay
+from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
@@ -77,8 +77,13 @@ def bidirectional_power(
     checks.one_of("form", form, checks.FORMS)
     checks.number("scale", scale)
     kernel = Kernel.of(order)
-    if form == "parallel" or (form == "auto" and q.shape[1] <= longest_direct("torch", kernel.feature_count(q.shape[3]))):
+    in_native = _is_native(kernel, order_weights, q, k, log_decay)
+    # the kernels take a chunk pair by pair themselves, which pays off where torch would have to make a matrix of decays
+    short = q.shape[1] <= longest_direct("torch", kernel.feature_count(q.shape[3])) and (log_decay is None or not in_native)
+    if form == "parallel" or (form == "auto" and short):
         return _pair_by_pair(kernel, order_weights, default_scale(scale, q), q, k, v, log_decay, normalize, lengths)
+    if in_native:
+        return _natively(q, k, v, log_decay, default_scale(scale, q), normalize, lengths)
     if log_decay is None and order_weights is None and kernel.feature_count(q.shape[3]) <= MOST_FEATURES:
         return _one_power_memory(kernel, default_scale(scale, q), q, k, v, normalize, lengths)
     terms = kernel.orders if isinstance(order, Iterable) else kernel.orders[0]
@@ -134,6 +139,23 @@ def bidirectional_linear(
         return (q * repeat_heads(k, q.shape[2])).sum(-1) * default_scale(scale, q)
 
     return _both_ways(causal, own_weight, q, k, v, log_decay, normalize, lengths)
+
+
+def _is_native(kernel: Kernel, order_weights: Tensor | None, q: Tensor, k: Tensor, log_decay: Tensor | None) -> bool:
+    squared = kernel.squared and order_weights is None and q.shape[1] > 0
+    of_keys = log_decay is None or log_decay.shape[2] == k.shape[2]
+    return squared and of_keys and native.refusal(q, torch.promote_types(q.dtype, torch.float32)) is None
+
+
+@without_autocast
+def _natively(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, normalize: bool, lengths: Tensor | None
+) -> Tensor:
+    """Keys of padding are zero, and so are their squares."""
+    wide = [without_padding(x.float(), lengths) for x in (q, k, v)]
+    a = None if log_decay is None else without_padding(log_decay.float(), lengths)
+    y, _ = native.call("whole", *wide, a, scale, normalize)
+    return without_padding(y, lengths).to(q.dtype)
 
 
 @without_autocast

@@ -1,7 +1,8 @@
 """Attention with squared or exponential scores as torch operators.
 
-`quadratic` meets every key directly; `chunked` (squared scores) goes through a memory, in linear time. Both take float32
-tensors (B,T,H,K) of queries and (B,S,G,·) of keys and values, of which the queries are the last T, with any strides.
+`quadratic` meets every key directly; `chunked` (squared scores) goes through a memory, in linear time, and `whole` does so
+for every query and every key. All take float32 tensors (B,T,H,K) of queries and (B,S,G,·) of keys and values, of which the
+queries are the last T, with any strides.
 Besides y they return the divisor of every row, which is for the backward alone.
 """
 
@@ -19,6 +20,7 @@ from maclaurin.ops.native.library import Attention, Strided, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
 LONGEST_CHUNK = 128  # of csrc/chunks.h
+BACK, FORTH, ALL = 1, 2, 3  # MaclaurinWay
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay"
 Shape = tuple[int, ...]
 
@@ -31,7 +33,7 @@ def _call(
     sizes = {"B": B, "T": T, "S": k.shape[1], "H": H, "G": k.shape[2], "K": K, "V": v.shape[3]}
     call = Attention(**sizes, scale=scale, normalize=normalize, **options)
     for name, tensor in {"q": q, "k": k, "v": v, **tensors}.items():
-        setattr(call, name, Strided.of(tensor))
+        setattr(call, name, Strided.of(tensor, backwards=call.way == BACK))
     return call
 
 
@@ -234,6 +236,87 @@ def _chunked_backward(
     call.new_memory, call.dnew_memory = pointer(new_memory), pointer(dnew_memory)
     run("chunked_backward", call)
     return dq, dk, dv, da, dmemory
+
+
+# --- squared scores over whole sequences, every query against every key
+
+
+def _ways(log_decay: Tensor | None) -> tuple[int, ...]:
+    return (ALL,) if log_decay is None else (BACK, FORTH)
+
+
+def _whole_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _outputs(q, v)
+
+
+def _whole_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, scale, normalize = inputs
+    ctx.options = (scale, normalize)
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _whole_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    dq, dk, dv, dlog_decay = torch.ops.maclaurin.whole_backward(dy, *saved, *ctx.options)
+    return dq, dk, dv, None if saved[3] is None else dlog_decay, None, None
+
+
+def _whole_flops(q: Shape, k: Shape, v: Shape, a: Shape | None, *_: Any, **__: Any) -> int:
+    through_memory = 2 * sum(_memory_products(q, k, v))
+    return through_memory if a is None else 2 * through_memory + 4 * _pair_products(q, v, LONGEST_CHUNK / 2)
+
+
+def _whole_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, a: Shape | None, *_: Any, **__: Any) -> int:
+    reads, writes = _memory_products(q, k, v)
+    return (1 if a is None else 2) * 2 * (2 * reads + 3 * writes)
+
+
+@operator(
+    f"whole({INPUTS}, float scale, bool normalize) -> (Tensor, Tensor)",
+    fake=_whole_fake,
+    flops=_whole_flops,
+    save=_whole_save,
+    backward=_whole_gradients,
+)
+def _whole(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, normalize: bool
+) -> tuple[Tensor, Tensor]:
+    q, k, v = rows(q), rows(k), rows(v)
+    y, total = _outputs(q, v)
+    tensors = {"log_decay": log_decay, "y": y, "total": total}
+    for way in _ways(log_decay):
+        run("chunked_forward", _call(q, k, v, scale, normalize, tensors, chunk=LONGEST_CHUNK, way=way))
+    return y, total
+
+
+@operator(
+    f"whole_backward(Tensor dy, {INPUTS}, Tensor y, Tensor total, float scale, bool normalize) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_quadratic_backward_fake,
+    flops=_whole_backward_flops,
+    save=save_nothing,
+    backward=no_second_derivative,
+)
+def _whole_backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    y: Tensor,
+    total: Tensor,
+    scale: float,
+    normalize: bool,
+) -> tuple[Tensor, ...]:
+    dy, q, k, v = rows(dy), rows(q), rows(k), rows(v)
+    gradients = []
+    for way in _ways(log_decay):
+        dq, dk, dv, da = _dense_like(q, k, v, log_decay)
+        tensors = {"log_decay": log_decay, "y": y, "total": total, "dy": dy, "dq": dq, "dk": dk, "dv": dv}
+        decay = {} if log_decay is None else {"dlog_decay": da}
+        run("chunked_backward", _call(q, k, v, scale, normalize, {**tensors, **decay}, chunk=LONGEST_CHUNK, way=way))
+        gradients.append((dq, dk, dv, da))
+    return gradients[0] if len(gradients) == 1 else tuple(back.add_(forth) for back, forth in zip(*gradients, strict=True))
 
 
 # --- multiply-adds
