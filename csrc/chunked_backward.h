@@ -93,8 +93,8 @@ class Walk {
         for (int64_t begin = 0; begin < first + count; begin += KEYS) {
             const KeyGradients to{buffers.dk + begin * shape.k_row, buffers.dv + begin * shape.v_row, nullptr};
             attend_backward<false, WANTED>(buffers.group, count, shape, buffers.keys.block(shape, begin, first + count), to,
-                                           {buffers.keys.decay_sums(call), first, count, begin, call.way == MACLAURIN_BACK}, seen,
-                                           buffers.weights, buffers.dscores);
+                                           {buffers.keys.decay_sums(call), first, count, begin, call.way == MACLAURIN_BACK},
+                                           seen, buffers.weights, buffers.dscores);
         }
     }
 

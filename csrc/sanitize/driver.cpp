@@ -163,8 +163,8 @@ void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& ne
 
 // The same call over the reversed sequence.
 MaclaurinAttention reversed(MaclaurinAttention call) {
-    for (MaclaurinTensor* x : {&call.q, &call.k, &call.v, &call.log_decay, &call.y, &call.total, &call.dy, &call.dq, &call.dk,
-                               &call.dv, &call.dlog_decay})
+    for (MaclaurinTensor* x : {&call.q, &call.k, &call.v, &call.log_decay, &call.y, &call.total, &call.dy, &call.dq,
+                               &call.dk, &call.dv, &call.dlog_decay})
         if (x->data != nullptr) x->data += (call.T - 1) * x->time, x->time *= -1;
     return call;
 }

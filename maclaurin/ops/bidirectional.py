@@ -82,8 +82,10 @@ def bidirectional_power(
     short = q.shape[1] <= longest_direct("torch", kernel.feature_count(q.shape[3])) and (log_decay is None or not in_native)
     if form == "parallel" or (form == "auto" and short):
         return _pair_by_pair(kernel, order_weights, default_scale(scale, q), q, k, v, log_decay, normalize, lengths)
-    if in_native:
+    if in_native and kernel.squared:
         return _natively(q, k, v, log_decay, default_scale(scale, q), normalize, lengths)
+    if in_native:
+        return _taylor_natively(q, k, v, default_scale(scale, q), normalize, lengths)
     if log_decay is None and order_weights is None and kernel.feature_count(q.shape[3]) <= MOST_FEATURES:
         return _one_power_memory(kernel, default_scale(scale, q), q, k, v, normalize, lengths)
     terms = kernel.orders if isinstance(order, Iterable) else kernel.orders[0]
@@ -142,9 +144,11 @@ def bidirectional_linear(
 
 
 def _is_native(kernel: Kernel, order_weights: Tensor | None, q: Tensor, k: Tensor, log_decay: Tensor | None) -> bool:
-    squared = kernel.squared and order_weights is None and q.shape[1] > 0
-    of_keys = log_decay is None or log_decay.shape[2] == k.shape[2]
-    return squared and of_keys and native.refusal(q, torch.promote_types(q.dtype, torch.float32)) is None
+    if order_weights is not None or q.shape[1] == 0:
+        return False
+    squared = kernel.squared and (log_decay is None or log_decay.shape[2] == k.shape[2])
+    taylor = kernel == Kernel.of((0, 1, 2)) and log_decay is None
+    return (squared or taylor) and native.refusal(q, torch.promote_types(q.dtype, torch.float32)) is None
 
 
 @without_autocast
@@ -156,6 +160,17 @@ def _natively(
     a = None if log_decay is None else without_padding(log_decay.float(), lengths)
     y, _ = native.call("whole", *wide, a, scale, normalize)
     return without_padding(y, lengths).to(q.dtype)
+
+
+@without_autocast
+def _taylor_natively(q: Tensor, k: Tensor, v: Tensor, scale: float, normalize: bool, lengths: Tensor | None) -> Tensor:
+    """1 + x + x²/2 = ((x+1)² + 1)/2: squares with one more channel of ones, and every value once more."""
+    ones_q, ones_k = q.new_ones(*q.shape[:3], 1), k.new_ones(*k.shape[:3], 1)
+    with_ones = torch.cat([q, ones_q], dim=-1), torch.cat([k * scale, ones_k], dim=-1)
+    q_BTHC, k_BTGC, v_BTGW = _wide_with_ones(*with_ones, v, normalize, lengths)
+    squares, _ = native.call("whole", q_BTHC, k_BTGC, v_BTGW, None, 1.0, False)
+    y = (squares + repeat_heads(v_BTGW.sum(1, keepdim=True), q.shape[2])) / 2
+    return _divided(y, normalize, lengths, q.dtype)
 
 
 @without_autocast

@@ -72,6 +72,18 @@ def test_both_ways_and_one_memory_are_the_same_where_nothing_decays():
     assert_close(one_memory, both_ways, 1e-6)
 
 
+@settings(max_examples=30)
+@given(call=calls())
+def test_the_series_to_second_order_is_the_matrix(call):
+    (q, k, v, *_), options, direction = call
+    y, got = run((q, k, v), options | {"order": (0, 1, 2)}, direction, torch.float32, "chunked")
+    expected, exact = run((q, k, v), options | {"order": (0, 1, 2)}, direction, torch.float64, "parallel")
+    assert_close(y, expected, FORWARD)
+    smallest = 1e-6 * sum(x.norm() for x in exact)
+    for x, gradient in zip(got, exact, strict=True):
+        assert (x.double() - gradient).norm() <= max(BACKWARD * gradient.norm(), smallest)
+
+
 @pytest.mark.parametrize("decayed", [False, True])
 def test_the_operator_passes_opcheck(decayed):
     generator = torch.Generator().manual_seed(0)
