@@ -49,17 +49,33 @@ def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return y, torch.empty(q.shape[:3], dtype=q.dtype, device=q.device)
 
 
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Tensors, which come first, and options apart."""
+    ctx.options = tuple(x for x in inputs if x is not None and not isinstance(x, Tensor))
+    ctx.save_for_backward(*inputs[: len(inputs) - len(ctx.options)], *output)
+
+
+def _gradients(
+    kernel: str,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    given: dict[str, Tensor | None],
+    scale: float,
+    normalize: bool,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """dq, dk, dv and dlog_decay from q, k, v, and from log_decay, y, total and dy in `given`."""
+    q, k, v = (rows(x) for x in inputs)
+    dq, dk, dv, da = _dense_like(q, k, v, given["log_decay"])
+    found = {"dq": dq, "dk": dk, "dv": dv} | ({} if given["log_decay"] is None else {"dlog_decay": da})
+    run(kernel, _call(q, k, v, scale, normalize, {**given, **found}, **options))
+    return dq, dk, dv, da
+
+
 # --- every query against every earlier key
 
 
 def _quadratic_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _outputs(q, v)
-
-
-def _quadratic_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, scale, exponential, normalize = inputs
-    ctx.options = (scale, exponential, normalize)
-    ctx.save_for_backward(*tensors, *output)
 
 
 def _quadratic_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
@@ -84,7 +100,7 @@ def _quadratic_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, *_: Any, 
     f"quadratic({INPUTS}, float scale, bool exponential, bool normalize) -> (Tensor, Tensor)",
     fake=_quadratic_fake,
     flops=_quadratic_flops,
-    save=_quadratic_save,
+    save=_save,
     backward=_quadratic_gradients,
 )
 def _quadratic(
@@ -117,12 +133,8 @@ def _quadratic_backward(
     exponential: bool,
     normalize: bool,
 ) -> tuple[Tensor, ...]:
-    dy, q, k, v = rows(dy), rows(q), rows(k), rows(v)
-    dq, dk, dv, da = _dense_like(q, k, v, log_decay)
-    tensors = {"log_decay": log_decay, "y": y, "total": total, "dy": dy, "dq": dq, "dk": dk, "dv": dv}
-    decay = {} if log_decay is None else {"dlog_decay": da}
-    run("quadratic_backward", _call(q, k, v, scale, normalize, {**tensors, **decay}, exponential=exponential))
-    return dq, dk, dv, da
+    given = {"log_decay": log_decay, "y": y, "total": total, "dy": rows(dy)}
+    return _gradients("quadratic_backward", (q, k, v), given, scale, normalize, exponential=exponential)
 
 
 # --- squared scores through the memory (B,G,F,W) of what came before; also the memory after `folded` keys, empty for 0
@@ -138,12 +150,6 @@ def _chunked_fake(
 ) -> tuple[Tensor, ...]:
     _, folded = last
     return *_outputs(q, v), q.new_empty(_memory_shape(k, v, normalize, folded))
-
-
-def _chunked_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, scale, normalize, chunk, folded = inputs
-    ctx.options = (scale, normalize, chunk, folded)
-    ctx.save_for_backward(*tensors, *output)
 
 
 def _chunked_gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
@@ -178,7 +184,7 @@ def _chunked_backward_flops(dy: Shape, dnew: Any, q: Shape, k: Shape, v: Shape, 
     f"chunked({INPUTS}, Tensor? memory, float scale, bool normalize, int chunk, int folded) -> (Tensor, Tensor, Tensor)",
     fake=_chunked_fake,
     flops=_chunked_flops,
-    save=_chunked_save,
+    save=_save,
     backward=_chunked_gradients,
 )
 def _chunked(
@@ -249,12 +255,6 @@ def _whole_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tenso
     return _outputs(q, v)
 
 
-def _whole_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, scale, normalize = inputs
-    ctx.options = (scale, normalize)
-    ctx.save_for_backward(*tensors, *output)
-
-
 def _whole_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     dq, dk, dv, dlog_decay = torch.ops.maclaurin.whole_backward(dy, *saved, *ctx.options)
@@ -275,7 +275,7 @@ def _whole_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, a: Shape | No
     f"whole({INPUTS}, float scale, bool normalize) -> (Tensor, Tensor)",
     fake=_whole_fake,
     flops=_whole_flops,
-    save=_whole_save,
+    save=_save,
     backward=_whole_gradients,
 )
 def _whole(
@@ -308,14 +308,11 @@ def _whole_backward(
     scale: float,
     normalize: bool,
 ) -> tuple[Tensor, ...]:
-    dy, q, k, v = rows(dy), rows(q), rows(k), rows(v)
-    gradients = []
-    for way in _ways(log_decay):
-        dq, dk, dv, da = _dense_like(q, k, v, log_decay)
-        tensors = {"log_decay": log_decay, "y": y, "total": total, "dy": dy, "dq": dq, "dk": dk, "dv": dv}
-        decay = {} if log_decay is None else {"dlog_decay": da}
-        run("chunked_backward", _call(q, k, v, scale, normalize, {**tensors, **decay}, chunk=LONGEST_CHUNK, way=way))
-        gradients.append((dq, dk, dv, da))
+    given = {"log_decay": log_decay, "y": y, "total": total, "dy": rows(dy)}
+    gradients = [
+        _gradients("chunked_backward", (q, k, v), given, scale, normalize, chunk=LONGEST_CHUNK, way=way)
+        for way in _ways(log_decay)
+    ]
     return gradients[0] if len(gradients) == 1 else tuple(back.add_(forth) for back, forth in zip(*gradients, strict=True))
 
 
