@@ -16,10 +16,8 @@ from maclaurin.lab.experiments.long_prompt.activations import activations
 from maclaurin.lab.experiments.long_prompt.draws import LAWS, draw, generator, slope
 from maclaurin.lab.experiments.long_prompt.risks import Regression
 from maclaurin.lab.experiments.long_prompt.sizes import Table
-from maclaurin.lab.experiments.long_prompt.trained import _captured, checkpoint_reports
+from maclaurin.lab.experiments.long_prompt.trained import checkpoint_reports
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.folder import open_model
-from maclaurin.ops.softmax import softmax_attention
 
 
 def test_the_limit_of_gaussian_tokens_is_affine() -> None:
@@ -280,23 +278,14 @@ def test_the_report_on_a_checkpoint_is_that_on_its_softmax_layers(checkpoint) ->
     assert {claim.key for claim in result.claims} == {"B2", "B3", "B3 rest"}
 
 
-def test_what_is_captured_is_what_the_layer_attends_with(checkpoint) -> None:
-    model, _ = open_model(checkpoint)
-    mixer, seen = model.model.layers[0].mixer, []
-    handle = mixer.out_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    ids = torch.randint(200, (2, 40))
-    ((index, (q, k, v)),) = _captured(model, {0: mixer}, ids)
-    handle.remove()
-    assert index == 0
-    torch.testing.assert_close(softmax_attention(q, k, v)[0].flatten(2), seen[0], atol=1e-5, rtol=1e-4)
-
-
 def test_a_model_without_softmax_is_refused(checkpoint) -> None:
     model = MaclaurinForCausalLM.from_pretrained(checkpoint)
     model.config.mixer = "linear"
     MaclaurinForCausalLM(model.config).save_pretrained(checkpoint)
     with pytest.raises(ValueError, match="no layer of plain softmax"):
         lab.long_prompt(checkpoint=str(checkpoint))
+    with pytest.raises(ValueError, match="context must be at least 128, got 100"):
+        lab.long_prompt(checkpoint=str(checkpoint), context=100)
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def long_prompt(
     as_published: bool = False,
     eps: float = 0.1,
     checkpoint: str | None = None,
-    text: str = "stdlib",
+    text: str | None = None,
     context: int | None = None,
 ) -> Result:
     """Softmax over a long prompt against its affine limit and linear attention; with a checkpoint, a report on its heads.
@@ -50,12 +50,17 @@ def long_prompt(
     as_published: in-context regression with the authors' code's covariances: prompts RRRᵀRᵀ, queries I.
     eps: relative accuracy to which a head is called linear.
     checkpoint: folder of a trained model: only the report on its softmax layers.
-    text: corpus whose held-out documents the checkpoint reads.
-    context: tokens of a prompt for the checkpoint; by default what the model was made for.
+    text: what it reads, a file, folder or corpus; by default held-out text of its own or of the standard library.
+    context: tokens of a prompt for the checkpoint; by default what the model was made for, at most 960.
     """
     if checkpoint is not None:
         reports = trained.checkpoint_reports(checkpoint, text, context, eps, seed)
-        settings = {"checkpoint": checkpoint, "text": text, "context": next(iter(reports.values())).length, "eps": eps}
+        settings = {
+            "checkpoint": checkpoint,
+            "text": text or "its own",
+            "context": next(iter(reports.values())).length,
+            "eps": eps,
+        }
         title = f"At which prompt length are the heads of {checkpoint} linear?"
         return _result(title, settings | {"seed": seed}, [trained.part(reports)], ABOUT_HEADS)
     long = finite.REFERENCE_TOKENS * (1 if quick else 4)  # drawn at each of the long lengths
