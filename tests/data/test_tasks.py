@@ -1,6 +1,8 @@
 """Laws of every task: bit-reproducible, the same examples however they are drawn, ids and answers within bounds."""
 
 import hashlib
+import subprocess
+import sys
 from dataclasses import fields
 from itertools import islice
 
