@@ -51,6 +51,8 @@ class Plan:
             raise ValueError("give an output, the folder of the converted model")
         for name in (*comma_list(self.student), *comma_list(self.layers)):
             one_of("student", name, NAMES)
+        if self.layers and len(comma_list(self.student)) > 1:
+            raise ValueError(f"layers names the students itself: give one student beside it at most, got {self.student!r}")
         whole_numbers("keep_softmax", self.keep_softmax)
         one_of("loss", self.loss, LOSSES)
         for name in ("max_length", "batch_size", "eval_rows"):

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from maclaurin.convert.cost import cost_by_length
-from maclaurin.convert.data import load_data
+from maclaurin.convert.data import Data, load_data
 from maclaurin.convert.evaluate import evaluate
 from maclaurin.convert.hosts import student_of
 from maclaurin.convert.plan import Plan
@@ -66,7 +66,7 @@ def convert(plan: Plan, say: Callable[[str], None], *, lengths: tuple[int, ...] 
     for name, make in (("transfer", _transfer), ("recover", _recover)):
         if not getattr(plan, f"{name}_steps"):
             continue
-        stage = make(source, teacher, student, plan)
+        stage = make(source, teacher, student, data, plan)
         if not stage.done and not stage.run(student, data.train):
             return Result(figures, finished=False)
         student = _reloaded(stage, student)
@@ -104,27 +104,27 @@ def sentence(figures: dict[str, Any]) -> str:
     return f"loss {figures['loss']:.4f} (source {figures['teacher_loss']:.4f}), same token {figures['same_token']:.1%}"
 
 
-def _transfer(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, plan: Plan) -> Stage:
-    return _stage("transfer", transfer_objective(teacher), transfer_rates(teacher, student, plan), plan)
+def _transfer(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, data: Data, plan: Plan) -> Stage:
+    return _stage("transfer", transfer_objective(teacher), transfer_rates(teacher, student, plan), data, plan)
 
 
-def _recover(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, plan: Plan) -> Stage:
+def _recover(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, data: Data, plan: Plan) -> Stage:
     low_rank = None
     if plan.lora:
         with torch.random.fork_rng():
             torch.manual_seed(plan.seed)
             low_rank = with_low_rank(student, plan.lora)
-    stage = _stage("recover", recover_objective(source, teacher, plan), recover_rates(teacher, student, plan), plan)
+    stage = _stage("recover", recover_objective(source, teacher, plan), recover_rates(teacher, student, plan), data, plan)
     return stage if low_rank is None else dataclasses.replace(stage, at_end=low_rank.merge)
 
 
-def _stage(name: str, objective: Objective, rates: dict[str, float], plan: Plan) -> Stage:
+def _stage(name: str, objective: Objective, rates: dict[str, float], data: Data, plan: Plan) -> Stage:
     return Stage(
         Path(plan.output) / name,
         objective,
         rates,
         getattr(plan, f"{name}_steps"),
-        plan.batch_size * plan.max_length,
+        data.tokens_per_step,
         plan.save_every,
         plan.seed,
     )

@@ -244,6 +244,8 @@ def test_a_vision_model_is_converted_on_images(source, tmp_path):
         ({"loss": "nothing"}, "loss"),
         ({"recover_steps": -1}, "recover_steps"),
         ({"batch_size": 0}, "batch_size"),
+        ({"keep_softmax": "first"}, "keep_softmax"),
+        ({"student": "elu,relu", "layers": "elu,relu"}, "layers"),
     ],
 )
 def test_bad_plans_are_refused(fields, says):
