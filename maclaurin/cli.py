@@ -116,7 +116,7 @@ def doctor(
     _console().print(table)
 
 
-# these commands have the fields of a Recipe as flags, which `transformers` parses
+# these commands have the fields of a dataclass as flags, which `transformers` parses
 RECIPE_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -242,119 +242,12 @@ def lab(
         print(path, file=sys.stderr if as_json else sys.stdout)
 
 
-@app.command()
-def convert(
-    source: Annotated[str | None, typer.Argument(help="Folder of a trained softmax model, or its name on the hub.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder of the converted model and of its figures.")] = None,
-    student: Annotated[
-        str, typer.Option(help="2mamba, taylor, luna, hedgehog, performer, relu or elu; several with commas are compared.")
-    ] = "2mamba",
-    layers: Annotated[str | None, typer.Option(help="A student a layer, with commas between.")] = None,
-    keep_softmax: Annotated[
-        str | None, typer.Option("--keep-softmax", "--keep_softmax", help="Layers that keep softmax, such as 0,5.")
-    ] = None,
-    num_features: Annotated[
-        int | None, typer.Option("--num-features", "--num_features", help="Of a feature map; second order's if not given.")
-    ] = None,
-    window: Annotated[int | None, typer.Option(help="Softmax over so many last tokens beside the student.")] = None,
-    corpus: Annotated[str, typer.Option(help="Text as for `train`; for a vision model a folder of images.")] = "stdlib",
-    text_field: Annotated[str, typer.Option("--text-field", "--text_field", help="Field in .jsonl and .parquet.")] = "text",
-    max_length: Annotated[int, typer.Option("--max-length", "--max_length", help="Tokens a row at most.")] = 64,
-    batch_size: Annotated[int, typer.Option("--batch-size", "--batch_size", help="Sentences or rows a step.")] = 32,
-    transfer_steps: Annotated[
-        int, typer.Option("--transfer-steps", "--transfer_steps", help="Steps of attention transfer; 0 for none.")
-    ] = 100,
-    transfer_rate: Annotated[float, typer.Option("--transfer-rate", "--transfer_rate", help="Its learning rate.")] = 3e-3,
-    train_projections: Annotated[
-        bool, typer.Option("--train-projections", "--train_projections", help="Transfer trains projections of q, k too.")
-    ] = False,
-    recover_steps: Annotated[
-        int, typer.Option("--recover-steps", "--recover_steps", help="Steps of recovery; 0 for none.")
-    ] = 800,
-    recover_rate: Annotated[float, typer.Option("--recover-rate", "--recover_rate", help="Its learning rate.")] = 1e-4,
-    map_rate: Annotated[
-        float, typer.Option("--map-rate", "--map_rate", help="The rate of new parameters, as a multiple.")
-    ] = 3.0,
-    loss: Annotated[str, typer.Option(help="Of recovery: distill, or task (decoders).")] = "distill",
-    lora: Annotated[int, typer.Option(help="Rank of low-rank updates in recovery; 0 to train all weights.")] = 0,
-    eval_rows: Annotated[int, typer.Option("--eval-rows", "--eval_rows", help="Held-out sentences or rows.")] = 1000,
-    save_every: Annotated[
-        int, typer.Option("--save-every", "--save_every", help="Steps between checkpoints; 0 for a quarter of a stage.")
-    ] = 0,
-    seed: Annotated[int, typer.Option(help="Of new parameters and of the order of the data.")] = 0,
-    lengths: Annotated[
-        str, typer.Option(help="Where speed and memory are measured; empty for nowhere.")
-    ] = "512,1024,2048,4096",
-    from_thesis: Annotated[
-        Path | None, typer.Option("--from-thesis", "--from_thesis", help="Instead: folder of a checkpoint of the thesis.")
-    ] = None,
-    rounded_positions: Annotated[
-        bool,
-        typer.Option("--rounded-positions", "--rounded_positions", help="Its softmax with positions rounded to bfloat16."),
-    ] = False,
-    as_json: Json = False,
-) -> None:
+@app.command(context_settings=RECIPE_FLAGS)
+def convert(context: typer.Context) -> None:
     """Make a trained softmax model linear: transfer, recover, evaluate. The same command again goes on where it stopped."""
-    if (source is None) == (from_thesis is None):
-        raise ValueError("give a source to convert, or --from-thesis FOLDER, and not both")
-    if output is None:
-        raise ValueError("give --output, the folder of the converted model")
-    if from_thesis is not None:
-        from maclaurin.convert.thesis import import_checkpoint
+    from maclaurin.convert.command import execute
 
-        for line in import_checkpoint(from_thesis, output, rounded_positions=rounded_positions):
-            print(line)
-        return
-    from maclaurin.allocator import keep_freed_memory
-    from maclaurin.convert.command import convert_all
-    from maclaurin.convert.plan import Plan
-    from maclaurin.convert.show import cost_table, result_table
-    from maclaurin.report import build, missing
-
-    names = _comma_list(student)
-    plan = Plan(
-        source=str(source),
-        output=str(output),
-        student=names[0],
-        layers=tuple(_comma_list(layers)),
-        keep_softmax=tuple(int(_number("keep_softmax", layer)) for layer in _comma_list(keep_softmax)),
-        num_features=num_features,
-        window=window,
-        corpus=corpus,
-        text_field=text_field,
-        max_length=max_length,
-        batch_size=batch_size,
-        transfer_steps=transfer_steps,
-        transfer_rate=transfer_rate,
-        train_projections=train_projections,
-        recover_steps=recover_steps,
-        recover_rate=recover_rate,
-        map_rate=map_rate,
-        loss=loss,
-        lora=lora,
-        eval_rows=eval_rows,
-        save_every=save_every,
-        seed=seed,
-    )
-    keep_freed_memory()
-    measured = tuple(int(_number("lengths", length)) for length in _comma_list(lengths))
-    results = convert_all(plan, names, partial(print, file=sys.stderr), lengths=measured)
-    if as_json:
-        print(json.dumps([result.figures for result in results], indent=2))
-    else:
-        console = _console()
-        figures = [result.figures for result in results]
-        for table in (result_table(figures), cost_table(figures)):
-            if table is not None:
-                console.print(table)
-    if not all(result.finished for result in results):
-        print("maclaurin: stopped; the same command goes on", file=sys.stderr)
-        raise SystemExit(130)
-    if sentence := missing():
-        print(f"no page: {sentence}", file=sys.stderr)
-        return
-    build([output], command=shlex.join(["maclaurin", "report", str(output)])).write(output / "report.html")
-    print(output / "report.html", file=sys.stderr if as_json else sys.stdout)
+    execute(context.args, _console())
 
 
 @app.command()

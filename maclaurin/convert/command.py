@@ -1,181 +1,73 @@
-"""A conversion from its plan: recognise, transfer, recover, evaluate, save. Run again, it goes on where it stopped."""
+"""`maclaurin convert`: the fields of a Plan as flags; a table on the screen, figures and a page in the output's folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import PreTrainedModel
+from rich.console import Console
+from transformers import HfArgumentParser
 
-from maclaurin.convert.cost import cost_by_length
-from maclaurin.convert.data import Data, load_data
-from maclaurin.convert.evaluate import evaluate
-from maclaurin.convert.hosts import student_of
-from maclaurin.convert.plan import Plan
-from maclaurin.convert.recover import recover_objective, recover_rates, with_low_rank
-from maclaurin.convert.sources import Source, recognise
-from maclaurin.convert.stage import Stage
-from maclaurin.convert.transfer import transfer_objective, transfer_rates
-
-FIGURES = "evaluation.json"
-UNTRAINED = "untrained"
-# of a source's folder, what a converted model does not take over: its weights, and what describes them
-LEFT_OUT = {
-    "config.json",
-    "generation_config.json",
-    "model.safetensors.index.json",
-    "recipe.json",
-    "result.json",
-    "versions.json",
-}
-COPIED = {".json", ".txt", ".model"}
+from maclaurin.allocator import keep_freed_memory
+from maclaurin.convert.plan import Plan, whole_numbers
+from maclaurin.convert.run import convert_all
+from maclaurin.convert.show import cost_table, result_table
+from maclaurin.convert.thesis import import_checkpoint
+from maclaurin.report import build, missing
 
 
-@dataclass(frozen=True)
-class Result:
-    figures: dict[str, Any]
-    finished: bool
+def execute(arguments: Sequence[str], console: Console) -> None:
+    flags = vars(_parser().parse_args(arguments))
+    sources = [given for given in (flags.pop("folder"), flags["source"], flags["from_thesis"]) if given]
+    if len(sources) != 1:
+        raise ValueError("give a source to convert, or --from-thesis FOLDER, and not both")
+    if flags["from_thesis"]:
+        if not flags["output"]:
+            raise ValueError("give --output, the folder of the model")
+        folders = (Path(flags[name]) for name in ("from_thesis", "output"))
+        for line in import_checkpoint(*folders, rounded_positions=flags["rounded_positions"]):
+            print(line)
+        return
+    plan = Plan(**{field.name: flags[field.name] for field in dataclasses.fields(Plan)} | {"source": sources[0]})
+    _convert(plan, tuple(whole_numbers("lengths", flags["lengths"])), console, as_json=flags["json"])
 
 
-def convert(plan: Plan, say: Callable[[str], None], *, lengths: tuple[int, ...] = ()) -> Result:
-    """`say` gets a line as each stage ends. lengths: where cost is measured; none to leave that out."""
-    source = recognise(plan.source)
-    plan.students(source.config.num_hidden_layers)
-    if Path(plan.output).resolve().is_relative_to(source.path.resolve()):
-        raise ValueError(f"output {plan.output!r} lies in the source's folder, which is never written to")
-    plan.save()
-    say(f"{source.architecture.__name__} from {plan.source}")
-    teacher = source.load()
-    data = load_data(source, plan)
-    student = student_of(teacher, plan)
-    figures = _load_figures(plan)
-    figures |= {"plan": json.loads((Path(plan.output) / "conversion.json").read_text()), "kind": source.kind}
-    stages = figures.setdefault("stages", {})
-    if UNTRAINED not in stages:
-        stages[UNTRAINED] = evaluate(source, teacher, student, data.held_out)
-        _store(plan, figures)
-    say(f"{UNTRAINED}: {sentence(stages[UNTRAINED])}")
-    for name, train in (("transfer", _transfer), ("recover", _recover)):
-        if not getattr(plan, f"{name}_steps"):
-            continue
-        stage, finished = train(source, teacher, student, data, plan)
-        if not finished:
-            return Result(figures, finished=False)
-        student = _reloaded(stage, student)
-        if name not in stages:
-            stages[name] = evaluate(source, teacher, student, data.held_out) | stage.times()
-            _store(plan, figures)
-        say(
-            f"{name}: {sentence(stages[name])} ({stages[name]['seconds']:.0f} s, "
-            f"{stages[name]['cpu_seconds']:.0f} s of all cores)"
-        )
-    _save(source, student, plan)
-    if lengths and "cost" not in figures and source.kind != "vision":  # an image has the length it has
-        figures["cost"] = cost_by_length(source.path, Path(plan.output), lengths)
-        _store(plan, figures)
-    return Result(figures, finished=True)
-
-
-def convert_all(
-    plan: Plan, students: Sequence[str], say: Callable[[str], None], *, lengths: tuple[int, ...] = ()
-) -> list[Result]:
-    """One conversion, or several at one budget, each in a folder of its own; stops after one that was interrupted."""
-    if len(students) == 1:
-        return [convert(plan, say, lengths=lengths)]
-    results = []
-    for name in students:
-        own = dataclasses.replace(plan, student=name, output=str(Path(plan.output) / name))
-        say(f"student {name}")
-        results.append(convert(own, say, lengths=lengths))
-        if not results[-1].finished:
-            break
-    return results
-
-
-def sentence(figures: dict[str, Any]) -> str:
-    """The figures of a stage, for a person."""
-    if "cosine" in figures:
-        return f"cosine {figures['cosine']:.4f}, Spearman {figures['spearman']:.4f}"
-    return f"loss {figures['loss']:.4f} (source {figures['teacher_loss']:.4f}), same token {figures['same_token']:.1%}"
-
-
-def _transfer(
-    source: Source, teacher: PreTrainedModel, student: PreTrainedModel, data: Data, plan: Plan
-) -> tuple[Stage, bool]:
-    stage = Stage(
-        Path(plan.output) / "transfer",
-        transfer_objective(teacher),
-        transfer_rates(teacher, student, plan),
-        plan.transfer_steps,
-        plan.batch_size * plan.max_length,
-        plan.save_every,
-        plan.seed,
+def _parser() -> Any:
+    parser: Any = HfArgumentParser(
+        Plan, prog="maclaurin convert", description="Make a trained softmax model linear.", allow_abbrev=False
     )
-    return stage, _run(stage, student, data)
+    parser.add_argument("folder", nargs="?", metavar="SOURCE", help="The source, as with --source.")
+    lengths = "Where speed and memory are measured; empty for nowhere (default: %(default)s)."
+    parser.add_argument("--lengths", default="512,1024,2048,4096", help=lengths)
+    parser.add_argument("--from-thesis", "--from_thesis", help="Instead of a source: folder of a checkpoint of the thesis.")
+    rounded = "Of a checkpoint of the thesis: softmax with positions rounded to bfloat16."
+    parser.add_argument("--rounded-positions", "--rounded_positions", action="store_true", help=rounded)
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
+    return parser
 
 
-def _recover(
-    source: Source, teacher: PreTrainedModel, student: PreTrainedModel, data: Data, plan: Plan
-) -> tuple[Stage, bool]:
-    low_rank = None
-    if plan.lora:
-        with torch.random.fork_rng():
-            torch.manual_seed(plan.seed)
-            low_rank = with_low_rank(student, plan.lora)
-    stage = Stage(
-        Path(plan.output) / "recover",
-        recover_objective(source, teacher, plan),
-        recover_rates(teacher, student, plan),
-        plan.recover_steps,
-        plan.batch_size * plan.max_length,
-        plan.save_every,
-        plan.seed,
-    )
-    return stage, _run(stage, student, data, None if low_rank is None else low_rank.merge)
-
-
-def _run(stage: Stage, student: PreTrainedModel, data: Data, at_end: Callable[[], None] | None = None) -> bool:
-    if stage.done:
-        return True
-    finished = stage.run(student, data.train)
-    if finished:
-        if at_end is not None:
-            at_end()
-        stage.finish(student)
-    return finished
-
-
-def _reloaded(stage: Stage, student: PreTrainedModel) -> PreTrainedModel:
-    """From the stage's folder: a conversion that goes on sees what one that was never interrupted sees."""
-    loaded: PreTrainedModel = type(student).from_pretrained(stage.folder, local_files_only=True)
-    return loaded.eval().to(student.device)
-
-
-def _save(source: Source, student: PreTrainedModel, plan: Plan) -> None:
-    """The model, and of the source's folder all that is neither weights nor about them: tokenizer, pooling, …"""
-    output = Path(plan.output)
-    student.save_pretrained(output)
-    beside = [file for file in source.path.glob("*") if file.suffix in COPIED and file.name not in LEFT_OUT]
-    for file in (*beside, *source.path.glob("[0-9]_*/config.json")):  # those are modules of sentence-transformers
-        target = output / file.relative_to(source.path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, target)
-
-
-def _load_figures(plan: Plan) -> dict[str, Any]:
-    file = Path(plan.output) / FIGURES
-    figures: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    return figures
-
-
-def _store(plan: Plan, figures: dict[str, Any]) -> None:
-    file = Path(plan.output) / FIGURES
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(figures, indent=2))
-    temporary.replace(file)
+def _convert(plan: Plan, lengths: tuple[int, ...], console: Console, *, as_json: bool) -> None:
+    keep_freed_memory()
+    results = convert_all(plan, partial(print, file=sys.stderr), lengths=lengths)
+    figures = [result.figures for result in results]
+    if as_json:
+        print(json.dumps(figures, indent=2))
+    else:
+        for table in (result_table(figures), cost_table(figures)):
+            if table is not None:
+                console.print(table)
+    if not all(result.finished for result in results):
+        print("maclaurin: stopped; the same command goes on", file=sys.stderr)
+        raise SystemExit(130)
+    if sentence := missing():
+        print(f"no page: {sentence}", file=sys.stderr)
+        return
+    page = Path(plan.output) / "report.html"
+    build([page.parent], command=shlex.join(["maclaurin", "report", plan.output])).write(page)
+    print(page, file=sys.stderr if as_json else sys.stdout)

@@ -23,8 +23,11 @@ IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 @dataclass(frozen=True)
 class Data:
+    """tokens_per_step: in a batch to train on, padding not counted; their mean where they differ."""
+
     train: Dataset[Batch] | Sequence[Batch]
     held_out: Sequence[Batch]
+    tokens_per_step: int
 
 
 def load_data(source: Source, plan: Plan) -> Data:
@@ -35,17 +38,18 @@ def load_data(source: Source, plan: Plan) -> Data:
     if source.kind == "encoder":
         train, test = (sentences(corpus, split) for split in ("train", "held-out"))
         longest = min(plan.max_length, source.config.max_position_embeddings)
-        return Data(
-            sentence_batches(tokenizer, train, batch_size=plan.batch_size, max_length=longest),
-            sentence_batches(tokenizer, _sample(test, plan.eval_rows), batch_size=plan.batch_size, max_length=longest),
-        )
+        parts = [
+            sentence_batches(tokenizer, texts, batch_size=plan.batch_size, max_length=longest)
+            for texts in (train, _sample(test, plan.eval_rows))
+        ]
+        return Data(*parts, sum(int(batch["attention_mask"].sum()) for batch in parts[0]) // len(parts[0]))
     own = source.kind == "maclaurin"
-    parts = [
+    train_rows, test_rows = (
         RowBatches(PackedRows(tokenise(corpus, split, tokenizer), plan.max_length), plan.batch_size, own)
         for split in ("train", "held-out")
-    ]
-    rows = max(1, min(plan.eval_rows // plan.batch_size, len(parts[1])))
-    return Data(parts[0], [parts[1][index] for index in range(rows)])
+    )
+    count = max(1, min(plan.eval_rows // plan.batch_size, len(test_rows)))
+    return Data(train_rows, [test_rows[index] for index in range(count)], plan.batch_size * plan.max_length)
 
 
 def _sample(items: Sequence[str], count: int) -> list[str]:
@@ -95,7 +99,8 @@ def _images(source: Source, plan: Plan) -> Data:
             {"pixel_values": _pixels(processor, [Image.open(file).convert("RGB") for file in group])} for group in groups
         ]
 
-    return Data(batches(parts[False]), batches(parts[True][: plan.eval_rows]))
+    patches = (source.config.image_size // source.config.patch_size) ** 2
+    return Data(batches(parts[False]), batches(parts[True][: plan.eval_rows]), plan.batch_size * (patches + 1))
 
 
 def _pixels(processor: Any, images: list[Any]) -> Tensor:

@@ -3,7 +3,7 @@
 encoders, vision    cosine of pooled vectors, mean and lowest tenth; Spearman correlation of the similarities of all pairs;
                     how often the likeliest class is the same, where there are classes
 decoders            loss of either in nats a token; how often the likeliest next token is the same; KL
-every layer         error of the attention's output; KL(softmax ‖ student) of the weights, where both are known
+every layer         error of the attention's output; KL(softmax ‖ student) of the weights (`fidelity.py`)
 """
 
 from __future__ import annotations
@@ -14,19 +14,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from maclaurin.convert.attention import watching
-from maclaurin.convert.hosts import Shown, mixing_layers
+from maclaurin.convert.fidelity import fidelity
 from maclaurin.convert.recover import divergence, pooled
 from maclaurin.convert.sources import Source
-from maclaurin.convert.students import Softmax
 from maclaurin.convert.text import Batch
-from maclaurin.convert.transfer import layer_errors
 
 FIDELITY_BATCHES = 4  # of the held-out ones, for what is compared layer by layer
-SMALLEST_WEIGHT = 1e-9
 FEWEST_ROWS = 3  # of which there are pairs to compare
 
 
@@ -93,35 +89,3 @@ def spearman(a: Tensor, b: Tensor) -> float:
     """The correlation of ranks. Ties are as good as impossible among similarities of float64."""
     ranks = torch.stack([values.argsort().argsort().double() for values in (a, b)])
     return torch.corrcoef(ranks)[0, 1].item()
-
-
-def fidelity(teacher: PreTrainedModel, student: nn.Module, batches: Sequence[Batch]) -> list[dict[str, Any]]:
-    """A row a layer: relative error of the output, and KL of the weights; each layer is shown the source's input."""
-    shown = Shown.of(teacher)
-    errors = torch.stack([torch.stack(layer_errors(shown, student, batch)) for batch in batches]).mean(0)
-    rows: list[dict[str, Any]] = [{"layer": index, "error": error} for index, error in enumerate(errors.tolist())]
-    layers = mixing_layers(student)
-    if hasattr(layers[0], "student"):
-        kls = torch.stack([_weight_divergence(shown, layers, batch) for batch in batches]).mean(0)
-        for row, kl in zip(rows, kls.tolist(), strict=True):
-            row["kl"] = kl
-    return rows
-
-
-def _weight_divergence(shown: Shown, layers: Sequence[nn.Module], batch: Batch) -> Tensor:
-    """KL(softmax ‖ student) of every layer, over heads and real tokens. With an identity as values, outputs are weights."""
-    found = []
-    for call, layer in zip(shown.run(batch), layers, strict=True):
-        with watching() as seen:
-            call.again(layer)
-        (view,) = seen
-        B, T, G = view.k.shape[:3]
-        identity = torch.eye(T, dtype=view.k.dtype, device=view.k.device)[None, :, None].expand(B, T, G, T)
-        softmax = Softmax(view.student.shape)
-        wanted, got = (
-            student(view.q, view.k, identity, view.x, attention_mask=view.attention_mask)[0]
-            for student in (softmax, view.student)
-        )
-        kl = (wanted * (wanted.clamp(min=SMALLEST_WEIGHT) / got.clamp(min=SMALLEST_WEIGHT)).log()).sum(-1)
-        found.append((kl if view.attention_mask is None else kl[view.attention_mask.bool()]).mean())
-    return torch.stack(found)

@@ -4,57 +4,56 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from maclaurin.convert.students import NAMES, SOFTMAX
+from maclaurin.convert.students import NAMES, SOFTMAX, STUDENTS
 from maclaurin.ops.checks import at_least_one, one_of
 
 FILE = "conversion.json"
 LOSSES = ("distill", "task")
 
 
+def _flag(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass(frozen=True)
 class Plan:
-    """source: folder or name of the hub. output: folder of the result, of its stages and of the figures.
-
-    student: of all layers. layers: one name a layer in its place. keep_softmax: layers that keep their attention.
-    num_features, window: as in `students.build_student`.
-    corpus: text to train on; images for a vision model, a folder. max_length: tokens of a sentence or row at most.
-    transfer_steps, recover_steps: of stages (a) and (b), 0 to leave one out. Rates are the largest of a linear schedule;
-    map_rate multiplies the recover_rate for what the source did not have.
-    train_projections: stage (a) also trains the projections to queries and keys.
-    loss: of stage (b), "distill" (the teacher's outputs) or "task" (the next token). lora: rank, 0 to train all weights.
-    eval_rows: held-out sentences or rows of stage (c).
-    """
-
-    source: str
-    output: str
-    student: str = "2mamba"
-    layers: tuple[str, ...] = ()
-    keep_softmax: tuple[int, ...] = ()
-    num_features: int | None = None
-    window: int | None = None
-    corpus: str = "stdlib"
-    text_field: str = "text"
-    max_length: int = 64
-    batch_size: int = 32
-    transfer_steps: int = 100
-    transfer_rate: float = 3e-3
-    train_projections: bool = False
-    recover_steps: int = 800
-    recover_rate: float = 1e-4
-    map_rate: float = 3.0
-    loss: str = "distill"
-    lora: int = 0
-    eval_rows: int = 1000
-    save_every: int = 0
-    seed: int = 0
+    source: str = _flag("", "Folder of a trained softmax model, or its name on the hub; also without the flag's name.")
+    output: str = _flag("", "Folder of the converted model, of its stages and of its figures.")
+    student: str = _flag("2mamba", f"Of all layers: {', '.join(STUDENTS)}; several with commas between are compared.")
+    layers: str = _flag("", "In its place, a student a layer, with commas between; sliding-window and softmax too.")
+    keep_softmax: str = _flag("", "Layers that keep their attention, such as 0,5.")
+    num_features: int | None = _flag(None, "Features of a student with a feature map; second order's if not given.")
+    window: int | None = _flag(None, "Softmax over so many last tokens beside the student (decoders).")
+    corpus: str = _flag("stdlib", "Text as for `maclaurin train`; for a vision model a folder of images.")
+    text_field: str = _flag("text", "Field of the text in rows of .jsonl and .parquet.")
+    max_length: int = _flag(64, "Tokens of a sentence or row at most.")
+    batch_size: int = _flag(32, "Sentences, rows or images a step.")
+    transfer_steps: int = _flag(100, "Steps of attention transfer; 0 for none.")
+    transfer_rate: float = _flag(3e-3, "Its largest learning rate, after a short warm-up; it falls to 0.")
+    train_projections: bool = _flag(False, "Transfer trains the projections to queries and keys too.")
+    recover_steps: int = _flag(500, "Steps of recovery; 0 for none.")
+    recover_rate: float = _flag(1e-4, "Its largest learning rate.")
+    map_rate: float = _flag(3.0, "The rate in recovery of what the source did not have, as a multiple.")
+    loss: str = _flag("distill", "Of recovery: distill (the source's outputs), or task (the next token; decoders).")
+    lora: int = _flag(0, "Rank of low-rank updates in recovery; 0 to train all weights.")
+    eval_rows: int = _flag(1000, "Held-out sentences, rows or images of the evaluation.")
+    save_every: int = _flag(0, "Steps between checkpoints; 0 for a quarter of a stage.")
+    seed: int = _flag(0, "Of new parameters and of the order of the data.")
 
     def __post_init__(self) -> None:
-        for name in (self.student, *self.layers):
+        if not self.source:
+            raise ValueError("give a source to convert: a folder, or a name of the hub")
+        if not self.output:
+            raise ValueError("give an output, the folder of the converted model")
+        for name in (*comma_list(self.student), *comma_list(self.layers)):
             one_of("student", name, NAMES)
+        if self.layers and len(comma_list(self.student)) > 1:
+            raise ValueError(f"layers names the students itself: give one student beside it at most, got {self.student!r}")
+        whole_numbers("keep_softmax", self.keep_softmax)
         one_of("loss", self.loss, LOSSES)
         for name in ("max_length", "batch_size", "eval_rows"):
             at_least_one(name, getattr(self, name))
@@ -62,12 +61,19 @@ class Plan:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
+    def each(self) -> list[Plan]:
+        """One plan, or one a student at the same budget, each with a folder of its own."""
+        names = comma_list(self.student)
+        if len(names) == 1:
+            return [self]
+        return [dataclasses.replace(self, student=name, output=str(Path(self.output) / name)) for name in names]
+
     def students(self, num_layers: int) -> list[str]:
         """The student of every layer."""
-        names = list(self.layers or [self.student] * num_layers)
+        names = comma_list(self.layers) or [self.student] * num_layers
         if len(names) != num_layers:
             raise ValueError(f"layers must name one student for each of the {num_layers} layers, got {len(names)}")
-        for layer in self.keep_softmax:
+        for layer in whole_numbers("keep_softmax", self.keep_softmax):
             if not 0 <= layer < num_layers:
                 raise ValueError(f"keep_softmax must name layers 0 to {num_layers - 1}, got {layer}")
             names[layer] = SOFTMAX
@@ -82,7 +88,7 @@ class Plan:
     def save(self) -> None:
         """Written once. A folder that holds another conversion is refused, so that stages never mix."""
         file = Path(self.output) / FILE
-        mine = json.loads(json.dumps(dataclasses.asdict(self)))
+        mine = dataclasses.asdict(self)
         if file.exists():
             stored = json.loads(file.read_text())
             for name, value in mine.items():
@@ -96,3 +102,14 @@ class Plan:
         temporary = file.with_suffix(".tmp")
         temporary.write_text(json.dumps(mine, indent=2))
         temporary.replace(file)
+
+
+def comma_list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def whole_numbers(name: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in comma_list(text)]
+    except ValueError:
+        raise ValueError(f"{name} must be whole numbers with commas between, got {text!r}") from None

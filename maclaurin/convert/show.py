@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,9 +45,8 @@ def cost_table(results: Sequence[dict[str, Any]]) -> Table | None:
 
 def name_of(plan: dict[str, Any]) -> str:
     """What was put into the layers."""
-    name = ",".join(plan["layers"]) or plan["student"]
-    kept = plan["keep_softmax"]
-    return name + (f", softmax in {','.join(map(str, kept))}" if kept else "")
+    name: str = plan["layers"] or plan["student"]
+    return name + (f", softmax in {plan['keep_softmax']}" if plan["keep_softmax"] else "")
 
 
 def _cells(result: dict[str, Any], stage: str, vectors: bool) -> list[str]:
@@ -57,8 +57,9 @@ def _cells(result: dict[str, Any], stage: str, vectors: bool) -> list[str]:
         cells = [f"{figures['loss']:.4f}", f"{figures['teacher_loss']:.4f}"]
         cells += [f"{gap_closed(result, stage):.0%}", f"{figures['same_token']:.1%}"]
     layers = figures["layers"]
-    cells.append(f"{sum(layer['error'] for layer in layers) / len(layers):.4f}")
-    cells.append(f"{sum(layer['kl'] for layer in layers) / len(layers):.4f}" if "kl" in layers[0] else "")
+    for name in ("error", "kl"):
+        known = [layer[name] for layer in layers if name in layer]
+        cells.append(f"{statistics.fmean(known):.4f}" if known else "")
     cells += [f"{figures[name]:.0f}" if name in figures else "" for name in ("seconds", "cpu_seconds")]
     return cells
 

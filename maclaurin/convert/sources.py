@@ -6,6 +6,7 @@ Weights are read from safetensors only, code that comes with a model is never ru
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from maclaurin.convert.students import SOFTMAX
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.folder import best_device
 
-# what is fetched from the hub: weights that are no pickles, and what describes them
-WANTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*/config.json")
+# what is fetched from the hub: first what describes a model, and if that will do, weights that are no pickles
+DESCRIPTION = ("*.json", "*.txt", "*.model", "*/config.json")
+WEIGHTS = "*.safetensors"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 RELATIVE = ("bloom", "deberta", "deberta-v2", "falcon", "longt5", "mpt", "mpnet", "mt5", "t5", "xlnet")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
@@ -68,28 +70,29 @@ class Source:
 def recognise(spec: str) -> Source:
     """The source behind a folder or a name of the hub, or a ValueError that says what is wrong with it."""
     path = Path(spec)
-    if not path.is_dir():
-        path = _fetched(spec)
+    remote = not path.is_dir()
+    if remote:
+        path = _fetched(spec, DESCRIPTION)
     described = _config_file(path, spec)
     kind = _kind(described, spec)
-    _check_weights(path, spec)
     _check_processor(path, spec, kind)
+    if remote:
+        path = _fetched(spec, (*DESCRIPTION, WEIGHTS))
+    _check_weights(path, spec)
     if kind == "maclaurin":
         return Source(path, MaclaurinConfig.from_pretrained(path), MaclaurinForCausalLM, kind)
     config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     return Source(path, config, _architecture(described, spec), kind)
 
 
-def _fetched(spec: str) -> Path:
+def _fetched(spec: str, wanted: Sequence[str]) -> Path:
+    """The folder of what the hub has of it, or had when it was last asked."""
     if spec.count("/") > 1 or spec.startswith((".", "/", "~")):
         raise ValueError(f"source {spec!r} is no folder here and no owner/name of the hub")
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
 
     try:
-        files = HfApi().list_repo_files(spec)
-        if not any(name.endswith(".safetensors") for name in files):
-            raise ValueError(f"source {spec!r} has no safetensors on the hub: pickled weights are never loaded")
-        return Path(snapshot_download(spec, allow_patterns=list(WANTED)))
+        return Path(snapshot_download(spec, allow_patterns=list(wanted)))
     except OSError as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(f"source {spec!r} is no folder here, and the hub does not give it: {first}") from error
@@ -140,14 +143,14 @@ def _kind(config: dict[str, Any], spec: str) -> str:
 
 
 def _check_weights(path: Path, spec: str) -> None:
-    files = sorted(path.glob("*.safetensors"))
+    files = sorted(path.glob(WEIGHTS))
     if not files:
         pickled = next((found.name for pattern in PICKLED for found in path.glob(pattern)), None)
         if pickled:
             raise ValueError(
                 f"source {spec!r} has only pickled weights ({pickled}), which are never loaded: save safetensors"
             )
-        raise ValueError(f"source {spec!r} has no weights: a .safetensors file is missing")
+        raise ValueError(f"source {spec!r} has no weights: a .safetensors file is missing, and pickles are never loaded")
     for file in files:
         try:
             with safe_open(file, framework="pt"):

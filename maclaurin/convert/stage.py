@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
-from transformers.utils.logging import disable_progress_bar
 
 from maclaurin.convert.text import Batch
-from maclaurin.training.callbacks import JsonLog, LiveProgress, StopOnInterrupt
-from maclaurin.training.trainer import LanguageTrainer
+from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
+from maclaurin.training.trainer import LanguageTrainer, arguments
 
 Objective = Callable[[nn.Module, Batch], Tensor]
 TIMES, LOG = "times.json", "losses.jsonl"
@@ -32,7 +31,10 @@ TIMES, LOG = "times.json", "losses.jsonl"
 
 @dataclass(frozen=True)
 class Stage:
-    """rates: the largest learning rate of every parameter that is trained, by name; all others are frozen."""
+    """rates: the largest learning rate of every parameter that is trained, by name; all others are frozen.
+
+    at_end: what is done to the model between its last step and the end of the stage.
+    """
 
     folder: Path
     objective: Objective
@@ -41,6 +43,7 @@ class Stage:
     tokens_per_step: int
     save_every: int
     seed: int
+    at_end: Callable[[], None] | None = None
 
     @property
     def done(self) -> bool:
@@ -48,7 +51,6 @@ class Stage:
 
     def run(self, model: PreTrainedModel, batches: Dataset[Batch] | Sequence[Batch]) -> bool:
         """Trains the model in place; False if it was stopped by Ctrl-C, and the next call goes on."""
-        disable_progress_bar()
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in self.rates)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +63,7 @@ class Stage:
             args=self._arguments(),
             train_dataset=batches,
             data_collator=_only,
-            callbacks=[SaveLast(), JsonLog(self.folder / LOG), progress, interrupt],
+            callbacks=[LastStep(), JsonLog(self.folder / LOG), progress, interrupt],
             keep=1,
         )
         started, cpu = time.monotonic(), time.process_time()
@@ -70,10 +72,15 @@ class Stage:
         finally:
             progress.close()
             self._add(seconds=time.monotonic() - started, cpu_seconds=time.process_time() - cpu)
-        return trainer.state.global_step >= self.steps
+        finished = trainer.state.global_step >= self.steps
+        if finished:
+            self._finish(model)
+        return finished
 
-    def finish(self, model: PreTrainedModel) -> None:
+    def _finish(self, model: PreTrainedModel) -> None:
         """By one rename of the file that says that it is done; checkpoints are not needed any more."""
+        if self.at_end is not None:
+            self.at_end()
         staging = self.folder / ".finished"
         model.save_pretrained(staging)
         for file in sorted(staging.iterdir(), key=lambda file: file.name == "config.json"):
@@ -93,9 +100,9 @@ class Stage:
         (self.folder / TIMES).write_text(json.dumps(times))
 
     def _arguments(self) -> TrainingArguments:
-        return TrainingArguments(
-            output_dir=str(self.folder),
-            max_steps=self.steps,
+        return arguments(
+            str(self.folder),
+            self.steps,
             per_device_train_batch_size=1,  # of batches, as they come from the data
             learning_rate=max(self.rates.values()),
             lr_scheduler_type="linear",
@@ -103,24 +110,10 @@ class Stage:
             weight_decay=0.0,
             adam_beta2=0.98,
             max_grad_norm=1.0,
-            save_strategy="steps",
             save_steps=self.save_every or math.ceil(self.steps / 4),
             logging_steps=max(1, min(25, self.steps // 10)),
-            logging_nan_inf_filter=False,
-            report_to=[],
-            disable_tqdm=True,
             seed=self.seed,
-            use_cpu=not torch.cuda.is_available(),
-            remove_unused_columns=False,
         )
-
-
-class SaveLast(TrainerCallback):
-    """The last step is saved and logged, whatever the intervals."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step >= state.max_steps:
-            control.should_save = control.should_log = True
 
 
 class StageTrainer(LanguageTrainer):

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +59,25 @@ class Shape:
     causal: bool
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a student is asked about a dense batch, right-padded where `lengths` is given."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    x: Tensor
+    state: State | None
+    lengths: Tensor | None
+    return_state: bool
+    window: int | None
+
+    def causal(self, kind: type[State]) -> dict[str, Any]:
+        """What every causal op takes beside queries, keys and values. kind: of the state."""
+        state = checks.initial_state(self.state, kind)
+        return {"state": state, "return_state": self.return_state, "lengths": self.lengths}
+
+
 class Student(nn.Module, ABC):
     """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), x (B,T,d_model) the layer's input -> y (B,T,H,V), and the state if asked for.
 
@@ -87,24 +107,14 @@ class Student(nn.Module, ABC):
             q, k, v, x = inputs
             assert q is not None and k is not None and v is not None and x is not None
             kept = None if state is None else state.attention
-            y, new = self.attend(q, k, v, x, kept, lengths, return_state, window)
+            y, new = self.attend(Asked(q, k, v, x, kept, lengths, return_state, window))
             return y, None if new is None else MixerState(new)
 
         return over_documents(dense, (q, k, v, x), state, attention_mask=attention_mask)
 
     @abstractmethod
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        x: Tensor,
-        state: State | None,
-        lengths: Tensor | None,
-        return_state: bool,
-        window: int | None,
-    ) -> tuple[Tensor, State | None]:
-        """On a dense batch, right-padded where `lengths` is given."""
+    def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
+        """y, and the state if it was asked for."""
 
 
 class HeadMaps(nn.Module):
@@ -129,24 +139,14 @@ class FeatureStudent(Student):
         self.k_map = HeadMaps(shape.num_kv_heads, shape.head_dim)
         self.feature_map = feature_map
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        x: Tensor,
-        state: State | None,
-        lengths: Tensor | None,
-        return_state: bool,
-        window: int | None,
-    ) -> tuple[Tensor, State | None]:
-        q, k = self.feature_map.of_queries(self.q_map(q), lengths), self.feature_map(self.k_map(k), lengths)
-        if not self.shape.causal:
-            return bidirectional_linear(q, k, v, scale=1.0, lengths=lengths).to(x.dtype), None
-        y, new = linear_attention(
-            q, k, v, scale=1.0, state=checks.initial_state(state, PowerState), return_state=return_state, lengths=lengths
-        )
-        return y.to(x.dtype), new
+    def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
+        q = self.feature_map.of_queries(self.q_map(asked.q), asked.lengths)
+        k = self.feature_map(self.k_map(asked.k), asked.lengths)
+        if self.shape.causal:
+            y, new = linear_attention(q, k, asked.v, scale=1.0, **asked.causal(PowerState))
+        else:
+            y, new = bidirectional_linear(q, k, asked.v, scale=1.0, lengths=asked.lengths), None
+        return y.to(asked.x.dtype), new
 
 
 class SecondOrder(Student):
@@ -168,35 +168,16 @@ class SecondOrder(Student):
             nn.init.zeros_(self.decay_proj.weight)
             nn.init.constant_(self.decay_proj.bias, OPEN_DECAY)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        x: Tensor,
-        state: State | None,
-        lengths: Tensor | None,
-        return_state: bool,
-        window: int | None,
-    ) -> tuple[Tensor, State | None]:
-        q, k = self.q_map(q), self.k_map(k)
+    def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
+        q, k = self.q_map(asked.q), self.k_map(asked.k)
         log_decay = None
         if self.decay_proj is not None:
-            z = self.decay_proj(x)
+            z = self.decay_proj(asked.x)
             log_decay = -F.softplus(z.to(torch.promote_types(z.dtype, torch.float32)))
-        if not self.shape.causal:
-            return bidirectional_power(q, k, v, log_decay, order=self.order, scale=1.0, lengths=lengths), None
-        return power_attention(
-            q,
-            k,
-            v,
-            log_decay,
-            order=self.order,
-            scale=1.0,
-            state=checks.initial_state(state, PowerState),
-            return_state=return_state,
-            lengths=lengths,
-        )
+        kernel: dict[str, Any] = {"order": self.order, "scale": 1.0}
+        if self.shape.causal:
+            return power_attention(q, k, asked.v, log_decay, **kernel, **asked.causal(PowerState))
+        return bidirectional_power(q, k, asked.v, log_decay, **kernel, lengths=asked.lengths), None
 
 
 class Softmax(Student):
@@ -210,28 +191,12 @@ class Softmax(Student):
                 raise ValueError("a window needs a decoder: an encoder's tokens see both ways")
         self.window = window
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        x: Tensor,
-        state: State | None,
-        lengths: Tensor | None,
-        return_state: bool,
-        window: int | None,
-    ) -> tuple[Tensor, State | None]:
+    def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
+        q, k, v = asked.q, asked.k, asked.v
         if not self.shape.causal:
-            return bidirectional_softmax(q, k, v, lengths=lengths), None
-        return softmax_attention(
-            q,
-            k,
-            v,
-            window=min((size for size in (self.window, window) if size is not None), default=None),
-            state=checks.initial_state(state, TokenState),
-            return_state=return_state,
-            lengths=lengths,
-        )
+            return bidirectional_softmax(q, k, v, lengths=asked.lengths), None
+        window = min((size for size in (self.window, asked.window) if size is not None), default=None)
+        return softmax_attention(q, k, v, window=window, **asked.causal(TokenState))
 
 
 @dataclass(frozen=True)
@@ -254,23 +219,10 @@ class Windowed(Student):
         self.near = Softmax(linear.shape, window)
         self.gate = nn.Parameter(torch.zeros(linear.shape.num_heads))
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        x: Tensor,
-        state: State | None,
-        lengths: Tensor | None,
-        return_state: bool,
-        window: int | None,
-    ) -> tuple[Tensor, State | None]:
-        kept = checks.initial_state(state, WindowedState)
-        states = (None, None) if kept is None else (kept.linear, kept.near)
-        parts = zip((self.linear, self.near), states, strict=True)
-        (linear, state_linear), (near, state_near) = (
-            part.attend(q, k, v, x, before, lengths, return_state, window) for part, before in parts
-        )
+    def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
+        kept = checks.initial_state(asked.state, WindowedState)
+        linear, state_linear = self.linear.attend(replace(asked, state=None if kept is None else kept.linear))
+        near, state_near = self.near.attend(replace(asked, state=None if kept is None else kept.near))
         gate = torch.sigmoid(self.gate)[:, None].to(near.dtype)
         y = gate * near + (1 - gate) * linear.to(near.dtype)
         if state_linear is None or state_near is None:

@@ -11,17 +11,18 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
-from transformers import TrainerCallback
+from transformers import IntervalStrategy, TrainerCallback
 
 from maclaurin.training.windows import WindowSchedule, own_windows
 
 
 class LastStep(TrainerCallback):
-    """The last step is evaluated and saved, whatever the intervals."""
+    """The last step is evaluated, where there is evaluation, and saved, whatever the intervals."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step >= state.max_steps:
-            control.should_evaluate = control.should_save = control.should_log = True
+            control.should_evaluate = args.eval_strategy != IntervalStrategy.NO
+            control.should_save = control.should_log = True
 
 
 class JsonLog(TrainerCallback):

@@ -20,7 +20,7 @@ from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StochasticWindow, StopOnInterrupt
 from maclaurin.training.recipe import FREE_SIZES, Recipe
 from maclaurin.training.surroundings import save_surroundings
-from maclaurin.training.trainer import LanguageTrainer
+from maclaurin.training.trainer import LanguageTrainer, arguments
 from maclaurin.training.windows import WindowSchedule
 
 
@@ -138,9 +138,9 @@ def _trackers(recipe: Recipe, first_step: int) -> list[TrainerCallback]:
 
 def _arguments(recipe: Recipe) -> TrainingArguments:
     tenth = math.ceil(recipe.steps / 10)
-    return TrainingArguments(
-        output_dir=recipe.output,
-        max_steps=recipe.steps,
+    return arguments(
+        recipe.output,
+        recipe.steps,
         per_device_train_batch_size=recipe.batch_size,
         per_device_eval_batch_size=recipe.batch_size,
         gradient_accumulation_steps=recipe.accumulation,
@@ -153,16 +153,9 @@ def _arguments(recipe: Recipe) -> TrainingArguments:
         gradient_checkpointing=recipe.gradient_checkpointing,
         eval_strategy="steps",
         eval_steps=recipe.eval_every or tenth,
-        save_strategy="steps",
         save_steps=recipe.save_every or tenth,
         logging_steps=max(1, min(10, recipe.steps // 20)),
-        logging_nan_inf_filter=False,
-        report_to=[],
-        disable_tqdm=True,
         seed=recipe.seed,
-        use_cpu=not torch.cuda.is_available(),
-        remove_unused_columns=False,
-        label_names=["labels"],
     )
 
 

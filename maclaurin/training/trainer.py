@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback, Trainer
+from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
 
 STAGING = ".staging"
@@ -20,6 +20,22 @@ STAGING = ".staging"
 
 class NonFiniteLossError(FloatingPointError):
     """Training cannot go on: the message says at which step, in which layer, and where the last good checkpoint is."""
+
+
+def arguments(output: str, steps: int, **fields: Any) -> TrainingArguments:
+    """What all training here has in common, and the fields in which one differs from another."""
+    return TrainingArguments(
+        output_dir=output,
+        max_steps=steps,
+        save_strategy="steps",
+        logging_nan_inf_filter=False,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        remove_unused_columns=False,
+        label_names=["labels"],
+        **fields,
+    )
 
 
 class LanguageTrainer(Trainer):

@@ -78,6 +78,36 @@ def test_what_is_neither_here_nor_on_the_hub_is_refused(monkeypatch):
             recognise(spec)
 
 
+@pytest.mark.parametrize(("fields", "says"), [({}, None), ({"model_type": "gpt2"}, "not supported")])
+def test_of_the_hub_weights_come_last_and_pickles_never(bert, monkeypatch, fields, says):
+    """A hub that has the folder of a model: what is refused by its description is not fetched further."""
+    change_config(bert, **fields)
+    asked = []
+
+    def hub(spec, allow_patterns):
+        asked.append(allow_patterns)
+        return str(bert)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub)
+    if says is None:
+        assert recognise("owner/name").path == bert
+        assert [("*.safetensors" in patterns) for patterns in asked] == [False, True]
+    else:
+        with pytest.raises(ValueError, match=says):
+            recognise("owner/name")
+        assert len(asked) == 1 and "*.safetensors" not in asked[0]
+    assert not any(pattern in ("*", "*.bin", "*.pt") for patterns in asked for pattern in patterns)
+
+
+def test_a_hub_that_does_not_answer_is_one_sentence(monkeypatch):
+    def hub(spec, allow_patterns):
+        raise ConnectionError("no route\nand more about it")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub)
+    with pytest.raises(ValueError, match=r"does not give it: no route$"):
+        recognise("owner/name")
+
+
 def test_pooling_is_that_of_the_source(bert):
     assert recognise(str(bert)).pooling() == "mean"
     (bert / "1_Pooling").mkdir()

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,19 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from maclaurin.cli import app
-from maclaurin.convert.command import convert
+from maclaurin.convert.fidelity import fidelity
 from maclaurin.convert.hosts import Shown, mixing_layers, new_parameters, student_of
 from maclaurin.convert.plan import Plan
 from maclaurin.convert.recover import with_low_rank
+from maclaurin.convert.run import convert
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.stage import Stage
 from maclaurin.generation import continue_text
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.folder import open_model
 from maclaurin.report import build
 from maclaurin.training.callbacks import StopOnInterrupt
+from tests.convert.conftest import SMALL, TEXT
 
 
 def silent(line):
@@ -117,7 +121,7 @@ def test_an_output_inside_the_source_is_refused(source, corpus):
 
 
 def test_layers_can_keep_softmax(source, corpus, tmp_path):
-    mine = plan(source("bert"), corpus, tmp_path / "hybrid", keep_softmax=(1,), transfer_steps=0, recover_steps=0)
+    mine = plan(source("bert"), corpus, tmp_path / "hybrid", keep_softmax="1", transfer_steps=0, recover_steps=0)
     figures = convert(mine, silent).figures["stages"]["untrained"]["layers"]
     assert figures[0]["error"] > 1e-2 and figures[0]["kl"] > 1e-3
     assert figures[1]["error"] < 1e-9 and abs(figures[1]["kl"]) < 1e-6
@@ -157,7 +161,7 @@ def test_a_layer_is_shown_what_the_source_saw(source, corpus, tmp_path):
     """A copy that keeps softmax gives every layer's output again, from that layer's input alone."""
     found = recognise(str(source("llama")))
     teacher = found.load()
-    student = student_of(teacher, plan(found.path, corpus, tmp_path, keep_softmax=(0,)))
+    student = student_of(teacher, plan(found.path, corpus, tmp_path, keep_softmax="0"))
     batch = {"input_ids": torch.randint(3, 60, (2, 9))}
     calls = Shown.of(teacher).run(batch)
     outputs = [call.again(layer) for call, layer in zip(calls, mixing_layers(student), strict=True)]
@@ -185,6 +189,38 @@ def test_own_models_start_with_nothing_but_another_kernel(source, corpus, tmp_pa
         assert (student(ids).logits - teacher(ids).logits).abs().max() > 1e-4
 
 
+@torch.no_grad()
+def test_divergence_of_own_layers_is_that_of_the_written_out_weights(source, corpus, tmp_path):
+    """Two documents in a row, a layer of 1 + x + x²/2 and one that keeps softmax."""
+    found = recognise(str(source("maclaurin")))
+    teacher = found.load().double()
+    teacher.model.layers[0].mixer.qkv_proj.weight *= 10  # or no score is far from 0
+    student = student_of(teacher, plan(found.path, corpus, tmp_path, student="taylor", keep_softmax="1"))
+    bounds = [0, 7, 12]
+    batch = {"input_ids": torch.randint(3, 60, (1, 12)), "cu_seqlens": torch.tensor(bounds)}
+    x = Shown.of(teacher).run(batch)[0].args[0]
+    expected = []
+    for start, end in pairwise(bounds):
+        p = teacher.model.layers[0].mixer.project(x[:, start:end], None, "auto", None)
+        score = torch.einsum("thk,shk->hts", p.q[0], p.k[0]) / p.q.shape[-1] ** 0.5
+        past = torch.ones(end - start, end - start).tril()
+        softmax, series = score.exp() * past, (1 + score + score**2 / 2) * past
+        softmax, series = (weight / weight.sum(-1, keepdim=True) for weight in (softmax, series))
+        expected.append(torch.xlogy(softmax, softmax / series).nansum(-1).mean(0))
+    rows = fidelity(teacher, student, [batch])
+    assert rows[0]["kl"] == pytest.approx(torch.cat(expected).mean().item(), rel=1e-6) and rows[0]["kl"] > 1e-5
+    assert abs(rows[1]["kl"]) < 1e-9 and rows[1]["error"] < 1e-9
+
+
+def test_layers_without_softmax_have_no_divergence(corpus, tmp_path):
+    torch.manual_seed(0)
+    config = MaclaurinConfig(**SMALL | TEXT, mixer=["mamba2", "softmax"], init="llama")
+    teacher = MaclaurinForCausalLM(config).eval()
+    student = student_of(teacher, plan("source", corpus, tmp_path, student="hedgehog"))
+    rows = fidelity(teacher, student, [{"input_ids": torch.randint(3, 60, (1, 12)), "cu_seqlens": torch.tensor([0, 12])}])
+    assert "kl" not in rows[0] and rows[0]["error"] < 1e-9 and rows[1]["kl"] > 0
+
+
 def test_a_vision_model_is_converted_on_images(source, tmp_path):
     from PIL import Image
 
@@ -208,6 +244,8 @@ def test_a_vision_model_is_converted_on_images(source, tmp_path):
         ({"loss": "nothing"}, "loss"),
         ({"recover_steps": -1}, "recover_steps"),
         ({"batch_size": 0}, "batch_size"),
+        ({"keep_softmax": "first"}, "keep_softmax"),
+        ({"student": "elu,relu", "layers": "elu,relu"}, "layers"),
     ],
 )
 def test_bad_plans_are_refused(fields, says):

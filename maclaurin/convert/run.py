@@ -1,0 +1,160 @@
+"""A conversion from its plan: recognise, transfer, recover, evaluate, save. Run again, it goes on where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from maclaurin.convert.cost import cost_by_length
+from maclaurin.convert.data import Data, load_data
+from maclaurin.convert.evaluate import evaluate
+from maclaurin.convert.hosts import student_of
+from maclaurin.convert.plan import Plan
+from maclaurin.convert.recover import recover_objective, recover_rates, with_low_rank
+from maclaurin.convert.sources import Source, recognise
+from maclaurin.convert.stage import Objective, Stage
+from maclaurin.convert.transfer import transfer_objective, transfer_rates
+
+FIGURES = "evaluation.json"
+UNTRAINED = "untrained"
+# of a source's folder, what a converted model does not take over: its weights, and what describes them
+LEFT_OUT = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "recipe.json",
+    "result.json",
+    "versions.json",
+}
+COPIED = {".json", ".txt", ".model"}
+
+
+@dataclass(frozen=True)
+class Result:
+    figures: dict[str, Any]
+    finished: bool
+
+
+def convert(plan: Plan, say: Callable[[str], None], *, lengths: tuple[int, ...] = ()) -> Result:
+    """`say` gets a line as each stage ends. lengths: where cost is measured; none to leave that out."""
+    disable_progress_bar()
+    source = recognise(plan.source)
+    plan.students(source.config.num_hidden_layers)
+    if Path(plan.output).resolve().is_relative_to(source.path.resolve()):
+        raise ValueError(f"output {plan.output!r} lies in the source's folder, which is never written to")
+    plan.save()
+    say(f"{source.architecture.__name__} from {plan.source}")
+    teacher = source.load()
+    data = load_data(source, plan)
+    student = student_of(teacher, plan)
+    figures = _load_figures(plan)
+    figures |= {"plan": json.loads((Path(plan.output) / "conversion.json").read_text()), "kind": source.kind}
+    stages = figures.setdefault("stages", {})
+    if UNTRAINED not in stages:
+        stages[UNTRAINED] = evaluate(source, teacher, student, data.held_out)
+        _store(plan, figures)
+    say(f"{UNTRAINED}: {sentence(stages[UNTRAINED])}")
+    for name, make in (("transfer", _transfer), ("recover", _recover)):
+        if not getattr(plan, f"{name}_steps"):
+            continue
+        stage = make(source, teacher, student, data, plan)
+        if not stage.done and not stage.run(student, data.train):
+            return Result(figures, finished=False)
+        student = _reloaded(stage, student)
+        if name not in stages:
+            stages[name] = evaluate(source, teacher, student, data.held_out) | stage.times()
+            _store(plan, figures)
+        say(
+            f"{name}: {sentence(stages[name])} ({stages[name]['seconds']:.0f} s, "
+            f"{stages[name]['cpu_seconds']:.0f} s of all cores)"
+        )
+    _save(source, student, plan)
+    if lengths and "cost" not in figures and source.kind != "vision":  # an image has the length it has
+        figures["cost"] = cost_by_length(source.path, Path(plan.output), lengths)
+        _store(plan, figures)
+    return Result(figures, finished=True)
+
+
+def convert_all(plan: Plan, say: Callable[[str], None], *, lengths: tuple[int, ...] = ()) -> list[Result]:
+    """A conversion a student; stops after one that was interrupted."""
+    plans = plan.each()
+    results = []
+    for own in plans:
+        if len(plans) > 1:
+            say(f"student {own.student}")
+        results.append(convert(own, say, lengths=lengths))
+        if not results[-1].finished:
+            break
+    return results
+
+
+def sentence(figures: dict[str, Any]) -> str:
+    """The figures of a stage, for a person."""
+    if "cosine" in figures:
+        return f"cosine {figures['cosine']:.4f}, Spearman {figures['spearman']:.4f}"
+    return f"loss {figures['loss']:.4f} (source {figures['teacher_loss']:.4f}), same token {figures['same_token']:.1%}"
+
+
+def _transfer(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, data: Data, plan: Plan) -> Stage:
+    return _stage("transfer", transfer_objective(teacher), transfer_rates(teacher, student, plan), data, plan)
+
+
+def _recover(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, data: Data, plan: Plan) -> Stage:
+    low_rank = None
+    if plan.lora:
+        with torch.random.fork_rng():
+            torch.manual_seed(plan.seed)
+            low_rank = with_low_rank(student, plan.lora)
+    stage = _stage("recover", recover_objective(source, teacher, plan), recover_rates(teacher, student, plan), data, plan)
+    return stage if low_rank is None else dataclasses.replace(stage, at_end=low_rank.merge)
+
+
+def _stage(name: str, objective: Objective, rates: dict[str, float], data: Data, plan: Plan) -> Stage:
+    return Stage(
+        Path(plan.output) / name,
+        objective,
+        rates,
+        getattr(plan, f"{name}_steps"),
+        data.tokens_per_step,
+        plan.save_every,
+        plan.seed,
+    )
+
+
+def _reloaded(stage: Stage, student: PreTrainedModel) -> PreTrainedModel:
+    """From the stage's folder: a conversion that goes on sees what one that was never interrupted sees."""
+    loaded: PreTrainedModel = type(student).from_pretrained(stage.folder, local_files_only=True)
+    return loaded.eval().to(student.device)
+
+
+def _save(source: Source, student: PreTrainedModel, plan: Plan) -> None:
+    """The model, and of the source's folder all that is neither weights nor about them: tokenizer, pooling, …"""
+    output = Path(plan.output)
+    student.save_pretrained(output)
+    beside = [file for file in source.path.glob("*") if file.suffix in COPIED and file.name not in LEFT_OUT]
+    for file in (*beside, *source.path.glob("[0-9]_*/config.json")):  # those are modules of sentence-transformers
+        target = output / file.relative_to(source.path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+
+
+def _load_figures(plan: Plan) -> dict[str, Any]:
+    file = Path(plan.output) / FIGURES
+    figures: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return figures
+
+
+def _store(plan: Plan, figures: dict[str, Any]) -> None:
+    file = Path(plan.output) / FIGURES
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(figures, indent=2))
+    temporary.replace(file)
