@@ -162,7 +162,7 @@ def _table(key: str, table: dict[str, Any], style: dict[str, Style]) -> DataTabl
                 *published,
             ]
         )
-    return DataTable(f"table-{key}", columns, rows, " ".join(f"{note.rstrip('.')}." for note in footnotes(table)))
+    return DataTable(f"table-{key}", columns, rows, "; ".join(note.rstrip(".") for note in footnotes(table)))
 
 
 def _accuracy(points: Sequence[dict[str, Any]]) -> Cell:
