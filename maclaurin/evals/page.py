@@ -141,7 +141,7 @@ def _table(key: str, table: dict[str, Any], style: dict[str, Style]) -> DataTabl
     rows = []
     for row in table["rows"]:
         label = row["label"]
-        grid = ", ".join(f"{rate:g}: {score:.3f}" for rate, score in grid_of(row))
+        grid = ", ".join(f"{rate:g}:\N{NO-BREAK SPACE}{score:.3f}" for rate, score in grid_of(row))
         published = [Cell(row["published"])] if table["source"] else []
         if not row["points"]:
             text = "; ".join(row["errors"]) or "unfinished"
@@ -162,7 +162,7 @@ def _table(key: str, table: dict[str, Any], style: dict[str, Style]) -> DataTabl
                 *published,
             ]
         )
-    return DataTable(f"table-{key}", columns, rows, "; ".join(footnotes(table)))
+    return DataTable(f"table-{key}", columns, rows, "; ".join(note.rstrip(".") for note in footnotes(table)))
 
 
 def _accuracy(points: Sequence[dict[str, Any]]) -> Cell:

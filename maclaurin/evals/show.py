@@ -131,8 +131,9 @@ def time_title(table: dict[str, Any]) -> str:
 
 
 def steps_text(row: dict[str, Any]) -> str:
-    """Taken with the chosen learning rate, by each seed; a model that was trained elsewhere has none."""
-    return ", ".join(map(str, row.get("steps", [])))
+    """Taken with the chosen learning rate, by each seed unless all took as many; a model trained elsewhere has none."""
+    taken = row.get("steps", [])
+    return ", ".join(map(str, taken if len(set(taken)) > 1 else taken[:1]))
 
 
 def accuracy_text(points: Sequence[dict[str, Any]]) -> str:

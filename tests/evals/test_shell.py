@@ -20,6 +20,8 @@ TINY_RUN = (
     "track",
     "--mixers",
     "softmax,gla-selective",
+    "--seeds",
+    "1",
     "--steps",
     "2",
     "--learning-rates",
