@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from maclaurin.lab.result import WORDS, Grid, Result, text_of
 from maclaurin.report.page import Cell, Column, DataTable, Page, Section
 
-LEAD = "Every number is computed by `maclaurin lab`, with the settings and the seed that stand beside it."
+LEAD = "Every number is computed by maclaurin lab, with the settings and the seed that stand beside it."
 
 
 def page(results: Sequence[Result]) -> Page:
@@ -38,7 +38,11 @@ def _claims(results: Sequence[Result]) -> Section:
         for result in results
         for claim in result.claims
     ]
-    return Section("Claims", "", [DataTable("lab-claims", columns, rows)])
+    failed = [
+        f"{result.name} {claim.key}: {claim.text}" for result in results for claim in result.claims if claim.held is False
+    ]
+    intro = f"NOT held: {'; '.join(failed)}." if failed else ""
+    return Section("Claims", intro, [DataTable("lab-claims", columns, rows)])
 
 
 def _section(result: Result) -> Section:

@@ -238,9 +238,9 @@ def _truncation_plots(found: dict[float, list[Truncation]]) -> list[Plot]:
         x = [one.order for one in rows]
         name = f"spread {spread:g}"
         errors.append(Curve(name, x, [one.error for one in rows]))
-        errors.append(Curve(f"{name}, bound", x, [max(one.bound, FLOOR) for one in rows], dashed=True))
+        errors.append(Curve(name, x, [max(one.bound, FLOOR) for one in rows], dashed=True))
         moved.append(Curve(name, x, [max(one.moved, FLOOR) for one in rows]))
-    caption = "Largest error of exp(s) by orders 0 to P, and the largest Lagrange bound."
+    caption = "Largest error of exp(s) by orders 0 to P, and, dotted, the largest Lagrange bound."
     return [
         Plot("truncation", caption, "P", "error of exp(s)", errors, log_y=True),
         Plot("moved", "Weight that lies elsewhere than in softmax.", "P", "share of weight", moved, log_y=True),
