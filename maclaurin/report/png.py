@@ -28,7 +28,7 @@ def export(charts: Sequence[Chart], folder: Path) -> list[Path]:
     paths = [folder / f"{chart.key}.png" for chart in charts]
     options = {"format": "png", "width": WIDTH, "height": HEIGHT, "scale": SCALE}
     figures = [
-        {"fig": _on_paper(chart).to_dict(), "path": path, "opts": options} for chart, path in zip(charts, paths, strict=True)
+        {"fig": on_paper(chart).to_dict(), "path": path, "opts": options} for chart, path in zip(charts, paths, strict=True)
     ]
     try:
         # without this Kaleido would fetch MathJax from the network
@@ -41,7 +41,8 @@ def export(charts: Sequence[Chart], folder: Path) -> list[Path]:
     return paths
 
 
-def _on_paper(chart: Chart) -> go.Figure:
+def on_paper(chart: Chart) -> go.Figure:
+    """On white, under its caption."""
     copy = go.Figure(chart.figure)
     lines = [html.escape(line) for line in textwrap.wrap(chart.caption, CAPTION_WIDTH)]
     caption = {"text": "<br>".join(lines), "font": {"size": CAPTION_SIZE}, "automargin": False}
