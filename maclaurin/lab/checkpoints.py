@@ -48,9 +48,11 @@ def checkpoint(folder: str, text: str | None, *, tokens: int | None, texts: int)
 
 def of_tokens(name: str, model: Any, ids_BT: Tensor) -> Watched:
     """A language model that reads these tokens, each but the first to be predicted."""
-    own = isinstance(model, MaclaurinForCausalLM)
+    own, tokens = isinstance(model, MaclaurinForCausalLM), ids_BT.shape[1] - 1
     if not own:
         model = _readable(name, model)
+        if (window := getattr(model.config, "sliding_window", None)) is not None and window < tokens:
+            raise ValueError(f"{name!r} sees the last {window} tokens only: ask for at most so many, got {tokens}")
 
     def run() -> Tensor:
         logits = model(ids_BT[:, :-1], use_cache=False).logits
@@ -58,7 +60,7 @@ def of_tokens(name: str, model: Any, ids_BT: Tensor) -> Watched:
         return right
 
     kinds = model.config.layer_mixers() if own else model.config.students
-    return (Watched if own else OfTransformers)(name, model, run, None, ids_BT.shape[1] - 1, kinds)
+    return (Watched if own else OfTransformers)(name, model, run, None, tokens, kinds)
 
 
 def _readable(name: str, model: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from maclaurin.lab.result import WORDS, Grid, Result, text_of
 from maclaurin.report.page import Cell, Column, DataTable, Page, Section
 
-LEAD = "Every number is computed by `maclaurin lab`, with the settings and the seed that stand beside it."
+LEAD = "Every number is computed by maclaurin lab, with the settings and the seed that stand beside it."
 
 
 def page(results: Sequence[Result]) -> Page:
@@ -15,13 +15,16 @@ def page(results: Sequence[Result]) -> Page:
 
 
 def headline(results: Sequence[Result]) -> str:
+    if len(results) == 1:
+        return results[0].title
     claims = [claim for result in results for claim in result.claims if claim.held is not None]
     return f"{sum(claim.held is True for claim in claims)} of {len(claims)} claims held"
 
 
 def sections(results: Sequence[Result]) -> list[Section]:
-    """All claims first, then a section an experiment."""
-    return [_claims(results), *(_section(result) for result in results)]
+    """Of several, all claims first, then a section an experiment; of one, its claims last, as in the terminal."""
+    each = [_section(result) for result in results]
+    return [*each, _claims(results)] if len(results) == 1 else [_claims(results), *each]
 
 
 def _claims(results: Sequence[Result]) -> Section:
@@ -38,7 +41,11 @@ def _claims(results: Sequence[Result]) -> Section:
         for result in results
         for claim in result.claims
     ]
-    return Section("Claims", "", [DataTable("lab-claims", columns, rows)])
+    failed = [
+        f"{result.name} {claim.key}: {claim.text}" for result in results for claim in result.claims if claim.held is False
+    ]
+    intro = f"NOT held: {'; '.join(failed)}." if failed else ""
+    return Section("Claims", intro, [DataTable("lab-claims", columns, rows)])
 
 
 def _section(result: Result) -> Section:

@@ -17,6 +17,7 @@ SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "triangle-
 # the same in every report
 KNOWN = {"softmax": 0, "2mamba": 1, "mamba2s": 2, "mamba2": 3, "softmax-conv": 4, "2mamba-e": 5, "linear": 6}
 DASHES = ("solid", "dash", "dot", "dashdot")
+MOST_MARKERS = 60  # on a line; more would run together
 
 
 @dataclass(frozen=True)
@@ -210,11 +211,21 @@ def heat_map(
 
 
 def curves(lines: Sequence[Line], x_title: str, y_title: str, *, log_x: bool = False, log_y: bool = False) -> go.Figure:
-    """Any lines with their intervals; faint ones are no measurements."""
+    """Any lines with their intervals; faint ones are no measurements, and with a measurement's name they predict it."""
     figure = _figure(y_title)
+    measured = {line.name for line in lines if not line.faint}
     for line in lines:
-        figure.add_scatter(**_line(line), error_y=_interval(line), hovertemplate="%{y:.4g}")
+        prediction = line.faint and line.name in measured
+        figure.add_scatter(
+            **_line(line) | {"mode": "lines" if prediction or len(line.x) > MOST_MARKERS else "lines+markers"},
+            error_y=_interval(line),
+            hovertemplate="%{y:.4g}",
+            showlegend=not prediction,
+        )
     figure.update_xaxes(title=x_title, type="log" if log_x else "linear", exponentformat="power")
+    places = {x for line in lines for x in line.x}
+    if not log_x and len(places) <= 12 and all(x == round(x) for x in places):
+        figure.update_xaxes(tickvals=sorted(places))  # layers, orders: nothing is between them
     figure.update_yaxes(type="log" if log_y else "linear", exponentformat="power")
     return figure
 

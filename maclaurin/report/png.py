@@ -1,7 +1,9 @@
-"""Figures as PNG files for papers: on white, without what only a page can use. Kaleido drives the browser."""
+"""Figures as PNG files: on white, without what only a page can use, under their captions. Kaleido drives the browser."""
 
 from __future__ import annotations
 
+import html
+import textwrap
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +13,7 @@ import plotly.graph_objects as go
 from maclaurin.report.page import Chart
 
 WIDTH, HEIGHT, SCALE = 900, 560, 2
+CAPTION_SIZE, CAPTION_LINE, CAPTION_WIDTH = 12, 16, 125  # pixels, pixels, letters
 AXIS = {"gridcolor": "#d9dee4", "linecolor": "#5a6370", "tickcolor": "#5a6370"}
 
 
@@ -25,8 +28,7 @@ def export(charts: Sequence[Chart], folder: Path) -> list[Path]:
     paths = [folder / f"{chart.key}.png" for chart in charts]
     options = {"format": "png", "width": WIDTH, "height": HEIGHT, "scale": SCALE}
     figures = [
-        {"fig": _on_paper(chart.figure).to_dict(), "path": path, "opts": options}
-        for chart, path in zip(charts, paths, strict=True)
+        {"fig": on_paper(chart).to_dict(), "path": path, "opts": options} for chart, path in zip(charts, paths, strict=True)
     ]
     try:
         # without this Kaleido would fetch MathJax from the network
@@ -39,9 +41,18 @@ def export(charts: Sequence[Chart], folder: Path) -> list[Path]:
     return paths
 
 
-def _on_paper(figure: go.Figure) -> go.Figure:
-    copy = go.Figure(figure)
+def on_paper(chart: Chart) -> go.Figure:
+    """On white, under its caption."""
+    copy = go.Figure(chart.figure)
+    lines = [html.escape(line) for line in textwrap.wrap(chart.caption, CAPTION_WIDTH)]
+    caption = {"text": "<br>".join(lines), "font": {"size": CAPTION_SIZE}, "automargin": False}
     copy.update_layout(
-        paper_bgcolor="white", plot_bgcolor="white", font={"color": "#1c2024", "size": 15}, xaxis=AXIS, yaxis=AXIS
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        font={"color": "#1c2024", "size": 15},
+        xaxis=AXIS,
+        yaxis=AXIS,
+        title=caption | {"x": 0.01, "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 12}},
+        margin={"t": 12 + CAPTION_LINE * (len(lines) + 1)},
     )
     return copy

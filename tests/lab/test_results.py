@@ -7,10 +7,12 @@ import math
 import pytest
 
 from maclaurin.lab import claims
+from maclaurin.lab.draw import chart
 from maclaurin.lab.flags import parse
 from maclaurin.lab.page import page
 from maclaurin.lab.result import Curve, Grid, Matrix, Plot, Result
 from maclaurin.lab.run import found_in, keep
+from maclaurin.report.png import on_paper
 
 
 def small(measured: float = 1.0) -> Result:
@@ -73,7 +75,7 @@ def test_figures_state_settings_and_seed() -> None:
     assert [chart.key for chart in charts] == ["series-curve", "series-square"]
     assert all("seed 3" in chart.caption for chart in charts)
     html = page([small()]).html()
-    assert "1 of 1 claims held" in html and "lab-claims" in html
+    assert "A small one" in html and "lab-claims" in html
 
 
 def flagged(*, quick: bool = False, n: int = 10, rate: float | None = None, sizes: tuple[float, ...] = (1.0,)) -> None:
@@ -89,3 +91,26 @@ def test_flags_are_the_arguments() -> None:
 def test_bad_flags_are_one_sentence(args: list[str]) -> None:
     with pytest.raises(ValueError, match=r"x"):
         parse(flagged, args, "x")
+
+
+def test_a_page_names_what_did_not_hold() -> None:
+    several = page([small(), small(2.0)])
+    assert several.headline == "1 of 2 claims held" and several.sections[0].intro == "NOT held: series one: it is one."
+    alone = page([small()])
+    assert alone.headline == "A small one" and [section.title for section in alone.sections][-1] == "Claims"
+    assert alone.sections[-1].intro == ""
+
+
+def test_a_prediction_has_the_colour_of_what_it_predicts_and_no_legend() -> None:
+    line, prediction, other = (
+        Curve(name, [1, 2], [1.0, 2.0], dashed=dashed) for name, dashed in (("a", 0), ("a", 1), ("b", 1))
+    )
+    figure = chart("series", Plot("p", "", "x", "y", [line, prediction, other]), "").figure
+    assert [trace.showlegend for trace in figure.data] == [True, False, True]
+    assert figure.data[0].line.color == figure.data[1].line.color != figure.data[2].line.color
+    assert list(figure.layout.xaxis.tickvals) == [1, 2]
+
+
+def test_a_file_says_its_settings_and_its_seed() -> None:
+    title = on_paper(small().plot()[0]).layout.title.text
+    assert "A curve." in title and "lengths 1 2" in title and "seed 3" in title

@@ -138,8 +138,11 @@ def test_the_whole_experiment(tmp_path) -> None:
     model.resize_token_embeddings(257)
     model.save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
-    result = series(quick=True, orders=(1, 2), steps=3, seeds=1, tokens=32, texts=2, checkpoint=str(tmp_path))
+    looked_at = series(checkpoint=str(tmp_path), tokens=32, texts=2)
+    assert looked_at.settings["model"] == str(tmp_path) and len(looked_at.plot()) == 3
+    assert "P1.2" not in {claim.key for claim in looked_at.claims}
+    result = series(quick=True, orders=(1, 2), steps=3, seeds=1, tokens=32, texts=2)
     assert [claim.held for claim in result.claims if claim.key.startswith(("P1.1", "bound"))] == [True] * 10
     assert "order 2" in result.table() and len(result.plot()) == 4
     with pytest.raises(ValueError, match="is no folder"):
-        series(quick=True, orders=(1,), steps=1, seeds=1, checkpoint=str(tmp_path / "none"))
+        series(checkpoint=str(tmp_path / "none"))

@@ -9,7 +9,7 @@ from maclaurin.evals.suites.rows import one
 from maclaurin.lab import claims
 from maclaurin.lab.checkpoints import models
 from maclaurin.lab.claims import Claim
-from maclaurin.lab.experiments.locality.probes import Masked, Masses, local_mass, masking
+from maclaurin.lab.experiments.locality.probes import NEAR, Masked, Masses, local_mass, masking
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 
 PAPER = "InLine, arXiv 2412.06590, in words"
@@ -109,7 +109,11 @@ def claims_of(masses: Sequence[Masses], masked: Sequence[Masked], widths: Sequen
 def _masses(masses: Sequence[Masses]) -> Grid:
     depth = max(len(each.layers) for each in masses)
     rows: list[tuple[str | float, ...]] = [(each.name, each.chance, *each.layers) for each in masses]
-    return Grid("Mass on the 3 nearest each way", ("model", "chance", *(f"layer {n}" for n in range(depth))), rows)
+    return Grid(
+        f"Mass on the square of side {NEAR} of an image, or the last {NEAR} tokens of a text",
+        ("model", "chance", *(f"layer {n}" for n in range(depth))),
+        rows,
+    )
 
 
 def _masked(masked: Sequence[Masked], widths: Sequence[int]) -> Grid:

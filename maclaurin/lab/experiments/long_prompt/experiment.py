@@ -75,7 +75,7 @@ def long_prompt(
             lengths=(16, 64) if quick else (16, 64, 256, 1024),
             early_lengths=(8, 16, 32, 64, 128) if quick else (8, 16, 32, 64, 128, 256, 1024),
             time=60.0,
-            prompts=20000,
+            tokens=2**21 if quick else 2**24,
             source=generator(seed, 6),
         ),
         activations.part(generator(seed, 8), eps),

@@ -13,6 +13,7 @@ from torch import Tensor
 from maclaurin.data.tasks.regression import Regression as Task
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
+from maclaurin.lab.experiments.long_prompt.drawn_risks import drawn_risk, drawn_tables
 from maclaurin.lab.experiments.long_prompt.draws import Mean, chunks, draw, prompts_for
 from maclaurin.lab.experiments.long_prompt.part import Part
 from maclaurin.lab.experiments.long_prompt.risks import (
@@ -26,10 +27,7 @@ from maclaurin.lab.experiments.long_prompt.risks import (
 from maclaurin.lab.experiments.long_prompt.sizes import Table
 from maclaurin.lab.result import Curve, Grid, Plot
 
-# N prompts, Q queries, L tokens, D channels
-
-QUERIES = 2**16  # rare ones decide where k is large
-TABLES = 16
+# N prompts, L tokens, D channels
 
 
 @dataclass(frozen=True)
@@ -97,33 +95,9 @@ def linear_risks(law: Regression, length: int, prompts: int, source: torch.Gener
     return Mean.of(torch.cat(linear)), Mean.of(torch.cat(ridge)) if ridge else Mean(0.0, 0.0)
 
 
-def drawn_tables(length: int, prompts: int, source: torch.Generator) -> list[Table]:
-    """Several, of a part of the prompts each, so that what they give has a standard error."""
-    return [Table.drawn(length, max(prompts // TABLES, 1), source) for _ in range(TABLES)]
-
-
-def softmax_risks(
-    law: Regression, tables: Sequence[Table], sizes: Sequence[float], source: torch.Generator
-) -> dict[float, Mean]:
-    """2R of softmax at A = κΣ⁻¹, b = 1/κ for each k = κ², over the prompts of the tables and many queries.
-
-    In x = Σ^{1/2}z, x_q = Σ^{1/2}·r·n with |n| = 1 it is softmax for the query κr along n. What it misses by is, along n,
-    (Σ p_i z_i − κr)/κ, and across it N(0, Σp²/k): with w and the noise integrated
-
-        2R = τ²[nᵀΣn·E(Σ p_i z_i − κr)² + (tr Σ − nᵀΣn)·E Σp²]/k + σ²·E Σp²/k
-    """
-    query_QD = draw("gaussian", (QUERIES, len(law.query_DD)), source) @ torch.linalg.cholesky(law.query_DD).T
-    length_Q = (query_QD * torch.linalg.solve(law.prompt_DD, query_QD.T).T).sum(-1).sqrt()
-    along_Q = query_QD.square().sum(-1) / length_Q.square()
-    across_Q = law.prompt_DD.trace() - along_Q + law.noise / law.prior
-    found = {}
-    for size in sizes:
-        tilt_Q = math.sqrt(size) * length_Q
-        each = [along_Q * table.error(tilt_Q) + across_Q * table.concentration(tilt_Q) for table in tables]
-        risk_RQ = law.prior / size * torch.stack(each)  # R tables
-        over_prompts, over_queries = Mean.of(risk_RQ.mean(1)), Mean.of(risk_RQ.mean(0))
-        found[size] = Mean(over_prompts.value, math.hypot(over_prompts.error, over_queries.error))
-    return found
+def measured_risk(law: Regression, size: float, tables: Sequence[Table], source: torch.Generator) -> Mean:
+    """2R of softmax at A = κΣ⁻¹, b = 1/κ, k = κ² = `size`."""
+    return drawn_risk(law, math.sqrt(size) * torch.linalg.inv(law.prompt_DD), 1 / math.sqrt(size), tables, source)
 
 
 def task_risks(law: Regression, task: Task, size: float, prompts: int, seed: int) -> dict[str, Mean]:
@@ -149,7 +123,7 @@ def part(tokens: int, source: torch.Generator, seed: int, as_published: bool = F
         linear, ridge = linear_risks(case.law, case.length, prompts, source)
         if case.length not in tables:
             tables[case.length] = drawn_tables(case.length, tokens // case.length, source)
-        softmax = softmax_risks(case.law, tables[case.length], tuple(case.softmax), source)
+        softmax = {size: measured_risk(case.law, size, tables[case.length], source) for size in case.softmax}
         exact = linear_risk(case.law, best_linear(case.law, case.length), case.length)
         where = f"{case.name}, L = {case.length}"
         made.append(claims.near_relative("2.6 linear", f"linear attention measured, {where}", linear.value, exact, 0.05))
@@ -210,9 +184,9 @@ def _on_the_task(tokens: int, seed: int, as_published: bool, source: torch.Gener
     law, size, length = official_law(as_published), 0.1, 100
     found = task_risks(law, Task(length=length, as_published=as_published), size, prompts_for(length, tokens), seed)
     linear, _ = linear_risks(law, length, prompts_for(length, tokens, 5000), source)
-    softmax = softmax_risks(law, drawn_tables(length, prompts_for(length, tokens, 5000), source), (size,), source)
+    softmax = measured_risk(law, size, drawn_tables(length, prompts_for(length, tokens, 5000), source), source)
     made = []
-    for name, mean in (("linear", linear), ("softmax", softmax[size])):
+    for name, mean in (("linear", linear), ("softmax", softmax)):
         expected, label = law.noise + mean.value, found[name]
         value = abs(label.value - expected) / math.hypot(label.error, mean.error)
         text = f"{name}: mean square on labels of the task minus (noise + 2R) = {expected:.4f}, in standard errors"

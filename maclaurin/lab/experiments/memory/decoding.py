@@ -56,8 +56,10 @@ def multiply_adds(mixer: Mixer, state: MixerState) -> int:
 
 
 @torch.no_grad()
-def times(mixers: dict[str, Mixer], kept: dict[str, MixerState], seconds: float) -> dict[str, Timing]:
-    """Milliseconds a token, all mixers taking turns; each turn starts from the same state."""
+def times(behind: dict[tuple[Mixer, int], MixerState], seconds: float) -> dict[tuple[Mixer, int], Timing]:
+    """Milliseconds a token of each mixer behind each context, all taking turns, so that what else the machine does meets
+    them alike. Each turn starts from the same state.
+    """
 
     def in_a_row(mixer: Mixer, start: MixerState) -> Callable[[], None]:
         token = torch.zeros(1, 1, mixer.d_model)
@@ -69,27 +71,29 @@ def times(mixers: dict[str, Mixer], kept: dict[str, MixerState], seconds: float)
 
         return run
 
-    runs: dict[str, Callable[[], object]] = {name: in_a_row(mixer, kept[name]) for name, mixer in mixers.items()}
+    keys = {str(index): key for index, key in enumerate(behind)}
+    runs: dict[str, Callable[[], object]] = {name: in_a_row(key[0], behind[key]) for name, key in keys.items()}
     found = interleaved(runs, seconds=seconds, fewest=3, most=15)
-    return {name: Timing(t.median / STEPS, t.low / STEPS, t.high / STEPS) for name, t in found.items()}
+    return {keys[name]: Timing(t.median / STEPS, t.low / STEPS, t.high / STEPS) for name, t in found.items()}
 
 
 def costs(
     names: Sequence[str], contexts: Sequence[int], *, dim: int, heads: int, seed: int, seconds: float
 ) -> dict[str, list[Cost]]:
-    """By mixer, what a token costs behind each context."""
+    """By mixer, what a token costs behind each context. seconds: of timing a context."""
     torch.manual_seed(seed)
     mixers = {name: build_mixer(name, dim * heads, heads) for name in names}
-    behind = {name: states(mixer, contexts, seed) for name, mixer in mixers.items()}
-    found: dict[str, list[Cost]] = {name: [] for name in names}
-    for context in sorted(contexts):
-        timed = times(mixers, {name: behind[name][context] for name in names}, seconds)
-        for name, mixer in mixers.items():
-            state = behind[name][context]
-            found[name].append(
-                Cost(context, _nbytes(state), mixer.state_nbytes(context), multiply_adds(mixer, state), timed[name])
-            )
-    return found
+    behind = {
+        (mixer, context): state for mixer in mixers.values() for context, state in states(mixer, contexts, seed).items()
+    }
+    timed = times(behind, seconds * len(contexts))
+
+    def cost(mixer: Mixer, context: int) -> Cost:
+        state = behind[mixer, context]
+        sizes = (_nbytes(state), mixer.state_nbytes(context), multiply_adds(mixer, state))
+        return Cost(context, *sizes, timed[mixer, context])
+
+    return {name: [cost(mixer, context) for context in sorted(contexts)] for name, mixer in mixers.items()}
 
 
 def _nbytes(state: MixerState) -> int:

@@ -211,9 +211,9 @@ def _sweep_plots(sweeps: Sequence[Sweep], found: checks.Swept, pair: tuple[Mecha
             low, high = zip(*(point.interval for point in scores), strict=True)
             curves.append(Curve(attention.name, x, [point.success for point in scores], low, high))
             if all(point.exact is not None for point in scores):
-                curves.append(Curve(f"{attention.name}, exact", x, [_exact(point) for point in scores], dashed=True))
+                curves.append(Curve(attention.name, x, [_exact(point) for point in scores], dashed=True))
         kept = ", ".join(f"{name} = {value:g}" for name, value in one.around.items())
-        caption = f"Networks that tell D0 from D1, by {field}{f' ({kept})' if kept else ''}; 95 % intervals."
+        caption = f"Networks that tell D0 from D1, by {field}{f' ({kept})' if kept else ''}; 95 % intervals. Dotted: exact."
         key = one.key.replace(", ", "-").replace("=.", "0")
         plots.append(Plot(key, caption, field, "share of networks", curves, log_x=one.log))
     return plots

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,8 @@ def series(
 ) -> Result:
     """Softmax as a sum of recurrent networks, one an order of the series of exp (arXiv 2507.23632).
 
-    checkpoint: folder of a trained model whose dominant orders are asked for; otherwise the softmax model trained here
+    checkpoint: folder of a language model whose dominant orders are asked for, and nothing is trained; otherwise the
+    softmax model trained here
     orders: P of the Taylor models that are trained, with terms 0 to P; 1 to 10, with quick 1 to 4
     steps, seeds, width: budget of each; 300 steps, with quick 100
     norm: of the Taylor models, "sum" of the weights or "output", an RMS norm that does not mind negative weights
@@ -70,34 +72,34 @@ def series(
     one_of("norm", norm, NORMS)
     budget = Budget(width=width, steps=steps or (100 if quick else 300))
     asked = orders or tuple(range(1, 5 if quick else 11))
-    watched = None if checkpoint is None else open_checkpoint(checkpoint, text, tokens=tokens, texts=texts)
-    library = Text()
-    study = order_study(asked, library, budget, seeds, seed, norm)
-    if watched is None:
+    study: Study | None = None
+    if checkpoint is None:
+        library = Text()
+        study = order_study(asked, library, budget, seeds, seed, norm)
         watched = of_tokens("softmax trained here", study.softmax[0].model, library.test(tokens + 1)[:texts])
+    else:
+        watched = open_checkpoint(checkpoint, text, tokens=tokens, texts=texts)
     layers = layer_orders(watched)
     found = {spread: truncation.truncations(spread, range(1, MOST_ORDERS + 1), 256, 16, seed) for spread in SPREADS}
     checks = [identity.check_order(order, TOKENS, DIM, 1.0, seed) for order in CHECKED_ORDERS]
-    made = [
-        *(_order_claim(one) for one in checks),
-        *sum_claims(seed),
-        *truncation_claims(found),
-        *probe_claims(layers, seed),
-        *study.claims(),
-    ]
-    settings = {
-        "model": watched.name,
-        "orders": list(asked),
-        **vars(budget),
-        "norm": norm,
-        "seeds": seeds,
-        "tokens": tokens,
-        "texts": texts,
-        "seed": seed,
-    }
-    grids = [_identity_grid(checks), _truncation_grid(found), _layer_grid(layers), study.grid()]
-    plots = [*_truncation_plots(found), _layer_plot(layers), study.plot()]
-    return Result("series", "Softmax as a sum of recurrent networks of every order", settings, made, grids, plots, NOTES)
+    settings: dict[str, Any] = {"model": watched.name, "tokens": tokens, "texts": texts}
+    if study is not None:
+        settings |= {"orders": list(asked), **vars(budget), "norm": norm, "seeds": seeds}
+    return Result(
+        "series",
+        "Softmax as a sum of recurrent networks of every order",
+        settings | {"seed": seed},
+        [
+            *(_order_claim(one) for one in checks),
+            *sum_claims(seed),
+            *truncation_claims(found),
+            *probe_claims(layers, seed),
+            *(study.claims() if study else ()),
+        ],
+        [_identity_grid(checks), _truncation_grid(found), _layer_grid(layers), *([study.grid()] if study else ())],
+        [*_truncation_plots(found), _layer_plot(layers), *([study.plot()] if study else ())],
+        NOTES,
+    )
 
 
 def _order_claim(check: identity.OrderCheck) -> Claim:
@@ -236,9 +238,9 @@ def _truncation_plots(found: dict[float, list[Truncation]]) -> list[Plot]:
         x = [one.order for one in rows]
         name = f"spread {spread:g}"
         errors.append(Curve(name, x, [one.error for one in rows]))
-        errors.append(Curve(f"{name}, bound", x, [max(one.bound, FLOOR) for one in rows], dashed=True))
+        errors.append(Curve(name, x, [max(one.bound, FLOOR) for one in rows], dashed=True))
         moved.append(Curve(name, x, [max(one.moved, FLOOR) for one in rows]))
-    caption = "Largest error of exp(s) by orders 0 to P, and the largest Lagrange bound."
+    caption = "Largest error of exp(s) by orders 0 to P, and, dotted, the largest Lagrange bound."
     return [
         Plot("truncation", caption, "P", "error of exp(s)", errors, log_y=True),
         Plot("moved", "Weight that lies elsewhere than in softmax.", "P", "share of weight", moved, log_y=True),
