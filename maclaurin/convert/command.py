@@ -23,10 +23,7 @@ from maclaurin.report import build, missing
 
 
 def execute(arguments: Sequence[str], console: Console) -> None:
-    flags = vars(_parser().parse_args(arguments))
-    sources = [given for given in (flags.pop("folder"), flags["source"], flags["from_thesis"]) if given]
-    if len(sources) != 1:
-        raise ValueError("give a source to convert, or --from-thesis FOLDER, and not both")
+    flags = parse(arguments)
     if flags["from_thesis"]:
         if not flags["output"]:
             raise ValueError("give --output, the folder of the model")
@@ -34,8 +31,20 @@ def execute(arguments: Sequence[str], console: Console) -> None:
         for line in import_checkpoint(*folders, rounded_positions=flags["rounded_positions"]):
             print(line)
         return
-    plan = Plan(**{field.name: flags[field.name] for field in dataclasses.fields(Plan)} | {"source": sources[0]})
-    _convert(plan, tuple(whole_numbers("lengths", flags["lengths"])), console, as_json=flags["json"])
+    lengths = tuple(whole_numbers("lengths", flags["lengths"]))
+    _convert(plan_of(flags), lengths, console, as_json=flags["json"])
+
+
+def parse(arguments: Sequence[str]) -> dict[str, Any]:
+    flags = vars(_parser().parse_args(arguments))
+    given = [name for name in ("folder", "source", "from_thesis") if flags[name]]
+    if len(given) != 1:
+        raise ValueError("give a source to convert, or --from-thesis FOLDER, and not both")
+    return flags | {"source": flags["folder"] or flags["source"]}
+
+
+def plan_of(flags: dict[str, Any]) -> Plan:
+    return Plan(**{field.name: flags[field.name] for field in dataclasses.fields(Plan)})
 
 
 def _parser() -> Any:
