@@ -25,6 +25,13 @@ struct Sums {
         fill(total, GROUP, 0);
         fill(largest, GROUP, -3.0e38f);
     }
+    // From the sums of another call.
+    void resume(int64_t v_row, int64_t V, int64_t count, const float* y_from, int64_t y_time, const float* total_from,
+                int64_t total_time) const {
+        copy_rows(y, v_row, GROUP, y_from, y_time, count, V, 1);
+        fill(total, GROUP, 0);
+        for (int64_t i = 0; i < count; ++i) total[i] = total_from[i * total_time];
+    }
 };
 
 inline void attend_squared(const Sums& sums, const float* q, int64_t K, const KeyBlock& block, const Seen& seen,

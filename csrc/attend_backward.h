@@ -43,7 +43,8 @@ struct QueryGroup {
         for (int64_t i = 0; i < count; ++i) {
             const float *of_y = row(call.dy, b, t + i, h), *y = row(call.y, b, t + i, h);
             const bool divided = !EXPONENTIAL && call.normalize;
-            const float times = divided ? inverse(std::fabs(*row(call.total, b, t + i, h))) : 1;
+            const float total = divided ? *row(call.total, b, t + i, h) : 1;
+            const float times = inverse(one_call(call) ? std::fabs(total) : total);
             copy_rows(dy + i * shape.v_row, shape.v_row, 1, of_y, 0, 1, shape.V, times);
             if (!EXPONENTIAL && !call.normalize) continue;
             float along = 0;

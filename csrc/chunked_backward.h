@@ -60,7 +60,9 @@ class Walk {
   protected:
     int64_t group_stride() const { return GROUP * monomial_rows(shape.K); }
     bool has_queries(Span span) const { return span.begin >= call.S - call.T; }
-    bool reads_memory(Span span) const { return has_queries(span) && (span.begin > 0 || call.memory != nullptr); }
+    bool reads_memory(Span span) const {
+        return has_queries(span) && (span.begin > 0 || call.memory != nullptr || call.way == MACLAURIN_ALL);
+    }
     int64_t first_query(Span span) const { return span.begin - (call.S - call.T); }
 
     // The queries of a chunk, and the gradients of what they read from the memory.
@@ -74,7 +76,7 @@ class Walk {
             float *dread = buffers.dread + first * shape.v_row, *dtotal = buffers.dread_total + first;
             QueryGroup::gradients<false>(call, shape, dread, dtotal, b, h, t, count);
             for (int64_t i = 0; i < count; ++i) {
-                const bool silent = call.normalize && std::signbit(*row(call.total, b, t + i, h));
+                const bool silent = call.normalize && one_call(call) && std::signbit(*row(call.total, b, t + i, h));
                 const float times = silent ? 0 : buffers.keys.from_start[first + i];
                 dtotal[i] *= times;
                 for (int64_t c = 0; c < shape.v_row; c += LANES)
@@ -91,8 +93,8 @@ class Walk {
         for (int64_t begin = 0; begin < first + count; begin += KEYS) {
             const KeyGradients to{buffers.dk + begin * shape.k_row, buffers.dv + begin * shape.v_row, nullptr};
             attend_backward<false, WANTED>(buffers.group, count, shape, buffers.keys.block(shape, begin, first + count), to,
-                                           {buffers.keys.decay_sums(call), first, count, begin}, seen, buffers.weights,
-                                           buffers.dscores);
+                                           {buffers.keys.decay_sums(call), first, count, begin, call.way == MACLAURIN_BACK},
+                                           seen, buffers.weights, buffers.dscores);
         }
     }
 
@@ -112,19 +114,27 @@ class ForwardWalk : Walk {
         if (call.memory != nullptr) add_state(memory, {call, call.memory, n}, shape.K, 1 / ROOT);
         for (Span span = spans.from(0);; span = spans.from(span.end)) {
             const float keep = buffers.keys.pack(call, shape, b, g, span);
-            for (int64_t h = first_head; h < end_head && has_queries(span); ++h) queries(h, span);
-            if (span.end == call.S) return;
+            if (call.way != MACLAURIN_ALL) queries(span);
+            if (span.end == call.S && call.way != MACLAURIN_ALL) return;
             write_memory<false>(memory, keep, buffers.keys.k_channels, group_stride(), span.end - span.begin,
                                 buffers.keys.v_at_end, buffers.keys.left_at_end, buffers.keys.panel);
+            if (span.end == call.S) break;
         }
+        buffers.keys.no_decay();
+        for (Span span{0, 0}; span.end < call.S;) queries(span = spans.from(span.end));
     }
 
   private:
+    void queries(Span span) const {
+        for (int64_t h = first_head; h < end_head && has_queries(span); ++h) queries(h, span);
+    }
+
     void queries(int64_t h, Span span) const {
         if (reads_memory(span)) pack_reads(h, span);
         for (int64_t first = 0; first < span.end - span.begin; first += GROUP) {
             const int64_t t = first_query(span) + first, count = smaller(GROUP, span.end - span.begin - first);
-            within_chunk<Wanted::QUERIES>(h, span, first, count);
+            if (call.way == MACLAURIN_ALL) fill(buffers.group.dq, GROUP * shape.k_row, 0);
+            else within_chunk<Wanted::QUERIES>(h, span, first, count);
             fill(buffers.dchannels, (shape.K + 1) * GROUP, 0);
             if (reads_memory(span)) {
                 transpose_rows(buffers.channels, GROUP, GROUP, buffers.dread + first * shape.v_row, shape.v_row, GROUP,
@@ -145,6 +155,11 @@ class BackwardWalk : Walk {
 
     void run() const {
         bool carried = false;  // whether the memory after the chunk has a gradient
+        if (call.way == MACLAURIN_ALL) {
+            buffers.keys.no_decay();
+            for (Span span{0, 0}; span.end < call.S;) reads(span = spans.from(span.end), 1);
+            carried = true;
+        }
         for (int64_t end = call.S; end > 0;) {
             const Span span = spans.until(end);
             carried = chunk(span, carried);
@@ -164,15 +179,15 @@ class BackwardWalk : Walk {
             carried = true;
         }
         if (carried) keys_of_memory(keys);
-        for (int64_t h = first_head; h < end_head && has_queries(span); ++h)
-            for (int64_t first = 0; first < keys; first += GROUP)
-                within_chunk<Wanted::KEYS_AND_VALUES>(h, span, first, smaller(GROUP, keys - first));
-        for (int64_t h = first_head; h < end_head && reads_memory(span); ++h) {
-            pack_reads(h, span);
-            write_memory<true>(memory, keep, buffers.q_channels, group_stride(), keys, buffers.dread, buffers.dread_total,
-                               buffers.keys.panel);
-            keep = 1;
-            carried = true;
+        if (call.way != MACLAURIN_ALL) {
+            for (int64_t h = first_head; h < end_head && has_queries(span); ++h)
+                for (int64_t first = 0; first < keys; first += GROUP)
+                    within_chunk<Wanted::KEYS_AND_VALUES>(h, span, first, smaller(GROUP, keys - first));
+            if (reads_memory(span)) {
+                reads(span, keep);
+                keep = 1;
+                carried = true;
+            }
         }
         if (carried && keep != 1) {
             for (int64_t i = 0; i < memory.features * memory.v_row; i += LANES)
@@ -185,6 +200,15 @@ class BackwardWalk : Walk {
             copy_rows(row(call.dv, b, span.begin + j, g), shape.V, 1, buffers.dv + j * shape.v_row, 0, 1, shape.V, 1);
         }
         return carried;
+    }
+
+    // The gradient of the memory: what is kept of it, and what the queries of a chunk read.
+    void reads(Span span, float keep) const {
+        for (int64_t h = first_head; h < end_head; ++h) {
+            pack_reads(h, span);
+            write_memory<true>(memory, h == first_head ? keep : 1, buffers.q_channels, group_stride(), span.end - span.begin,
+                               buffers.dread, buffers.dread_total, buffers.keys.panel);
+        }
     }
 
     // dk and dv from the memory after the chunk.

@@ -57,19 +57,23 @@ inline void chunk_outputs(const MaclaurinAttention& call, const Shape& shape, co
         const int64_t t = span.begin - offset + first, count = smaller(GROUP, keys - first);
         transpose_rows(buffers.q, GROUP, GROUP, row(call.q, b, t, h), call.q.time, count, shape.K, 1);
         add_monomial_rows(buffers.q, shape.K);
-        sums.start(shape.v_row);
-        for (int64_t begin = 0; begin < first + count; begin += KEYS) {
-            const Between between{buffers.keys.decay_sums(call), first, count, begin};
+        float *y = row(call.y, b, t, h), *total = call.total.data == nullptr ? nullptr : row(call.total, b, t, h);
+        if (call.way == MACLAURIN_FORTH)
+            sums.resume(shape.v_row, shape.V, count, y, call.y.time, total, call.total.time);
+        else
+            sums.start(shape.v_row);
+        for (int64_t begin = 0; begin < first + count && call.way != MACLAURIN_ALL; begin += KEYS) {
+            const Between between{buffers.keys.decay_sums(call), first, count, begin, call.way == MACLAURIN_BACK};
             attend<false>(sums, buffers.q, shape.K, buffers.keys.block(shape, begin, first + count), between, seen,
                           buffers.weights);
         }
         bool silent[GROUP] = {};
         if (!empty) {
             read_memory<true>(buffers.read, buffers.read_total, memory, buffers.q, buffers.keys.panel);
-            add_read(sums, silent, buffers, buffers.keys.from_start + first, shape, call.normalize, size_of_memory);
+            add_read(sums, silent, buffers, buffers.keys.from_start + first, shape,
+                     call.normalize && one_call(call), size_of_memory);
         }
-        float* total = call.total.data == nullptr ? nullptr : row(call.total, b, t, h);
-        finish<false>(sums, count, shape.V, shape.v_row, call.normalize, row(call.y, b, t, h), call.y.time, total,
+        finish<false>(sums, count, shape.V, shape.v_row, call.normalize && call.way != MACLAURIN_BACK, y, call.y.time, total,
                       call.total.time);
         for (int64_t i = 0; total != nullptr && i < count; ++i)
             if (silent[i]) total[i * call.total.time] *= -1;
@@ -88,8 +92,8 @@ class Parts {
     explicit Parts(const MaclaurinAttention& call) : call_(call), R_(call.H / call.G) {
         const int64_t heads = larger(1, call.B * call.G), wanted = (call.threads + heads - 1) / heads;
         by_heads_ = larger(1, smaller(R_, wanted));
-        // in whole groups of columns, for the sake of the tiles
-        const int64_t pieces = larger(1, wanted / by_heads_);
+        // in whole groups of columns, for the sake of the tiles; all of them where a row's total is read and written
+        const int64_t pieces = call.way == MACLAURIN_CAUSAL ? larger(1, wanted / by_heads_) : 1;
         width_ = larger(GROUP, round_up((call.V + pieces - 1) / pieces, GROUP));
         by_columns_ = larger(1, (call.V + width_ - 1) / width_);
     }
@@ -129,13 +133,16 @@ inline void forward_part(const MaclaurinAttention& whole, const Part& part, cons
         add_state(memory, state, shape.K, 1 / ROOT);
     }
     const Spans spans(call);
+    const auto outputs = [&](Span span) {
+        for (int64_t h = part.first_head; h < part.end_head && span.begin >= call.S - call.T; ++h)
+            chunk_outputs(call, shape, buffers, memory, empty, part.b, h, span);
+    };
     Span span{0, 0};
     while (span.end < call.S) {
         span = spans.from(span.end);
         const float keep = buffers.keys.pack(call, shape, part.b, part.g, span);
-        for (int64_t h = part.first_head; h < part.end_head && span.begin >= call.S - call.T; ++h)
-            chunk_outputs(call, shape, buffers, memory, empty, part.b, h, span);
-        if (span.end < call.S || span.end <= call.folded) {
+        if (call.way != MACLAURIN_ALL) outputs(span);
+        if (span.end < call.S || span.end <= call.folded || call.way == MACLAURIN_ALL) {
             write_memory<false>(memory, keep, buffers.keys.k_channels, GROUP * monomial_rows(shape.K), span.end - span.begin,
                                 buffers.keys.v_at_end, buffers.keys.left_at_end, buffers.keys.panel);
             empty = false;
@@ -147,6 +154,9 @@ inline void forward_part(const MaclaurinAttention& whole, const Part& part, cons
             copy_to_state(state, memory, shape.K, ROOT);
         }
     }
+    if (call.way != MACLAURIN_ALL) return;
+    buffers.keys.no_decay();
+    for (span = {0, 0}; span.end < call.S;) outputs(span = spans.from(span.end));
 }
 
 inline bool chunked_forward(const MaclaurinAttention& call) {

@@ -87,6 +87,9 @@ struct KeyChunk {
         return from_start[keys - 1];
     }
 
+    // What `pack` says of the queries where nothing decays.
+    void no_decay() const { fill(from_start, CHUNK, 1); }
+
     // Block number `begin` / KEYS of the chunk, as far as the first `met` keys.
     KeyBlock block(const Shape& shape, int64_t begin, int64_t met) const {
         const int64_t keys = smaller(KEYS, met - begin);

@@ -22,6 +22,7 @@ inline void cumulative(double* sums, const float* log_decay, int64_t time, int64
 struct Between {
     const double* sums;  // of all tokens, by position; null where there is no decay
     int64_t first, count, begin;
+    bool strict = false;  // a query does not meet its own key
 
     // Keys that all queries see: exp(L_i - L_end) and exp(L_end - L_j) are both at most 1, and their product is the decay.
     // Logarithms of both; `keys` is padded to `padded` with -inf.
@@ -36,12 +37,12 @@ struct Between {
         for (int64_t j = 0; j < keys; ++j) of_key[j] = static_cast<float>(end - sums[begin + j]);
     }
 
-    // Keys around the queries: the logarithm pair by pair, -inf where the key comes after the query, or is padding.
+    // Keys around the queries: the logarithm pair by pair, -inf where the query does not meet the key, or it is padding.
     void pairwise(float* matrix, int64_t keys, int64_t padded) const {
         double of_query[GROUP] = {};
         for (int64_t i = 0; i < GROUP && sums != nullptr; ++i) of_query[i] = sums[first + smaller(i, count - 1)];
         for (int64_t j = 0; j < padded; ++j) {
-            const int64_t unseen = j < keys ? smaller(GROUP, larger(0, begin + j - first)) : GROUP;
+            const int64_t unseen = j < keys ? smaller(GROUP, larger(0, begin + j + strict - first)) : GROUP;
             const double of_key = sums == nullptr || j >= keys ? 0 : sums[begin + j];
             for (int64_t i = 0; i < GROUP; ++i) matrix[j * GROUP + i] = static_cast<float>(of_query[i] - of_key);
             fill(matrix + j * GROUP, unseen, -__builtin_inff());

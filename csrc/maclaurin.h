@@ -15,6 +15,16 @@ struct MaclaurinTensor {
     int64_t batch, time, head;
 };
 
+// Which keys a query of the chunked form meets. Over whole sequences that is ALL, without decays, T = S, and nothing carried
+// in or out. With decays it takes two calls with the same y and total: one over the reversed sequence, BACK, and then one
+// that adds to its sums and divides them, FORTH.
+enum MaclaurinWay : int32_t {
+    MACLAURIN_CAUSAL = 0,  // its own and the earlier ones
+    MACLAURIN_BACK = 1,    // the earlier ones; y and total are the sums, not divided
+    MACLAURIN_FORTH = 2,   // its own and the earlier ones; y and total have the sums over others when it starts
+    MACLAURIN_ALL = 3,     // every one, through one memory
+};
+
 // One call of attention with squared or exponential scores. A forward call leaves the gradients absent.
 struct MaclaurinAttention {
     int64_t B, T, S, H, G, K, V;
@@ -32,6 +42,7 @@ struct MaclaurinAttention {
     int32_t exponential;  // scores exp(q·k) instead of (q·k)²
     int32_t normalize;    // divide by the sum of the weights; always so if exponential
     int32_t threads;
+    MaclaurinWay way;
 };
 
 // Where decoding with squared scores keeps tokens, for rows without padding: a head's side by side, with slots for those to

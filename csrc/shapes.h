@@ -11,6 +11,11 @@ struct Shape {
     Shape(int64_t K, int64_t V) : K(K), V(V), k_row(round_up(K, LANES)), v_row(round_up(V, LANES)) {}
 };
 
+// Whether a call has all pairs of its queries.
+inline bool one_call(const MaclaurinAttention& call) {
+    return call.way == MACLAURIN_CAUSAL || call.way == MACLAURIN_ALL;
+}
+
 // One task for each key-value head, on all threads; the task returns false where memory ran out.
 template <class OneHead>
 bool over_heads(const MaclaurinAttention& call, const OneHead& one_head) {

@@ -23,7 +23,7 @@ struct SeenBuffers {
 // False where every weight would be zero because of the decay alone.
 template <bool EXPONENTIAL>
 inline bool see(Seen& seen, SeenBuffers& buffers, const Between& between, int64_t keys, int64_t padded) {
-    const bool all_past = between.begin + keys - 1 <= between.first;
+    const bool all_past = between.begin + keys - 1 + between.strict <= between.first;
     if (all_past) {
         between.factored(buffers.of_query, buffers.of_key, keys, round_up(padded, LANES));
         if (!EXPONENTIAL && buffers.of_query[0] <= SMALLEST_LOG_FACTOR) return false;

@@ -100,13 +100,13 @@ MaclaurinAttention call_of(const Case& c, const Inputs& in, const Outputs& out, 
     return call;
 }
 
-// y as the sum over all pairs that it stands for, without a memory.
-Tensor expected(const Case& c, const Inputs& in) {
+// y as the sum over all pairs that it stands for, without a memory; `whole`: those of later keys too, where nothing decays.
+Tensor expected(const Case& c, const Inputs& in, bool whole = false) {
     Tensor y(c.B, c.T, c.H, c.V);
     for (int64_t b = 0; b < c.B; ++b)
         for (int64_t h = 0; h < c.H; ++h)
             for (int64_t t = 0; t < c.T; ++t) {
-                const int64_t g = h / (c.H / c.G), last = c.S - c.T + t;
+                const int64_t g = h / (c.H / c.G), last = whole ? c.S - 1 : c.S - c.T + t;
                 std::vector<double> sum(c.V, 0);
                 double total = 0, decay = 0;
                 for (int64_t s = last; s >= 0; --s) {
@@ -115,7 +115,7 @@ Tensor expected(const Case& c, const Inputs& in) {
                     const double weight = (c.exponential ? std::exp(score) : score * score) * std::exp(decay);
                     for (int64_t i = 0; i < c.V; ++i) sum[i] += weight * in.v.at(b, s, g, i);
                     total += weight;
-                    if (c.decay) decay += in.log_decay.at(b, s, g);
+                    if (c.decay && !whole) decay += in.log_decay.at(b, s, g);
                 }
                 for (int64_t i = 0; i < c.V; ++i)
                     y.at(b, t, h, i) = static_cast<float>(c.normalize ? sum[i] / total : sum[i]);
@@ -161,6 +161,32 @@ void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& ne
           "decoding step", c, isa, threads);
 }
 
+// The same call over the reversed sequence.
+MaclaurinAttention reversed(MaclaurinAttention call) {
+    for (MaclaurinTensor* x : {&call.q, &call.k, &call.v, &call.log_decay, &call.y, &call.total, &call.dy, &call.dq,
+                               &call.dk, &call.dv, &call.dlog_decay})
+        if (x->data != nullptr) x->data += (call.T - 1) * x->time, x->time *= -1;
+    return call;
+}
+
+// Whole sequences: through one memory, both ways without a decay, which must be the same, and both ways with one.
+void run_whole(const Case& c, const Inputs& in, const char* isa, int threads) {
+    Outputs out[] = {Outputs(c), Outputs(c), Outputs(c)};
+    bool good = true;
+    for (int n = 0; n < 3; ++n) {
+        MaclaurinAttention call = call_of(c, in, out[n], threads);
+        if (n < 2) call.log_decay.data = call.dlog_decay.data = nullptr;
+        MaclaurinAttention back = reversed(call);
+        call.way = n == 0 ? MACLAURIN_ALL : MACLAURIN_FORTH, back.way = MACLAURIN_BACK;
+        good = good && (n == 0 || maclaurin_chunked_forward(&back) == 0) && maclaurin_chunked_forward(&call) == 0;
+        good = good && (n == 0 || maclaurin_chunked_backward(&back) == 0) && maclaurin_chunked_backward(&call) == 0;
+        for (const Tensor* x : {&out[n].y, &out[n].dq, &out[n].dk, &out[n].dv}) good = good && x->finite();
+    }
+    check(good, "whole sequences", c, isa, threads);
+    const Tensor exact = expected(c, in, true);
+    check(out[0].y.distance(exact) < 1e-4 && out[1].y.distance(exact) < 1e-4, "whole outputs", c, isa, threads);
+}
+
 void run(const Case& c, const char* isa, int threads) {
     const Inputs in(c);
     Outputs direct(c), chunked(c);
@@ -180,6 +206,7 @@ void run(const Case& c, const char* isa, int threads) {
     check(direct.y.distance(exact) < 1e-4, "quadratic outputs", c, isa, threads);
     if (c.exponential) return;
     if (c.T == 1) run_step(c, in, direct.y, direct.new_memory, isa, threads);
+    if (c.T == c.S) run_whole(c, in, isa, threads);
     check(chunked.y.distance(exact) < 1e-4, "chunked outputs", c, isa, threads);
     check(chunked.dq.distance(direct.dq) < 1e-3 || c.K == 1, "gradients of q", c, isa, threads);
     check(chunked.dk.distance(direct.dk) < 1e-3 || c.K == 1, "gradients of k", c, isa, threads);

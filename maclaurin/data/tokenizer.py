@@ -1,4 +1,7 @@
-"""Tokenizers: bytes, a BPE trained here, or any pretrained one. All are `transformers` tokenizers and save with a model."""
+"""Tokenizers: bytes, a BPE trained here, or any pretrained one. All are `transformers` tokenizers and save with a model.
+
+`transformers` takes seconds to import, so it is where a tokenizer is made: tasks and corpora need none.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
 
@@ -25,6 +27,8 @@ def open_tokenizer(spec: str, documents: Iterable[str] | None = None) -> Any:
         return train_bpe(documents, int(size))
     if not Path(spec).is_dir() and spec.count("/") != 1:
         raise ValueError(f"tokenizer {spec!r} is not 'bytes', not 'bpe:SIZE', no folder here and no owner/name of the hub")
+    from transformers import AutoTokenizer
+
     return AutoTokenizer.from_pretrained(spec)
 
 
@@ -47,6 +51,8 @@ def train_bpe(documents: Iterable[str], size: int) -> Any:
 
 
 def _finished(tokenizer: Tokenizer) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(END, special=True, normalized=False)])

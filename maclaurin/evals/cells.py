@@ -77,7 +77,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cell:
-    """train: tasks that take turns at random, one a batch. test: tasks that the model is scored on afterwards."""
+    """train: tasks that take turns at random, one a batch. test: tasks that the model is scored on afterwards.
+
+    validate: tasks on which it is judged before that, () for those of training. With tasks of its own, which ask for more
+    than training does, a run ends with the weights that did best on them.
+    """
 
     experiment: str
     label: str
@@ -87,6 +91,7 @@ class Cell:
     test: tuple[Problem, ...]
     learning_rate: float
     seed: int
+    validate: tuple[Problem, ...] = ()
 
     def settings(self) -> dict[str, Any]:
         """All that decides its numbers; how it is called in which table does not."""
@@ -101,6 +106,8 @@ class Cell:
         for later in ("embedding_std", "label_smoothing"):
             if getattr(self.setting, later) == getattr(Setting, later):
                 del settings["setting"][later]  # results from before there was a choice stay valid
+        if not self.validate:
+            del settings["validate"]
         text = json.dumps({"protocol": PROTOCOL, **settings}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -112,7 +119,7 @@ class Cell:
     def from_json(cls, text: str) -> Cell:
         values = json.loads(text)
         row = values["row"] | {"mixers": tuple(values["row"]["mixers"])}
-        problems = {part: tuple(Problem(**problem) for problem in values[part]) for part in ("train", "test")}
+        problems = {part: tuple(Problem(**problem) for problem in values[part]) for part in ("train", "test", "validate")}
         return cls(**values | problems | {"row": Row(**row), "setting": Setting(**values["setting"])})
 
     def to_json(self) -> str:

@@ -13,7 +13,8 @@ SOFTMAX = Row(("softmax",))
 
 @dataclass(frozen=True)
 class Experiment:
-    """axis, across: the options of the tests that accuracy is shown against, on one axis or on two (a heat map).
+    """train, test, validate: the tasks of every `Cell`. axis, across: the options of the tests that accuracy is shown
+    against, on one axis or on two (a heat map).
 
     reference: the row whose parameters all rows have, as nearly as the width of their MLPs allows, whether it is in the
     table or not; None for the MLPs of the setting everywhere. metric: "accuracy", or "exact" for the share of examples
@@ -29,6 +30,7 @@ class Experiment:
     train: tuple[Problem, ...]
     test: tuple[Problem, ...]
     learning_rates: tuple[float, ...]
+    validate: tuple[Problem, ...] = ()
     axis: str = ""
     across: str = ""
     reference: Row | None = SOFTMAX
@@ -50,7 +52,7 @@ class Experiment:
         """Seed by seed, so that an early look compares all rows."""
         settings = self.settings()
         return [
-            Cell(self.name, label, row, settings[label], self.train, self.test, learning_rate, seed)
+            Cell(self.name, label, row, settings[label], self.train, self.test, learning_rate, seed, self.validate)
             for seed in range(seeds)
             for learning_rate in self.learning_rates
             for label, row in self.rows.items()

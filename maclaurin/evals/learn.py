@@ -2,8 +2,9 @@
 
 Examples are fresh at every step, from a stream of the cell's seed; validation and test examples have seeds of their own, the
 same for all cells. AdamW (0.9, 0.95), decay of matrices only, a tenth of the steps to warm up, then a cosine to a hundredth,
-gradients clipped to length 1. Where there is a goal, validation that reaches it ends the training. A run whose loss is no
-longer a number ends there and answers nothing: its accuracies are 0.
+gradients clipped to length 1. Where there is a goal, validation that reaches it ends the training; where there are tasks for
+validation alone, the weights of the best look at them are kept. A run whose loss is no longer a number ends there and
+answers nothing: its accuracies are 0.
 
 The same cell gives the same numbers, bit for bit, on the same machine with the same number of threads.
 """
@@ -29,9 +30,9 @@ from maclaurin.evals.parts import training_part, validation_part
 from maclaurin.training.windows import WindowSchedule, own_windows
 
 VALIDATION_SEED, TEST_SEED, FIRST_TRAINING_SEED = 1, 2, 1000
-VALIDATION_EXAMPLES = 256  # of each training task, at the end
-CHECK_EXAMPLES = 64  # of each, to see whether training may end: the first of these
-CHECKS = 20  # validations in a run that may end early
+VALIDATION_EXAMPLES = 256  # of each task, at the end
+CHECK_EXAMPLES = 64  # of each, to see whether training may end and which weights are best: the first of these
+CHECKS = 20  # of these looks in a run
 SHORT_WINDOW_PROBABILITY = 0.5
 TOKENS_AT_ONCE = 16384  # in a forward of a test
 EXAMPLES_AT_ONCE = 256  # of a stored test
@@ -58,7 +59,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Outcome:
-    validation: float  # accuracy on held-out examples of the training tasks; learning rates are chosen by it
+    validation: float  # accuracy on held-out examples of the tasks for validation; learning rates are chosen by it
     scores: list[Score]  # in the order of the cell's tests
     parameters: int
     steps: int  # taken: fewer than allowed if the goal was reached
@@ -88,7 +89,7 @@ def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
     for mixer, own in windows.items():
         mixer.window = cell.row.test_window or own
     model.eval()
-    validation = 0.0 if diverged else _validation_accuracy(model, tasks)
+    validation = 0.0 if diverged else _validation_accuracy(model, _judges(cell))
     scores = [_score(model, problem.task(), cell.setting.examples, diverged) for problem in cell.test]
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Outcome(validation, scores, parameters, steps, diverged, time.process_time() - started)
@@ -97,14 +98,14 @@ def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
 def train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch = lambda step, loss: None) -> tuple[int, bool]:
     """How many steps were taken, and whether the last one had no loss."""
     setting = cell.setting
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": setting.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=cell.learning_rate, betas=(0.9, 0.95))
+    optimizer = _optimizer(model, cell.learning_rate, setting.weight_decay)
     windows = own_windows(model)
     short = cell.row.short_window
     schedule = WindowSchedule(short or 0, SHORT_WINDOW_PROBABILITY if short else 0.0, setting.steps, cell.seed)
     check_every = max(setting.steps // CHECKS, 1)
+    looks = setting.stop_at is not None or bool(cell.validate)
+    best, weights = -1.0, {}
+    taken = setting.steps
     for step, examples in zip(range(setting.steps), _stream(cell, tasks), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = cell.learning_rate * warmup_and_cosine(step, setting.steps)
@@ -120,14 +121,27 @@ def train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch = 
         optimizer.step()
         if (step + 1) % check_every == 0:
             watch(step + 1, loss.item())
-            if setting.stop_at is not None:
+            if looks:
                 for mixer, own in windows.items():
                     mixer.window = own
                 model.eval()
-                if _validation_accuracy(model, tasks, CHECK_EXAMPLES) >= setting.stop_at:
-                    return step + 1, False
+                accuracy = _validation_accuracy(model, _judges(cell), CHECK_EXAMPLES)
                 model.train()
-    return setting.steps, False
+                if cell.validate and accuracy > best:
+                    best, weights = accuracy, {name: value.clone() for name, value in model.state_dict().items()}
+                if setting.stop_at is not None and accuracy >= setting.stop_at:
+                    taken = step + 1
+                    break
+    if weights:
+        model.load_state_dict(weights)
+    return taken, False
+
+
+def _optimizer(model: SmallModel, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
 
 
 def warmup_and_cosine(step: int, steps: int, warmup: float = 0.1, last: float = 0.01) -> float:
@@ -147,8 +161,13 @@ def _stream(cell: Cell, tasks: list[Task[Any]]) -> Iterator[Examples]:
         yield next(streams[turns.integers(len(streams))])
 
 
+def _judges(cell: Cell) -> list[Task[Any]]:
+    """The tasks of validation."""
+    return [problem.task() for problem in cell.validate or cell.train]
+
+
 def _validation_accuracy(model: SmallModel, tasks: list[Task[Any]], examples: int = VALIDATION_EXAMPLES) -> float:
-    """Of all training tasks alike."""
+    """Of all tasks alike."""
     parts = [validation_part(task).sample(examples, VALIDATION_SEED) for task in tasks]
     return float(np.mean([_right(model, part)[0].mean().item() for part in parts]))
 

@@ -181,7 +181,7 @@ def _against(row: dict[str, Any]) -> Cell:
 
 def settings(table: dict[str, Any]) -> Code:
     lines = [f"{name}: {json.dumps(table[name])}" for name in ("setting", "learning_rates", "seeds", "metric")]
-    lines += [f"train: {json.dumps(problem)}" for problem in table["train"]]
+    lines += [f"{part}: {json.dumps(problem)}" for part in ("train", "validate") for problem in table.get(part, [])]
     for row in table["rows"]:
         wide = f", MLPs {row['inner']} wide" if row.get("inner") else ""
         lines.append(f"{row['label']}: {' + '.join(row['mixers'])} {json.dumps(row['options'])}{wide}")

@@ -51,6 +51,7 @@ def plan(
             learning_rates=tuple(dict.fromkeys(learning_rates)) or experiment.learning_rates,
             train=tuple(_stored(problem, data) for problem in experiment.train),
             test=tuple(_stored(problem, data) for problem in experiment.test),
+            validate=tuple(_stored(problem, data) for problem in experiment.validate),
         )
         check(changed)
         found.append(changed)
@@ -75,7 +76,7 @@ def _row(name: str, experiment: Experiment) -> Row:
 
 def check(experiment: Experiment) -> None:
     """Bad settings are one sentence now, not an error of every cell later."""
-    tasks = [problem.task() for problem in (*experiment.train, *experiment.test)]
+    tasks = [problem.task() for problem in (*experiment.train, *experiment.test, *experiment.validate)]
     sizes = {task.vocab_size for task in tasks}
     if len(sizes) > 1:
         raise ValueError(f"all tasks of {experiment.name} must have the same vocab_size, got {sorted(sizes)}")

@@ -65,7 +65,10 @@ def summary(experiment: Experiment, folder: Path, errors: dict[str, str]) -> dic
         "setting": vars(experiment.setting),
         "learning_rates": list(experiment.learning_rates),
         "seeds": experiment.seeds,
-        "train": [{"task": problem.name, **problem.options} for problem in experiment.train],
+        **{
+            part: [{"task": problem.name, **problem.options} for problem in problems]
+            for part, problems in (("train", experiment.train), ("validate", experiment.validate))
+        },
         "source": experiment.source,
         "note": experiment.note,
         "cells": len(done),

@@ -21,6 +21,7 @@ from maclaurin.evals.cells import Cell, Setting
 from maclaurin.evals.learn import learn
 from maclaurin.evals.suites.rows import mqar, rows_of
 from maclaurin.lab import claims, weights
+from maclaurin.lab.checkpoints import OfTransformers, checkpoint
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.dynamics import to_dsf
 from maclaurin.lab.experiments.dynamics.convert import drawn
@@ -31,7 +32,7 @@ from maclaurin.lab.experiments.separation import Setting as Separation
 from maclaurin.lab.experiments.separation import probe
 from maclaurin.lab.mechanisms import mechanism
 from maclaurin.lab.result import Curve, Grid, Plot, Result
-from maclaurin.lab.watched import Watched, checkpoint
+from maclaurin.lab.watched import Watched
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.base import Mixer
 from maclaurin.mixers.overview import explanation, size_text
@@ -90,8 +91,8 @@ def card(
         f"weight on the last {NEAR} tokens": _locality,
         f"{100 * SHARE:g} % of the weight lies within": _memory,
         f"recall of {PAIRS} pairs": lambda one: _recall(one, recall_steps, seed),
-        f"multiply-adds a token, training at {COST_AT[-1]:,}": lambda one: _cost(one, "training", d_model, num_heads),
-        f"multiply-adds a token, decoding at {COST_AT[-1]:,}": lambda one: _cost(one, "decoding", d_model, num_heads),
+        f"multiply-adds a token, training at {COST_AT[-1]:,}": lambda one: _cost(one, "training"),
+        f"multiply-adds a token, decoding at {COST_AT[-1]:,}": lambda one: _cost(one, "decoding"),
     }
     rows = [[text, *(_answer(of, one) for one in subjects)] for text, of in properties.items()]
     settings = {"mechanisms": list(names), "d_model": d_model, "num_heads": num_heads, "tokens": tokens}
@@ -117,6 +118,11 @@ def _subject(name: str, d_model: int, num_heads: int, tokens: int, seed: int) ->
     if not Path(name).is_dir():
         raise ValueError(f"{name!r} is neither a mixer (`maclaurin mixers`) nor the folder of a trained model")
     watched = checkpoint(name, None, tokens=tokens, texts=1)
+    if isinstance(watched, OfTransformers):
+        found = watched.layers()
+        kept = [weights.of_mixer(layer.mixer, layer.p)[0] for layer in found]
+        kind = "softmax" if set(watched.kinds) == {"softmax"} else None
+        return Subject(name, kind, [layer.mixer for layer in found], kept, [], watched)
     layers = {copy.deepcopy(mixer).double(): x.double() for mixer, x in watched.inputs().items()}
     kinds = set(watched.kinds)
     return _looked_at(name, kinds.pop() if len(kinds) == 1 else None, layers, watched)
@@ -215,11 +221,13 @@ def _recall(subject: Subject, steps: int, seed: int) -> str:
     return f"{outcome.scores[0].accuracy:.3f} after {outcome.steps} steps (chance {1 / PAIRS:.3f})"
 
 
-def _cost(subject: Subject, phase: str, d_model: int, num_heads: int) -> str:
+def _cost(subject: Subject, phase: str) -> str:
+    """Of all its layers' mixers."""
     if subject.mixer is None:
         raise ValueError("its layers have different mixers")
-    counted = explanation(subject.mixer, d_model, num_heads, COST_AT)["multiply_adds"][str(COST_AT[-1])][phase]
-    return f"{counted:,}"
+    one = subject.layers[0]
+    counted = explanation(subject.mixer, one.d_model, one.num_heads, COST_AT)["multiply_adds"][str(COST_AT[-1])][phase]
+    return f"{len(subject.layers) * counted:,}"
 
 
 def _rank_claim(subject: Subject) -> Claim:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+# where a first derivation or reference run was wrong: what is expected now; docs/lab.md names what it was, and why
+CORRECTED = "corrected"
+
 
 @dataclass(frozen=True)
 class Claim:
-    """key: a short name ("D3"). source: where `expected` is from, "derived" or the paper. held: None: does not apply."""
+    """key: a short name ("D3"). source: where `expected` is from: "derived", "corrected" or the paper. held: None: does not
+    apply.
+    """
 
     key: str
     text: str

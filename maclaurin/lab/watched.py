@@ -1,6 +1,6 @@
 """Trained models from inside: what each of their attention layers projects, and what they say when keys are hidden.
 
-Models are the small ones for handwritten digits, trained here in seconds, or a language model from its folder.
+Those here are small ones for handwritten digits, trained in seconds; `checkpoints.py` opens language models.
 """
 
 # N examples, T tokens, S keys, H heads, V value channels
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -33,15 +32,25 @@ Hidden = Callable[[ProjectedMixer], Tensor | None]
 
 
 @dataclass(frozen=True)
+class Layer:
+    """An attention layer, and what it projects from the examples. index: among all layers. kind: the name of its mixer."""
+
+    index: int
+    kind: str
+    mixer: ProjectedMixer
+    p: Projections
+
+
+@dataclass(frozen=True)
 class Watched:
-    """A trained model and held-out examples for it. grid: of an image; None for a text."""
+    """A trained model and held-out examples for it. grid: of an image; None for a text. kinds: its layers' mixers."""
 
     name: str
     model: nn.Module
     run: Callable[[], Tensor]  # whether each answer is right, (answers,)
     grid: tuple[int, int] | None
     tokens: int
-    kinds: Sequence[str] = ()  # the names of a language model's mixers, layer by layer
+    kinds: Sequence[str]
 
     def mixers(self) -> list[ProjectedMixer]:
         return [module for module in self.model.modules() if isinstance(module, ProjectedMixer)]
@@ -69,15 +78,16 @@ class Watched:
         return seen
 
     @torch.no_grad()
-    def layers(self) -> list[tuple[ProjectedMixer, Projections]]:
-        """Every attention layer and what it projects from the examples."""
+    def layers(self) -> list[Layer]:
+        """Every layer with queries and keys."""
         found = [
-            (mixer, mixer.project(x, None, "auto", None))
-            for mixer, x in self.inputs().items()
+            Layer(index, kind, mixer, mixer.project(x, None, "auto", None))
+            for index, (kind, (mixer, x)) in enumerate(zip(self.kinds, self.inputs().items(), strict=True))
             if isinstance(mixer, ProjectedMixer)
         ]
         if not found:
-            raise ValueError(f"{self.name!r} has no layer with queries and keys")
+            kinds = ", ".join(dict.fromkeys(self.kinds))
+            raise ValueError(f"{self.name!r} has no layer with queries and keys: its mixers are {kinds}")
         return found
 
     @contextmanager
@@ -102,10 +112,14 @@ def _change(mixer: ProjectedMixer, x: Tensor, hidden_TS: Tensor) -> Tensor:
     for part in ("out_norm", "gate_proj", "position_power"):
         if getattr(mixer, part, None) is not None:
             raise ValueError(f"keys can be hidden only from a mixer whose output is its weighted values, this has {part}")
-    p = mixer.project(x, None, "auto", None)
-    change_BHTS = weights.of_mixer(mixer, p, ~hidden_TS) - weights.of_mixer(mixer, p)
-    y_BTHV = torch.einsum("bhts,bshv->bthv", change_BHTS, repeat_heads(p.v.double(), mixer.num_heads))
+    y_BTHV = change_of_values(mixer, mixer.project(x, None, "auto", None), hidden_TS)
     return F.linear(y_BTHV.flatten(2).to(x.dtype), mixer.out_proj.weight)
+
+
+def change_of_values(mixer: ProjectedMixer, p: Projections, hidden_TS: Tensor) -> Tensor:
+    """What hiding keys changes in the weighted values (B, T, H, V)."""
+    change_BHTS = weights.of_mixer(mixer, p, ~hidden_TS) - weights.of_mixer(mixer, p)
+    return torch.einsum("bhts,bshv->bthv", change_BHTS, repeat_heads(p.v.double(), mixer.num_heads))
 
 
 def digits(rows: dict[str, Row], *, steps: int, seed: int, images: int) -> list[Watched]:
@@ -139,7 +153,7 @@ def digits(rows: dict[str, Row], *, steps: int, seed: int, images: int) -> list[
         model = OfImages(config, largest=16)
         cell = Cell("lab", label, row, setting, (problem,), (problem,), 3e-3, seed)
         train(model, cell, [problem.task()])
-        found.append(Watched(label, model.eval(), _right(model, some), (8, 8), 64))
+        found.append(Watched(label, model.eval(), _right(model, some), (8, 8), 64, [mixer] * setting.layers))
     return found
 
 
@@ -150,35 +164,3 @@ def _right(model: nn.Module, examples: Labelled) -> Callable[[], Tensor]:
         return right
 
     return run
-
-
-def checkpoint(folder: str, text: str | None, *, tokens: int, texts: int) -> Watched:
-    """A language model from its folder, and the first `tokens` tokens of `texts` held-out documents that are so long.
-
-    text: a file, a folder or a corpus; None for the held-out part of what the model was trained on.
-    """
-    from maclaurin.evals.text import documents_of
-    from maclaurin.models.folder import open_model
-
-    model, tokenizer = open_model(folder)
-    encoded = (tokenizer(document, add_special_tokens=False)["input_ids"] for document in documents_of(folder, text))
-    rows = list(islice((ids[: tokens + 1] for ids in encoded if len(ids) > tokens), texts))
-    if not rows:
-        raise ValueError(f"tokens must be below the length of a document of the text, got {tokens}")
-    ids = torch.tensor(rows, device=model.device)
-
-    def run() -> Tensor:
-        logits = model(ids[:, :-1], use_cache=False).logits
-        right: Tensor = (logits.argmax(-1) == ids[:, 1:]).flatten()
-        return right
-
-    return Watched(folder, model, run, None, tokens, model.config.layer_mixers())
-
-
-def models(
-    rows: dict[str, Row], folder: str | None, text: str | None, *, steps: int, seed: int, examples: int, tokens: int
-) -> Sequence[Watched]:
-    """The checkpoint where one is given, otherwise a digits model a row."""
-    if folder is None:
-        return digits(rows, steps=steps, seed=seed, images=examples)
-    return [checkpoint(folder, text, tokens=tokens, texts=examples)]

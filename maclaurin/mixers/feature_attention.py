@@ -31,8 +31,8 @@ from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
 from maclaurin.ops.bidirectional import bidirectional_linear
+from maclaurin.ops.folding import MOST_FEATURES
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.power import MOST_FEATURES
 from maclaurin.ops.states import PowerState, State
 
 NORMS = ("sum", "output", "none")

@@ -14,12 +14,13 @@ There is no state: a state is what a prefix leaves behind, and here nothing is a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from maclaurin.ops import checks, decay
+from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
@@ -77,10 +78,17 @@ def bidirectional_power(
     checks.one_of("form", form, checks.FORMS)
     checks.number("scale", scale)
     kernel = Kernel.of(order)
-    if form == "parallel" or (form == "auto" and q.shape[1] <= longest_direct("torch", kernel.feature_count(q.shape[3]))):
-        return _pair_by_pair(kernel, order_weights, default_scale(scale, q), q, k, v, log_decay, normalize, lengths)
-    if log_decay is None and order_weights is None and kernel.feature_count(q.shape[3]) <= MOST_FEATURES:
-        return _one_power_memory(kernel, default_scale(scale, q), q, k, v, normalize, lengths)
+    features = kernel.feature_count(q.shape[3])
+    call = _Call.of(q, k, v, log_decay, scale, normalize, lengths)
+    is_native = _is_native(kernel, order_weights, call)
+    # the kernels take a chunk pair by pair themselves, which pays off where torch would have to make a matrix of decays
+    short = q.shape[1] <= longest_direct("torch", features) and (log_decay is None or not is_native)
+    if form == "parallel" or (form == "auto" and short):
+        return _pair_by_pair(call, kernel, order_weights)
+    if is_native:
+        return _squares_natively(call) if kernel.squared else _taylor_natively(call)
+    if log_decay is None and order_weights is None and features <= MOST_FEATURES:
+        return _one_power_memory(call, kernel)
     terms = kernel.orders if isinstance(order, Iterable) else kernel.orders[0]
 
     def causal(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor:
@@ -91,18 +99,15 @@ def bidirectional_power(
             log_decay,
             order=terms,
             order_weights=order_weights,
-            scale=scale,
+            scale=call.scale,
             normalize=False,
             return_state=False,
             form=form,
         )
         return y
 
-    def own_weight(q: Tensor, k: Tensor) -> Tensor:
-        score_OBTH = (q * repeat_heads(k, q.shape[2])).sum(-1) * default_scale(scale, q)
-        return kernel(score_OBTH, None if order_weights is None else order_weights.expand(q.shape[2], -1).T[:, None, None])
-
-    return _both_ways(causal, own_weight, q, k, v, log_decay, normalize, lengths)
+    weights_O = None if order_weights is None else order_weights.expand(q.shape[2], -1).T[:, None, None]
+    return _both_ways(call, causal, lambda score_BTH: kernel(score_BTH, weights_O))
 
 
 def bidirectional_linear(
@@ -120,119 +125,139 @@ def bidirectional_linear(
 
     Without a decay every token reads one memory of all tokens, and `form` makes no difference.
     """
+    checks.heads(q, k, v)
+    checks.one_of("form", form, checks.FORMS)
+    checks.number("scale", scale)
+    call = _Call.of(q, k, v, log_decay, scale, normalize, lengths)
     if log_decay is None:
-        checks.heads(q, k, v)
-        checks.one_of("form", form, checks.FORMS)
-        checks.number("scale", scale)
-        return _one_memory(q, k, v, default_scale(scale, q), normalize, lengths)
+        return _one_memory(call)
 
     def causal(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor:
-        y, _ = linear_attention(q, k, v, log_decay, scale=scale, normalize=False, return_state=False, form=form)
+        y, _ = linear_attention(q, k, v, log_decay, scale=call.scale, normalize=False, return_state=False, form=form)
         return y
 
-    def own_weight(q: Tensor, k: Tensor) -> Tensor:
-        return (q * repeat_heads(k, q.shape[2])).sum(-1) * default_scale(scale, q)
+    return _both_ways(call, causal, lambda score_BTH: score_BTH)
 
-    return _both_ways(causal, own_weight, q, k, v, log_decay, normalize, lengths)
+
+class _Call(NamedTuple):
+    """One call, padding being zero: without influence, and neutral at either end of a sequence."""
+
+    q: Tensor  # (B,T,H,K), in float32 at least, as all of them
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor | None
+    scale: float
+    normalize: bool
+    lengths: Tensor | None
+    dtype: torch.dtype  # of the result
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        scale: float | None,
+        normalize: bool,
+        lengths: Tensor | None,
+    ) -> _Call:
+        dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        q, k, v = (without_padding(x.to(wide), lengths) for x in (q, k, v))
+        a = None if log_decay is None else without_padding(log_decay, lengths)
+        return cls(q, k, v, a, default_scale(scale, q), normalize, lengths, dtype)
+
+    def counted_values(self) -> Tensor:
+        """v (B,T,G,W); where outputs are normalised, with a column that counts the tokens."""
+        if not self.normalize:
+            return self.v
+        ones = self.v.new_ones(*self.v.shape[:-1], 1)
+        return torch.cat([self.v, without_padding(ones, self.lengths)], dim=-1)
+
+    def divided(self, y_BTHW: Tensor) -> Tensor:
+        """The output of sums of such values."""
+        return self.output(safe_divide(y_BTHW[..., :-1], y_BTHW[..., -1:]) if self.normalize else y_BTHW)
+
+    def output(self, y: Tensor) -> Tensor:
+        return without_padding(y, self.lengths).to(self.dtype)
+
+
+def _is_native(kernel: Kernel, order_weights: Tensor | None, call: _Call) -> bool:
+    if order_weights is not None or call.q.shape[1] == 0:
+        return False
+    a = call.log_decay
+    squared = kernel.squared and (a is None or a.shape[2] == call.k.shape[2])
+    taylor = kernel == Kernel.of((0, 1, 2)) and a is None
+    return (squared or taylor) and native.refusal(call.q, call.q.dtype) is None
 
 
 @without_autocast
-def _pair_by_pair(
-    kernel: Kernel,
-    order_weights: Tensor | None,
-    scale: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    normalize: bool,
-    lengths: Tensor | None,
-) -> Tensor:
+def _squares_natively(call: _Call) -> Tensor:
+    """Keys of padding are zero, and so are their squares."""
+    a = None if call.log_decay is None else call.log_decay.float()
+    y, _ = native.call("whole", call.q, call.k, call.v, a, call.scale, call.normalize)
+    return call.output(y)
+
+
+@without_autocast
+def _taylor_natively(call: _Call) -> Tensor:
+    """1 + x + x²/2 = ((x+1)² + 1)/2: squares with one more channel of ones, and every value once more."""
+    q, k = (torch.cat([x, x.new_ones(*x.shape[:3], 1)], dim=-1) for x in (call.q, call.k * call.scale))
+    v_BTGW = call.counted_values()
+    squares, _ = native.call("whole", q, without_padding(k, call.lengths), v_BTGW, None, 1.0, False)
+    return call.divided((squares + repeat_heads(v_BTGW.sum(1, keepdim=True), q.shape[2])) / 2)
+
+
+@without_autocast
+def _pair_by_pair(call: _Call, kernel: Kernel, order_weights: Tensor | None) -> Tensor:
     """The T x T matrix of weights: values of padding, and their counts, are zero."""
-    q_BTHK, k_BTGK, v_BTGW = _wide_with_ones(q, k, v, normalize, lengths)
-    H = q.shape[2]
-    score_BHTS = torch.einsum("bthk,bshk->bhts", q_BTHK * scale, repeat_heads(k_BTGK, H))
+    H = call.q.shape[2]
+    score_BHTS = torch.einsum("bthk,bshk->bhts", call.q * call.scale, repeat_heads(call.k, H))
     weights_O = None if order_weights is None else order_weights.expand(H, -1).T[:, None, :, None, None]
     weight_BHTS = kernel(score_BHTS, weights_O)
-    if log_decay is not None:
-        a_BHT = repeat_heads(without_padding(log_decay, lengths), H).transpose(1, 2).to(decay.widest(q.device))
+    if call.log_decay is not None:
+        a_BHT = repeat_heads(call.log_decay, H).transpose(1, 2).to(decay.widest(call.q.device))
         a_BHT = a_BHT.clamp(min=decay.SMALLEST_LOG_DECAY)
         sums_BHT = a_BHT.cumsum(2)
         before_BHT = sums_BHT - a_BHT
         # towards later tokens the decays of both ends change roles
-        earlier, later = decay.between(sums_BHT, sums_BHT, q_BTHK.dtype), decay.between(before_BHT, before_BHT, q_BTHK.dtype)
+        earlier, later = decay.between(sums_BHT, sums_BHT, call.q.dtype), decay.between(before_BHT, before_BHT, call.q.dtype)
         weight_BHTS = weight_BHTS * (earlier.tril() + later.transpose(-1, -2).triu(1))
-    y = torch.einsum("bhts,bshw->bthw", weight_BHTS, repeat_heads(v_BTGW, H))
-    return _divided(y, normalize, lengths, q.dtype)
+    return call.divided(torch.einsum("bhts,bshw->bthw", weight_BHTS, repeat_heads(call.counted_values(), H)))
 
 
 @without_autocast
-def _one_power_memory(
-    kernel: Kernel, scale: float, q: Tensor, k: Tensor, v: Tensor, normalize: bool, lengths: Tensor | None
-) -> Tensor:
+def _one_power_memory(call: _Call, kernel: Kernel) -> Tensor:
     """Segment by segment, so that features are used while they are in the cache."""
-    q_BTHK, k_BTGK, v_BTGW = _wide_with_ones(q, k, v, normalize, lengths)
-    B, _T, G = k.shape[:3]
-    k_NKT, v_NTW = (k_BTGK * scale).permute(0, 2, 3, 1).flatten(0, 1), v_BTGW.transpose(1, 2).flatten(0, 1)
+    B, _T, G = call.k.shape[:3]
+    k_NKT = (call.k * call.scale).permute(0, 2, 3, 1).flatten(0, 1)
+    v_NTW = call.counted_values().transpose(1, 2).flatten(0, 1)
     memory_NFW: Tensor | None = None
     for k_NKS, v_NSW in zip(k_NKT.split(SEGMENT, dim=2), v_NTW.split(SEGMENT, dim=1), strict=True):
         added = monomials(k_NKS.contiguous(), kernel.orders) @ v_NSW
         memory_NFW = added if memory_NFW is None else memory_NFW + added
     assert memory_NFW is not None
-    memory_NWF = (memory_NFW * kernel.feature_weights(q.shape[3], memory_NFW)[:, None]).transpose(1, 2)
-    q_NKRT = q_BTHK.unflatten(2, (G, -1)).permute(0, 2, 4, 3, 1).flatten(0, 1)
+    memory_NWF = (memory_NFW * kernel.feature_weights(call.q.shape[3], memory_NFW)[:, None]).transpose(1, 2)
+    q_NKRT = call.q.unflatten(2, (G, -1)).permute(0, 2, 4, 3, 1).flatten(0, 1)
     pieces = []
     for q_NKRS in q_NKRT.split(SEGMENT, dim=3):
         y_NWS = memory_NWF @ monomials(q_NKRS.flatten(2).contiguous(), kernel.orders)
-        if normalize:
-            y_NWS = safe_divide(y_NWS[:, :-1], y_NWS[:, -1:])
         pieces.append(y_NWS.unflatten(2, q_NKRS.shape[2:]))
-    y_BTHV = torch.cat(pieces, dim=3).unflatten(0, (B, G)).permute(0, 4, 1, 3, 2).flatten(2, 3)
-    return without_padding(y_BTHV, lengths).to(q.dtype)
+    return call.divided(torch.cat(pieces, dim=3).unflatten(0, (B, G)).permute(0, 4, 1, 3, 2).flatten(2, 3))
 
 
 @without_autocast
-def _one_memory(q: Tensor, k: Tensor, v: Tensor, scale: float, normalize: bool, lengths: Tensor | None) -> Tensor:
-    q_BTHK, k_BTGK, v_BTGW = _wide_with_ones(q, k, v, normalize, lengths)
-    memory_BGKW = torch.einsum("bsgk,bsgw->bgkw", k_BTGK * scale, v_BTGW)
-    q_BTGRK = q_BTHK.unflatten(2, (k.shape[2], -1))
-    y = torch.einsum("btgrk,bgkw->btgrw", q_BTGRK, memory_BGKW).flatten(2, 3)
-    return _divided(y, normalize, lengths, q.dtype)
+def _one_memory(call: _Call) -> Tensor:
+    memory_BGKW = torch.einsum("bsgk,bsgw->bgkw", call.k * call.scale, call.counted_values())
+    q_BTGRK = call.q.unflatten(2, (call.k.shape[2], -1))
+    return call.divided(torch.einsum("btgrk,bgkw->btgrw", q_BTGRK, memory_BGKW).flatten(2, 3))
 
 
-def _both_ways(
-    causal: Causal,
-    own_weight: Callable[[Tensor, Tensor], Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    normalize: bool,
-    lengths: Tensor | None,
-) -> Tensor:
-    """Padding is neutral at either end: its keys, values and log decays are zero, and so is its count."""
-    q_BTHK, k_BTGK, v_BTGW = _wide_with_ones(q, k, v, normalize, lengths)
-    a = None if log_decay is None else without_padding(log_decay, lengths)
-
-    def reverse(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.flip(1)
-
-    forwards = causal(q_BTHK, k_BTGK, v_BTGW, a)
-    backwards = causal(q_BTHK.flip(1), k_BTGK.flip(1), v_BTGW.flip(1), reverse(a)).flip(1)
-    own = own_weight(q_BTHK, k_BTGK)[..., None] * repeat_heads(v_BTGW, q.shape[2])
-    return _divided(forwards + backwards - own, normalize, lengths, q.dtype)
-
-
-def _wide_with_ones(q: Tensor, k: Tensor, v: Tensor, normalize: bool, lengths: Tensor | None) -> tuple[Tensor, ...]:
-    """In float32 at least, zero at padding; where outputs are normalised, values with a column that counts the tokens."""
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    wide = [x.to(dtype) for x in (q, k, v)]
-    if normalize:
-        wide[2] = torch.cat([wide[2], wide[2].new_ones(*v.shape[:-1], 1)], dim=-1)
-    return tuple(without_padding(x, lengths) for x in wide)
-
-
-def _divided(y_BTHW: Tensor, normalize: bool, lengths: Tensor | None, dtype: torch.dtype) -> Tensor:
-    if normalize:
-        y_BTHW = safe_divide(y_BTHW[..., :-1], y_BTHW[..., -1:])
-    return without_padding(y_BTHW, lengths).to(dtype)
+def _both_ways(call: _Call, causal: Causal, weight_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """The sequence, its reversal, and once less a token's weight on itself."""
+    q, k, v_BTGW, a = call.q, call.k, call.counted_values(), call.log_decay
+    forwards = causal(q, k, v_BTGW, a)
+    backwards = causal(q.flip(1), k.flip(1), v_BTGW.flip(1), None if a is None else a.flip(1)).flip(1)
+    score_BTH = (q * repeat_heads(k, q.shape[2])).sum(-1) * call.scale
+    own = weight_of(score_BTH)[..., None] * repeat_heads(v_BTGW, q.shape[2])
+    return call.divided(forwards + backwards - own)

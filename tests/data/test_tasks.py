@@ -1,6 +1,8 @@
 """Laws of every task: bit-reproducible, the same examples however they are drawn, ids and answers within bounds."""
 
 import hashlib
+import subprocess
+import sys
 from dataclasses import fields
 from itertools import islice
 
@@ -178,3 +180,9 @@ def test_accuracy_is_averaged_over_examples_not_over_answers():
         accuracy(torch.zeros(2, 3, 4), targets)
     with pytest.raises(ValueError, match="ask for nothing in 1 of 2"):
         accuracy(predictions, torch.tensor([[1, 1, 1, 1], [-100] * 4]))
+
+
+def test_tasks_are_there_without_the_seconds_that_transformers_takes():
+    code = "import sys, maclaurin.data.tasks; print([name for name in ('transformers', 'datasets') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

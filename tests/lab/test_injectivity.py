@@ -92,7 +92,7 @@ def test_confusion_counts_queries_on_a_ray(name: str, low: float, high: float) -
     with torch.no_grad():
         mixer.qkv_proj.weight.abs_()
     x = torch.linspace(1, 5, 10)[None, :, None] * torch.rand(8)
-    found = confusion(Watched(name, mixer, lambda: mixer(x)[0], (2, 5), 10))
+    found = confusion(Watched(name, mixer, lambda: mixer(x)[0], (2, 5), 10, [name]))
     assert found.of == 45 and low <= found.pairs / found.of <= high
     assert found.shares[TOLERANCES.index(TOLERANCE)] == pytest.approx(found.pairs / found.of)
     assert found.shares == sorted(found.shares)

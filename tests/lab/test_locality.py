@@ -50,12 +50,13 @@ def model(name: str, **options: object) -> Watched:
     torch.manual_seed(0)
     mixer = build_mixer(name, 8, 2, causal=False, **options)
     x = torch.randn(4, 16, 8)
-    return Watched(name, mixer, lambda: mixer(x)[0].flatten(), (4, 4), 16)
+    return Watched(name, mixer, lambda: mixer(x)[0].flatten(), (4, 4), 16, [name])
 
 
 def test_hiding_changes_what_a_layer_says_to_what_it_would_say_without_those_keys() -> None:
     watched = model("inline", grid=(4, 4))
-    ((mixer, p),) = watched.layers()
+    (layer,) = watched.layers()
+    mixer, p = layer.mixer, layer.p
     hidden = weights.neighbours((4, 4), 3)
     with torch.no_grad():
         before = watched.run()

@@ -15,10 +15,9 @@ from maclaurin.lab.experiments.long_prompt import finite, formulas, lengths, lim
 from maclaurin.lab.experiments.long_prompt.activations import activations
 from maclaurin.lab.experiments.long_prompt.draws import LAWS, draw, generator, slope
 from maclaurin.lab.experiments.long_prompt.risks import Regression
-from maclaurin.lab.experiments.long_prompt.trained import _captured, checkpoint_reports
+from maclaurin.lab.experiments.long_prompt.sizes import Table
+from maclaurin.lab.experiments.long_prompt.trained import checkpoint_reports
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.folder import open_model
-from maclaurin.ops.softmax import softmax_attention
 
 
 def test_the_limit_of_gaussian_tokens_is_affine() -> None:
@@ -65,9 +64,9 @@ def test_the_gradient_formula_in_one_dimension() -> None:
 
 def test_claims_fail_for_tokens_that_are_not_gaussian() -> None:
     tokens = 8 * 65536
-    made = finite.part(finite.run(tokens, generator(0), "rademacher"), tokens).claims
+    made = finite.part(finite.run(tokens, generator(0), "rademacher"), tokens, generator(0), "rademacher").claims
     failed = {claim.key for claim in made if claim.held is False}
-    assert {"2.2 slope", "2a", "2.2 table"} <= failed
+    assert {"2.2 slope", "2a", "2.2 table", "2.2 edge"} <= failed
     (linear,) = [claim for claim in limits.part(50, generator(0), "uniform").claims if claim.key == "2.1 linear"]
     assert linear.held is False
 
@@ -98,9 +97,9 @@ def test_exponents_of_random_queries() -> None:
 
 
 def test_wider_queries_converge_more_slowly() -> None:
-    tables = {length: queries.errors_by_size(length, 2**19 // length, generator(7, length)) for length in (16, 128, 1024)}
+    tables = {length: Table.drawn(length, 2**19 // length, generator(7, length)) for length in (16, 128, 1024)}
     slopes = [
-        slope(list(tables), [queries.over_queries(table, length, spread) for length, table in tables.items()])
+        slope(list(tables), [queries.over_queries(table, spread) for table in tables.values()])
         for spread in (0.05, 0.5, 1.0, 4.0)
     ]
     assert slopes == sorted(slopes)
@@ -108,10 +107,10 @@ def test_wider_queries_converge_more_slowly() -> None:
 
 
 def test_the_table_over_queries_is_the_mean_over_drawn_queries() -> None:
-    table, x = queries.errors_by_size(64, 8000, generator(8)), draw("gaussian", (8000, 64), generator(9))
+    table, x = Table.drawn(64, 8000, generator(8)), draw("gaussian", (8000, 64), generator(9))
     tilt = draw("gaussian", (8000, 1), generator(10)) * math.sqrt(0.2)
     drawn = ((torch.softmax(tilt * x, -1) * x).sum(-1, keepdim=True) - tilt).square().mean().item()
-    assert queries.over_queries(table, 64, 0.2) == pytest.approx(drawn, rel=0.1)
+    assert queries.over_queries(table, 0.2) == pytest.approx(drawn, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +130,25 @@ def test_the_endpoint_of_infinite_prompts_is_useless_in_few_dimensions() -> None
 
 
 @pytest.mark.parametrize("as_published", [False, True])
+def test_risks_from_tables_are_those_of_drawn_queries(as_published: bool) -> None:
+    """All channels, queries and prompts drawn, softmax written out."""
+    law, size, source = regression.official_law(as_published), 0.1, generator(20)
+    x = draw("gaussian", (4000, 100, 5), source) @ torch.linalg.cholesky(law.prompt_DD).T
+    query = draw("gaussian", (4000, 4, 5), source) @ torch.linalg.cholesky(law.query_DD).T
+    p = torch.softmax(math.sqrt(size) * (query @ torch.linalg.inv(law.prompt_DD)) @ x.mT, -1)
+    missed = (p @ x / math.sqrt(size) - query).square().sum(-1)
+    drawn = (law.prior * missed + law.noise / size * p.square().sum(-1)).mean().item()
+    found = regression.softmax_risks(law, regression.drawn_tables(100, 4000, source), (size,), source)
+    assert found[size].value == pytest.approx(drawn, rel=0.04)
+
+
+@pytest.mark.parametrize("as_published", [False, True])
 def test_risks_on_drawn_prompts(as_published: bool) -> None:
     law = regression.official_law(as_published)
-    linear, softmax, ridge = regression.measured_risks(law, 1000, (0.02,), 1500, generator(11))
+    linear, ridge = regression.linear_risks(law, 1000, 1500, generator(11))
+    softmax = regression.softmax_risks(law, regression.drawn_tables(1000, 1500, generator(12)), (0.02,), generator(13))
     assert linear.value == pytest.approx(risks.linear_risk(law, risks.best_linear(law, 1000), 1000), rel=0.05)
-    assert softmax[0.02].value == pytest.approx(risks.softmax_risk(law, 0.02, 1000), rel=0.08)
+    assert softmax[0.02].value == pytest.approx(risks.softmax_risk(law, 0.02, 1000), rel=0.02)
     assert ridge.value < linear.value < softmax[0.02].value
     worse = risks.linear_risk(law, 1.05 * risks.best_linear(law, 1000), 1000)
     assert worse > risks.linear_risk(law, risks.best_linear(law, 1000), 1000)
@@ -152,7 +165,8 @@ def test_the_published_covariances_are_those_of_the_task() -> None:
 
 def test_risks_are_those_on_the_labels_of_the_task() -> None:
     law, task = regression.official_law(), Task(length=100)
-    linear, softmax, _ = regression.measured_risks(law, 100, (0.1,), 1000, generator(12))
+    linear, _ = regression.linear_risks(law, 100, 1000, generator(12))
+    softmax = regression.softmax_risks(law, regression.drawn_tables(100, 1000, generator(12)), (0.1,), generator(13))
     found = regression.task_risks(law, task, 0.1, 4000, seed=1)
     for mean, label in ((linear, found["linear"]), (softmax[0.1], found["softmax"])):
         assert abs(label.value - law.noise - mean.value) < 4 * math.hypot(label.error, mean.error)
@@ -264,23 +278,14 @@ def test_the_report_on_a_checkpoint_is_that_on_its_softmax_layers(checkpoint) ->
     assert {claim.key for claim in result.claims} == {"B2", "B3", "B3 rest"}
 
 
-def test_what_is_captured_is_what_the_layer_attends_with(checkpoint) -> None:
-    model, _ = open_model(checkpoint)
-    mixer, seen = model.model.layers[0].mixer, []
-    handle = mixer.out_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    ids = torch.randint(200, (2, 40))
-    ((index, (q, k, v)),) = _captured(model, {0: mixer}, ids)
-    handle.remove()
-    assert index == 0
-    torch.testing.assert_close(softmax_attention(q, k, v)[0].flatten(2), seen[0], atol=1e-5, rtol=1e-4)
-
-
 def test_a_model_without_softmax_is_refused(checkpoint) -> None:
     model = MaclaurinForCausalLM.from_pretrained(checkpoint)
     model.config.mixer = "linear"
     MaclaurinForCausalLM(model.config).save_pretrained(checkpoint)
     with pytest.raises(ValueError, match="no layer of plain softmax"):
         lab.long_prompt(checkpoint=str(checkpoint))
+    with pytest.raises(ValueError, match="context must be at least 128, got 100"):
+        lab.long_prompt(checkpoint=str(checkpoint), context=100)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from maclaurin.lab.checkpoints import of_tokens
 from maclaurin.lab.experiments.series import identity, layer_orders, series, truncation
 from maclaurin.lab.experiments.series.experiment import SPREADS, Study, probe_claims, sum_claims, truncation_claims
 from maclaurin.lab.experiments.series.probe import of_gaussian, orders_of_scores
@@ -101,17 +102,19 @@ def tiny(mixer: str, **options: object) -> MaclaurinForCausalLM:
 def test_layers_of_a_model() -> None:
     ids = torch.arange(24).view(2, 12)
     model = tiny("softmax")
-    small = layer_orders(model, ids)
+    small = layer_orders(of_tokens("tiny", model, ids))
     with torch.no_grad():
         for layer in model.model.layers:
             layer.mixer.qkv_proj.weight[:32] *= 8  # queries and keys: scores are 64 times larger
-    large = layer_orders(model, ids)
+    large = layer_orders(of_tokens("tiny", model, ids))
     assert [layer.layer for layer in small] == [0, 1]
     assert large[0].variance == pytest.approx(64**2 * small[0].variance, rel=1e-4)
     assert large[0].dominant > small[0].dominant
-    assert len(layer_orders(tiny("linear"), ids)) == 2
-    with pytest.raises(ValueError, match="no layer with scores"):
-        layer_orders(tiny("s6"), ids)
+    assert len(layer_orders(of_tokens("tiny", tiny("linear"), ids))) == 2
+    with pytest.raises(ValueError, match="no layer with scores q·k: its mixers are delta"):
+        layer_orders(of_tokens("tiny", tiny("delta"), ids))
+    with pytest.raises(ValueError, match="no layer with queries and keys: its mixers are s6"):
+        layer_orders(of_tokens("tiny", tiny("s6"), ids))
 
 
 def runs(*losses: float) -> list[Trained]:

@@ -126,19 +126,10 @@ class CIFAR10(StoredTask):
         return Pictures((pixels[kept] @ GREY).round().astype(np.uint8), labels[kept])
 
 
-@dataclass(frozen=True)
-class IMDB(StoredTask):
-    """Film reviews, byte by byte: is the opinion good (1) or bad (0)? The Long Range Arena's Text.
+class _BytesOfTexts(StoredTask):
+    """Yes or no about texts of at most `length` bytes. Tokens are 1 + byte, 0 pads."""
 
-    `source` is a folder with train/pos/*.txt, train/neg/*.txt and the same for test, a folder of parquet files, or a
-    dataset of the hub, with fields text and label. Tokens are 1 + byte, 0 pads; reviews are cut to `length` bytes. There
-    is no validation part: the Arena validates on the test part.
-    """
-
-    source: str = "stanfordnlp/imdb"
-    split: str = "train"
-    length: int = 4000
-    splits: ClassVar[Sequence[str]] = ("train", "test")
+    length: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,6 +142,21 @@ class IMDB(StoredTask):
     @property
     def num_classes(self) -> int:
         return 2
+
+
+@dataclass(frozen=True)
+class IMDB(_BytesOfTexts):
+    """Film reviews, byte by byte: is the opinion good (1) or bad (0)? The Long Range Arena's Text.
+
+    `source` is a folder with train/pos/*.txt, train/neg/*.txt and the same for test, a folder of parquet files, or a
+    dataset of the hub, with fields text and label. Reviews are cut to `length` bytes. There is no validation part: the
+    Arena validates on the test part.
+    """
+
+    source: str = "stanfordnlp/imdb"
+    split: str = "train"
+    length: int = 4000
+    splits: ClassVar[Sequence[str]] = ("train", "test")
 
     def load(self) -> Texts:
         folder = Path(self.source) / self.split
@@ -165,29 +171,16 @@ class IMDB(StoredTask):
 
 
 @dataclass(frozen=True)
-class AAN(StoredTask):
+class AAN(_BytesOfTexts):
     """Two papers, byte by byte: does one cite the other? The Long Range Arena's Retrieval (Radev et al. 2013).
 
     `source` is the folder of the Arena's release with …train.tsv, …eval.tsv and …test.tsv, whose lines are label, two
-    ids and two texts. Inputs are (N, 2, length), each text cut to `length` bytes on its own; tokens are 1 + byte, 0
-    pads.
+    ids and two texts. Inputs are (N, 2, length), each text cut to `length` bytes on its own.
     """
 
     source: str
     split: str = "train"
     length: int = 4000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one("length", self.length)
-
-    @property
-    def vocab_size(self) -> int:
-        return 257
-
-    @property
-    def num_classes(self) -> int:
-        return 2
 
     def load(self) -> Texts:
         name = {"train": "train", "validation": "eval", "test": "test"}[self.split]

@@ -1,7 +1,8 @@
 """Attention with squared or exponential scores as torch operators.
 
-`quadratic` meets every key directly; `chunked` (squared scores) goes through a memory, in linear time. Both take float32
-tensors (B,T,H,K) of queries and (B,S,G,·) of keys and values, of which the queries are the last T, with any strides.
+`quadratic` meets every key directly; `chunked` (squared scores) goes through a memory, in linear time, and `whole` does so
+for every query and every key. All take float32 tensors (B,T,H,K) of queries and (B,S,G,·) of keys and values, of which the
+queries are the last T, with any strides.
 Besides y they return the divisor of every row, which is for the backward alone.
 """
 
@@ -19,6 +20,7 @@ from maclaurin.ops.native.library import Attention, Strided, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
 LONGEST_CHUNK = 128  # of csrc/chunks.h
+BACK, FORTH, ALL = 1, 2, 3  # MaclaurinWay
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay"
 Shape = tuple[int, ...]
 
@@ -31,7 +33,7 @@ def _call(
     sizes = {"B": B, "T": T, "S": k.shape[1], "H": H, "G": k.shape[2], "K": K, "V": v.shape[3]}
     call = Attention(**sizes, scale=scale, normalize=normalize, **options)
     for name, tensor in {"q": q, "k": k, "v": v, **tensors}.items():
-        setattr(call, name, Strided.of(tensor))
+        setattr(call, name, Strided.of(tensor, backwards=call.way == BACK))
     return call
 
 
@@ -47,17 +49,33 @@ def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return y, torch.empty(q.shape[:3], dtype=q.dtype, device=q.device)
 
 
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Tensors, which come first, and options apart."""
+    ctx.options = tuple(x for x in inputs if x is not None and not isinstance(x, Tensor))
+    ctx.save_for_backward(*inputs[: len(inputs) - len(ctx.options)], *output)
+
+
+def _gradients(
+    kernel: str,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    given: dict[str, Tensor | None],
+    scale: float,
+    normalize: bool,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """dq, dk, dv and dlog_decay from q, k, v, and from log_decay, y, total and dy in `given`."""
+    q, k, v = (rows(x) for x in inputs)
+    dq, dk, dv, da = _dense_like(q, k, v, given["log_decay"])
+    found = {"dq": dq, "dk": dk, "dv": dv} | ({} if given["log_decay"] is None else {"dlog_decay": da})
+    run(kernel, _call(q, k, v, scale, normalize, {**given, **found}, **options))
+    return dq, dk, dv, da
+
+
 # --- every query against every earlier key
 
 
 def _quadratic_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _outputs(q, v)
-
-
-def _quadratic_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, scale, exponential, normalize = inputs
-    ctx.options = (scale, exponential, normalize)
-    ctx.save_for_backward(*tensors, *output)
 
 
 def _quadratic_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
@@ -82,7 +100,7 @@ def _quadratic_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, *_: Any, 
     f"quadratic({INPUTS}, float scale, bool exponential, bool normalize) -> (Tensor, Tensor)",
     fake=_quadratic_fake,
     flops=_quadratic_flops,
-    save=_quadratic_save,
+    save=_save,
     backward=_quadratic_gradients,
 )
 def _quadratic(
@@ -115,12 +133,8 @@ def _quadratic_backward(
     exponential: bool,
     normalize: bool,
 ) -> tuple[Tensor, ...]:
-    dy, q, k, v = rows(dy), rows(q), rows(k), rows(v)
-    dq, dk, dv, da = _dense_like(q, k, v, log_decay)
-    tensors = {"log_decay": log_decay, "y": y, "total": total, "dy": dy, "dq": dq, "dk": dk, "dv": dv}
-    decay = {} if log_decay is None else {"dlog_decay": da}
-    run("quadratic_backward", _call(q, k, v, scale, normalize, {**tensors, **decay}, exponential=exponential))
-    return dq, dk, dv, da
+    given = {"log_decay": log_decay, "y": y, "total": total, "dy": rows(dy)}
+    return _gradients("quadratic_backward", (q, k, v), given, scale, normalize, exponential=exponential)
 
 
 # --- squared scores through the memory (B,G,F,W) of what came before; also the memory after `folded` keys, empty for 0
@@ -136,12 +150,6 @@ def _chunked_fake(
 ) -> tuple[Tensor, ...]:
     _, folded = last
     return *_outputs(q, v), q.new_empty(_memory_shape(k, v, normalize, folded))
-
-
-def _chunked_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, scale, normalize, chunk, folded = inputs
-    ctx.options = (scale, normalize, chunk, folded)
-    ctx.save_for_backward(*tensors, *output)
 
 
 def _chunked_gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
@@ -176,7 +184,7 @@ def _chunked_backward_flops(dy: Shape, dnew: Any, q: Shape, k: Shape, v: Shape, 
     f"chunked({INPUTS}, Tensor? memory, float scale, bool normalize, int chunk, int folded) -> (Tensor, Tensor, Tensor)",
     fake=_chunked_fake,
     flops=_chunked_flops,
-    save=_chunked_save,
+    save=_save,
     backward=_chunked_gradients,
 )
 def _chunked(
@@ -234,6 +242,78 @@ def _chunked_backward(
     call.new_memory, call.dnew_memory = pointer(new_memory), pointer(dnew_memory)
     run("chunked_backward", call)
     return dq, dk, dv, da, dmemory
+
+
+# --- squared scores over whole sequences, every query against every key
+
+
+def _ways(log_decay: Tensor | None) -> tuple[int, ...]:
+    return (ALL,) if log_decay is None else (BACK, FORTH)
+
+
+def _whole_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _outputs(q, v)
+
+
+def _whole_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    dq, dk, dv, dlog_decay = torch.ops.maclaurin.whole_backward(dy, *saved, *ctx.options)
+    return dq, dk, dv, None if saved[3] is None else dlog_decay, None, None
+
+
+def _whole_flops(q: Shape, k: Shape, v: Shape, a: Shape | None, *_: Any, **__: Any) -> int:
+    through_memory = 2 * sum(_memory_products(q, k, v))
+    return through_memory if a is None else 2 * through_memory + 4 * _pair_products(q, v, LONGEST_CHUNK / 2)
+
+
+def _whole_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, a: Shape | None, *_: Any, **__: Any) -> int:
+    reads, writes = _memory_products(q, k, v)
+    return (1 if a is None else 2) * 2 * (2 * reads + 3 * writes)
+
+
+@operator(
+    f"whole({INPUTS}, float scale, bool normalize) -> (Tensor, Tensor)",
+    fake=_whole_fake,
+    flops=_whole_flops,
+    save=_save,
+    backward=_whole_gradients,
+)
+def _whole(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, normalize: bool
+) -> tuple[Tensor, Tensor]:
+    q, k, v = rows(q), rows(k), rows(v)
+    y, total = _outputs(q, v)
+    tensors = {"log_decay": log_decay, "y": y, "total": total}
+    for way in _ways(log_decay):
+        run("chunked_forward", _call(q, k, v, scale, normalize, tensors, chunk=LONGEST_CHUNK, way=way))
+    return y, total
+
+
+@operator(
+    f"whole_backward(Tensor dy, {INPUTS}, Tensor y, Tensor total, float scale, bool normalize) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_quadratic_backward_fake,
+    flops=_whole_backward_flops,
+    save=save_nothing,
+    backward=no_second_derivative,
+)
+def _whole_backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    y: Tensor,
+    total: Tensor,
+    scale: float,
+    normalize: bool,
+) -> tuple[Tensor, ...]:
+    given = {"log_decay": log_decay, "y": y, "total": total, "dy": rows(dy)}
+    gradients = [
+        _gradients("chunked_backward", (q, k, v), given, scale, normalize, chunk=LONGEST_CHUNK, way=way)
+        for way in _ways(log_decay)
+    ]
+    return gradients[0] if len(gradients) == 1 else tuple(back.add_(forth) for back, forth in zip(*gradients, strict=True))
 
 
 # --- multiply-adds

@@ -30,8 +30,14 @@ class Strided(ctypes.Structure):
     ]
 
     @classmethod
-    def of(cls, tensor: Tensor | None) -> Strided:
-        return cls() if tensor is None else cls(tensor.data_ptr(), *tensor.stride()[:3])
+    def of(cls, tensor: Tensor | None, backwards: bool = False) -> Strided:
+        """backwards: from the last token to the first one."""
+        if tensor is None:
+            return cls()
+        batch, time, head = tensor.stride()[:3]
+        if not backwards:
+            return cls(tensor.data_ptr(), batch, time, head)
+        return cls(tensor.data_ptr() + (tensor.shape[1] - 1) * time * tensor.element_size(), batch, -time, head)
 
 
 class Attention(ctypes.Structure):
@@ -43,7 +49,7 @@ class Attention(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("memory", "dnew_memory", "new_memory", "dmemory")),
         *((name, ctypes.c_int64) for name in ("chunk", "folded")),
         ("scale", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("exponential", "normalize", "threads")),
+        *((name, ctypes.c_int32) for name in ("exponential", "normalize", "threads", "way")),
     ]
 
 

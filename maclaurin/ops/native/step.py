@@ -122,7 +122,7 @@ def plain_step(
     room, kept = source or (None, state.keys.shape[1])
     B, _, K, V = room.sizes if room is not None else _sizes(state)
     memory, S = state.memory, kept + 1
-    if memory is None and S >= (fold_at or second_order_fold(K, V, normalize)):
+    if memory is None and S >= (second_order_fold(K, V, normalize) if fold_at is None else fold_at):
         return None  # the first fold is a large one
     if room is None or not room.take(kept):
         room = Room.of(state, S + SPARE if memory is None else max(S, fold_every))

@@ -35,9 +35,9 @@ class Confusion:
 def confusion(watched: Watched) -> Confusion:
     """Queries of an image share all keys. In a text those of its second half are compared over the keys of its first."""
     close, distinct = [], []
-    for mixer, p in watched.layers():
-        weight_BHTS, query_BTHK = weights.of_mixer(mixer, p), p.q.double()
-        if mixer.causal:
+    for layer in watched.layers():
+        weight_BHTS, query_BTHK = weights.of_mixer(layer.mixer, layer.p), layer.p.q.double()
+        if layer.mixer.causal:
             half = weight_BHTS.shape[-1] // 2
             weight_BHTS, query_BTHK = weight_BHTS[:, :, half:, :half], query_BTHK[:, half:]
         counts = torch.stack([_pairs(w, q.transpose(0, 1)) for w, q in zip(weight_BHTS, query_BTHK, strict=True)])

@@ -6,12 +6,12 @@ from typing import Any
 
 from maclaurin.evals.suites.rows import one
 from maclaurin.lab import claims
+from maclaurin.lab.checkpoints import models
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.injectivity.checks import Draw, all_checks, first_order_errors
 from maclaurin.lab.experiments.injectivity.confusion import TOLERANCES, Confusion, confusion
 from maclaurin.lab.experiments.injectivity.mixers import told_apart
 from maclaurin.lab.result import Curve, Grid, Plot, Result
-from maclaurin.lab.watched import models
 from maclaurin.mixers.registry import available_mixers
 from maclaurin.ops.checks import at_least
 
@@ -38,7 +38,8 @@ def injectivity(
     keys, dim: of the random cases. ties: one channel the same in all keys, with which no mechanism can be injective.
     inline_scale: of InLine's scores; 1/√dim unless given, with which it is the first order of softmax.
     checkpoint: the folder of a language model to look into, instead of vision models trained here on digits.
-    text: what it reads, a file, folder or corpus; by default the held-out part of its own. steps: of the training.
+    text: what it reads, a file, folder or corpus; by default held-out text of its own or of the standard library.
+    steps: of the training.
     """
     at_least(2, "dim", dim)
     at_least(dim + 2, "keys", keys)

@@ -7,10 +7,10 @@ from typing import Any
 
 from maclaurin.evals.suites.rows import one
 from maclaurin.lab import claims
+from maclaurin.lab.checkpoints import models
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.locality.probes import Masked, Masses, local_mass, masking
 from maclaurin.lab.result import Curve, Grid, Plot, Result
-from maclaurin.lab.watched import models
 
 PAPER = "InLine, arXiv 2412.06590, in words"
 ROWS = {
@@ -35,7 +35,8 @@ def locality(
 
     widths: sides of the squares of an image (odd), or numbers of the last tokens of a text, that are hidden.
     checkpoint: the folder of a language model to look into, instead of vision models trained here on digits.
-    text: what it reads, a file, folder or corpus; by default the held-out part of its own. steps: of the training.
+    text: what it reads, a file, folder or corpus; by default held-out text of its own or of the standard library.
+    steps: of the training.
     draws: of the random masks.
     """
     if not widths or any(width < 1 or (checkpoint is None and width % 2 == 0) for width in widths):

@@ -66,7 +66,8 @@ def local_mass(watched: Watched, width: int = NEAR) -> Masses:
     """The mean over examples, heads and queries. In a text, queries are those that have seen twice as many tokens."""
     near_TS, seen_TS = neighbourhood(watched, width), seen_by(watched)
     counted = slice(0 if watched.grid is not None else 2 * width, None)
-    layers = [mass(weights.of_mixer(mixer, p), near_TS)[..., counted].mean().item() for mixer, p in watched.layers()]
+    weights_of = (weights.of_mixer(layer.mixer, layer.p) for layer in watched.layers())
+    layers = [mass(weight_BHTS, near_TS)[..., counted].mean().item() for weight_BHTS in weights_of]
     return Masses(watched.name, layers, mass(seen_TS.double(), near_TS)[counted].mean().item())
 
 

@@ -37,9 +37,9 @@ def draw(law: str, shape: Sequence[int], source: torch.Generator) -> Tensor:
     return -centred.sign() * torch.log1p(-2 * centred.abs()) / math.sqrt(2)
 
 
-def chunks(prompts: int, length: int) -> Iterator[int]:
-    """Sizes that add up to `prompts`."""
-    size = max(TOKENS_AT_ONCE // length, 1)
+def chunks(prompts: int, length: int, tokens: int = TOKENS_AT_ONCE) -> Iterator[int]:
+    """Sizes that add up to `prompts`, each of about so many tokens at most."""
+    size = max(tokens // length, 1)
     for start in range(0, prompts, size):
         yield min(size, prompts - start)
 

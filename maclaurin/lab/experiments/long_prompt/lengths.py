@@ -64,7 +64,8 @@ def part(prompts: int, source: torch.Generator, cases: Sequence[tuple[int, float
     rows: list[tuple[float | None, ...]] = []
     for dims, variance, eps in cases:
         length = round(isotropic_length(dims, variance, eps))
-        found = relative_rms(length, variance, dims, prompts, source)
+        # rare tokens carry the error where logits are large
+        found = relative_rms(length, variance, dims, prompts if variance <= 1 else 8 * prompts, source)
         rows.append((dims, variance, eps, length, found, FOUND.get((dims, variance, eps))))
         text = f"relative rms at L_eps = {length}, d = {dims}, s² = {variance:g}"
         if variance <= 1:

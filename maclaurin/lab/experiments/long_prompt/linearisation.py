@@ -22,6 +22,7 @@ from maclaurin.ops.arithmetic import default_scale, repeat_heads
 # B prompts, Q queries of a prompt, L tokens, H heads, K key channels, V value channels, R random parts of a prompt
 
 SHORTEST = 16  # tokens of a part of a prompt
+SHORTEST_PROMPT = 8 * SHORTEST
 PARTS = 8  # of a prompt, at each length
 
 
@@ -255,7 +256,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, eps: float) -> None:
         raise ValueError(
             f"the heads of k must divide those of q {checks.shape(q)}, which holds a query, got {checks.shape(k)}"
         )
-    if k.shape[1] < 8 * SHORTEST:
-        raise ValueError(f"k must hold prompts of at least {8 * SHORTEST} tokens for their statistics, got {k.shape[1]}")
+    if k.shape[1] < SHORTEST_PROMPT:
+        raise ValueError(f"k must hold prompts of at least {SHORTEST_PROMPT} tokens for their statistics, got {k.shape[1]}")
     if not 0 < eps < 1:
         raise ValueError(f"eps is a relative accuracy and must be between 0 and 1, got {eps}")

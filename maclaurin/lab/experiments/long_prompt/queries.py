@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor
 
 from maclaurin.lab import claims
 from maclaurin.lab.experiments.long_prompt import formulas
-from maclaurin.lab.experiments.long_prompt.draws import chunks, draw, prompts_for, slope
+from maclaurin.lab.experiments.long_prompt.draws import prompts_for, slope
 from maclaurin.lab.experiments.long_prompt.part import Part
+from maclaurin.lab.experiments.long_prompt.sizes import SIZES, Table
 from maclaurin.lab.result import Curve, Grid, Plot
-
-# N prompts, L tokens, S sizes of the query
 
 LENGTHS = tuple(2**power for power in range(4, 15))
 # λ: slope of the mean square error over all lengths, over the last five
@@ -30,47 +28,18 @@ REFERENCE = {
     4.0: (-0.338, -0.300),
 }
 AT_LAST = {0.05: 1.09, 0.2: 1.66, 0.4: 4.21}  # L·MSE at 2^14
-# queries at which the error is measured; between them its logarithm is a straight line to 1 %
-SIZES = (*(0.2 * step for step in range(1, 31)), *(6.0 + 0.5 * step for step in range(1, 13)))
 
 
-def errors_by_size(length: int, prompts: int, source: torch.Generator) -> Tensor:
-    """E(T_L(a) − a)² of one-dimensional tokens at a in SIZES: one table serves every law of queries."""
-    size_S = torch.tensor(SIZES, dtype=torch.float64)
-    total_S = torch.zeros_like(size_S)
-    for count in (part for whole in chunks(prompts, length) for part in _split(whole, length)):
-        x_NL = draw("gaussian", (count, length), source)
-        below_NL = x_NL - x_NL.amax(-1, keepdim=True)  # a ≥ 0: no weight above 1
-        weight_NSL = torch.exp(size_S[:, None] * below_NL[:, None])
-        both_NS2 = weight_NSL @ torch.stack([x_NL, torch.ones_like(x_NL)], -1)
-        total_S += (both_NS2[..., 0] / both_NS2[..., 1] - size_S).square().sum(0)
-    return total_S / prompts
-
-
-def _split(count: int, length: int, tokens: int = 2**16) -> list[int]:
-    """Each token has a weight for every size: fewer at a time."""
-    size = max(tokens // length, 1)
-    return [min(size, count - start) for start in range(0, count, size)]
-
-
-def over_queries(error_S: Tensor, length: int, spread: float) -> float:
-    """The mean over a ~ N(0, λ), by the trapezoid rule on the interpolated table; at a = 0 the error is 1/L."""
-    size = torch.tensor((0.0, *SIZES), dtype=torch.float64)
-    logs = torch.cat([torch.tensor([-math.log(length)], dtype=torch.float64), error_S.log()])
+def over_queries(table: Table, spread: float) -> float:
+    """The mean square error over queries a ~ N(0, λ), d = 1, by the trapezoid rule."""
     fine = torch.linspace(0, SIZES[-1], 24001, dtype=torch.float64)
-    right = torch.searchsorted(size, fine).clamp(1, len(size) - 1)
-    share = (fine - size[right - 1]) / (size[right] - size[right - 1])
-    error = torch.exp(logs[right - 1] + share * (logs[right] - logs[right - 1]))
     density = torch.exp(-(fine**2) / (2 * spread)) * math.sqrt(2 / (math.pi * spread))
-    return torch.trapezoid(error * density, fine).item()
+    return torch.trapezoid(table.error(fine) * density, fine).item()
 
 
 def part(tokens: int, source: torch.Generator) -> Part:
-    tables = [errors_by_size(length, prompts_for(length, tokens), source) for length in LENGTHS]
-    errors = {
-        spread: [over_queries(table, length, spread) for table, length in zip(tables, LENGTHS, strict=True)]
-        for spread in REFERENCE
-    }
+    tables = [Table.drawn(length, prompts_for(length, tokens), source) for length in LENGTHS]
+    errors = {spread: [over_queries(table, spread) for table in tables] for spread in REFERENCE}
     every = {spread: slope(LENGTHS, values) for spread, values in errors.items()}
     last = {spread: slope(LENGTHS[-5:], values[-5:]) for spread, values in errors.items()}
     made = []

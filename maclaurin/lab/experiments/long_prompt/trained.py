@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from maclaurin.data import open_corpus
 from maclaurin.lab import claims
-from maclaurin.lab.experiments.long_prompt.linearisation import LinearisationReport, linearisation_report
+from maclaurin.lab.checkpoints import checkpoint
+from maclaurin.lab.experiments.long_prompt.linearisation import SHORTEST_PROMPT, LinearisationReport, linearisation_report
 from maclaurin.lab.experiments.long_prompt.part import Part
 from maclaurin.lab.result import Curve, Plot
+from maclaurin.lab.watched import Layer
 from maclaurin.mixers.attention import Attention
-from maclaurin.models.folder import open_model
+from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.ops.checks import at_least
 
 QUERIES = 64  # the last tokens of a row; all before them are the prompt
 ROWS = 8
 
 
-def checkpoint_reports(folder: str, text: str, context: int | None, eps: float, seed: int) -> dict[int, LinearisationReport]:
+def checkpoint_reports(
+    folder: str, text: str | None, context: int | None, eps: float, seed: int
+) -> dict[int, LinearisationReport]:
     """A report for each softmax layer. context: tokens of a prompt; by default what the model was made for."""
-    model, tokenizer = open_model(folder)
-    layers = {index: layer.mixer for index, layer in enumerate(model.model.layers) if _plain_softmax(layer.mixer)}
+    watched = checkpoint(folder, text, tokens=None if context is None else context + QUERIES, texts=ROWS)
+    length = watched.tokens - QUERIES
+    at_least(SHORTEST_PROMPT, "context", length)
+    layers = [layer for layer in watched.layers() if _plain_softmax(layer.mixer)]
     if not layers:
         raise ValueError(f"model {folder!r} has no layer of plain softmax attention: the report is about softmax")
-    length = context or model.config.max_position_embeddings - QUERIES
-    ids_BT = _rows(tokenizer, text, length + QUERIES).to(model.device)
-    reports = {}
-    for index, (q, k, v) in _captured(model, layers, ids_BT):
-        reports[index] = linearisation_report(q[:, length:], k[:, :length], v[:, :length], eps=eps, seed=seed)
-    return reports
+    return {layer.index: report(layer, length, eps, seed) for layer in layers}
 
 
-def _plain_softmax(mixer: Any) -> bool:
+def report(layer: Layer, length: int, eps: float, seed: int) -> LinearisationReport:
+    """Of the queries behind the first `length` tokens, over these."""
+    q, k, v = layer.p.q[:, length:], layer.p.k[:, :length], layer.p.v[:, :length]
+    return linearisation_report(q, k, v, eps=eps, seed=seed)
+
+
+def _plain_softmax(mixer: ProjectedMixer) -> bool:
     """exp(q·k/√d) and nothing else decides the weights."""
     return (
         isinstance(mixer, Attention)
@@ -43,44 +44,6 @@ def _plain_softmax(mixer: Any) -> bool:
         and mixer.window is None
         and mixer.feature_map == "identity"
     )
-
-
-@torch.no_grad()
-def _captured(
-    model: Any, layers: dict[int, Attention], ids_BT: Tensor
-) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
-    """The inputs of the mixers by hooks; their own projections, with rotary positions, make q, k and v of them."""
-    inputs: dict[int, Tensor] = {}
-
-    def keep(index: int) -> Any:
-        def hook(_: Any, args: tuple[Tensor, ...]) -> None:
-            inputs[index] = args[0]
-
-        return hook
-
-    handles = [mixer.register_forward_pre_hook(keep(index)) for index, mixer in layers.items()]
-    try:
-        model.model(ids_BT, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    for index, mixer in layers.items():
-        p = mixer.project(inputs.pop(index), None, "auto", None)
-        yield index, (p.q, p.k, p.v)
-
-
-def _rows(tokenizer: Any, text: str, length: int) -> Tensor:
-    """The first tokens of ROWS held-out documents that are long enough."""
-    rows = []
-    for document in open_corpus(text).documents("held-out"):
-        ids = tokenizer(document, add_special_tokens=False)["input_ids"]
-        if len(ids) >= length:
-            rows.append(torch.tensor(ids[:length]))
-        if len(rows) == ROWS:
-            break
-    if not rows:
-        raise ValueError(f"text {text!r} has no held-out document of {length} tokens: choose a smaller context")
-    return torch.stack(rows)
 
 
 def _below(name: str, lengths: list[float], most: float = 1e12) -> Curve:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from maclaurin.lab import claims
+from maclaurin.lab.checkpoints import checkpoint as open_checkpoint
+from maclaurin.lab.checkpoints import of_tokens
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.series import identity, truncation
 from maclaurin.lab.experiments.series.identity import Coefficient, taylor_coefficient
@@ -44,6 +46,7 @@ def series(
     quick: bool = False,
     seed: int = 0,
     checkpoint: str | None = None,
+    text: str | None = None,
     orders: tuple[int, ...] | None = None,
     steps: int | None = None,
     seeds: int = 2,
@@ -58,7 +61,8 @@ def series(
     orders: P of the Taylor models that are trained, with terms 0 to P; 1 to 10, with quick 1 to 4
     steps, seeds, width: budget of each; 300 steps, with quick 100
     norm: of the Taylor models, "sum" of the weights or "output", an RMS norm that does not mind negative weights
-    tokens, texts: what the dominant orders are measured on, held-out text of the standard library
+    text: what it reads, a file, folder or corpus; by default held-out text of its own or of the standard library
+    tokens, texts: what the dominant orders are measured on: so many texts of so many tokens
     """
     at_least_one("seeds", seeds)
     at_least(2, "tokens", tokens)
@@ -66,9 +70,12 @@ def series(
     one_of("norm", norm, NORMS)
     budget = Budget(width=width, steps=steps or (100 if quick else 300))
     asked = orders or tuple(range(1, 5 if quick else 11))
-    text = Text()
-    study = order_study(asked, text, budget, seeds, seed, norm)
-    layers = _layers(checkpoint, study, text, tokens, texts)
+    watched = None if checkpoint is None else open_checkpoint(checkpoint, text, tokens=tokens, texts=texts)
+    library = Text()
+    study = order_study(asked, library, budget, seeds, seed, norm)
+    if watched is None:
+        watched = of_tokens("softmax trained here", study.softmax[0].model, library.test(tokens + 1)[:texts])
+    layers = layer_orders(watched)
     found = {spread: truncation.truncations(spread, range(1, MOST_ORDERS + 1), 256, 16, seed) for spread in SPREADS}
     checks = [identity.check_order(order, TOKENS, DIM, 1.0, seed) for order in CHECKED_ORDERS]
     made = [
@@ -79,7 +86,7 @@ def series(
         *study.claims(),
     ]
     settings = {
-        "model": checkpoint or "softmax trained here",
+        "model": watched.name,
         "orders": list(asked),
         **vars(budget),
         "norm": norm,
@@ -91,25 +98,6 @@ def series(
     grids = [_identity_grid(checks), _truncation_grid(found), _layer_grid(layers), study.grid()]
     plots = [*_truncation_plots(found), _layer_plot(layers), study.plot()]
     return Result("series", "Softmax as a sum of recurrent networks of every order", settings, made, grids, plots, NOTES)
-
-
-def _layers(checkpoint: str | None, study: Study, text: Text, tokens: int, texts: int) -> list[LayerOrders]:
-    if checkpoint is None:
-        return layer_orders(study.softmax[0].model, text.test(tokens)[:texts])
-    from maclaurin.evals.text import documents_of
-    from maclaurin.models.folder import open_model
-
-    model, tokenizer = open_model(checkpoint)
-    rows: list[list[int]] = []
-    for document in documents_of(checkpoint, "stdlib"):
-        ids = tokenizer(document, add_special_tokens=False)["input_ids"]
-        if len(ids) >= tokens:
-            rows.append(ids[:tokens])
-        if len(rows) == texts:
-            break
-    if not rows:
-        raise ValueError(f"tokens must be at most the length of a document of the standard library, got {tokens}")
-    return layer_orders(model, torch.tensor(rows))
 
 
 def _order_claim(check: identity.OrderCheck) -> Claim:

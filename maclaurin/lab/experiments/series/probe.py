@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from maclaurin.lab.watched import Watched
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.feature_maps import features
-from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.projected import Projections
 from maclaurin.ops.arithmetic import repeat_heads
 
 ORDERS = 100  # n = 0 … 99, as in the authors' code
@@ -38,49 +38,21 @@ class LayerOrders:
     log_terms: Sequence[float]  # log of the mean of |X|ⁿ/n!, n = 0 … 99
 
 
-@torch.no_grad()
-def layer_orders(model: Any, ids: Tensor) -> list[LayerOrders]:
-    """Of every layer of a Maclaurin language model that has scores q·k, on the tokens ids (B, T)."""
-    seen: dict[int, Tensor] = {}
-    layers = _layers(model)
-
-    def keep(index: int) -> Any:
-        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            seen[index] = args[0]
-
-        return hook
-
-    hooks = [layer.mixer.register_forward_pre_hook(keep(index)) for index, layer in enumerate(layers)]
-    try:
-        model(ids.to(model.device), use_cache=False, logits_to_keep=1)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    names = model.config.layer_mixers()
+def layer_orders(watched: Watched) -> list[LayerOrders]:
+    """Of every layer that has scores q·k, on the examples."""
     found = [
-        orders_of_scores(index, names[index], scores(layers[index].mixer, x))
-        for index, x in sorted(seen.items())
-        if isinstance(layers[index].mixer, Attention)
+        orders_of_scores(layer.index, layer.kind, scores(layer.mixer, layer.p))
+        for layer in watched.layers()
+        if isinstance(layer.mixer, Attention)
     ]
     if not found:
-        raise ValueError(f"the model has no layer with scores q·k, its mixers are {', '.join(sorted(set(names)))}")
+        kinds = ", ".join(dict.fromkeys(watched.kinds))
+        raise ValueError(f"{watched.name!r} has no layer with scores q·k: its mixers are {kinds}")
     return found
 
 
-def _layers(model: Any) -> list[Any]:
-    layers = getattr(getattr(model, "model", None), "layers", [])
-    if not len(layers) or not all(hasattr(layer, "mixer") for layer in layers):
-        raise ValueError(
-            f"checkpoint must be a language model of this project, got {type(model).__name__}: "
-            "convert it with `maclaurin convert`"
-        )
-    return list(layers)
-
-
-def scores(mixer: ProjectedMixer, x: Tensor) -> Tensor:
+def scores(mixer: Attention, p: Projections) -> Tensor:
     """X (B,H,T,S) in float64: what the series is in, after rotation and feature map, with the mixer's own scale."""
-    assert isinstance(mixer, Attention)
-    p = mixer.project(x, None, "parallel", None)
     q, k = (features(part, mixer.feature_map).double() for part in (p.q, p.k))
     scale = 1.0 if mixer.feature_map == "cosine" else mixer.key_dim**-0.5
     return scale * torch.einsum("bthk,bshk->bhts", q, repeat_heads(k, mixer.num_heads))

@@ -1,0 +1,80 @@
+"""`maclaurin eval --suite`: a run, a run that is interrupted, and what is refused."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from maclaurin.cli import main
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "maclaurin.cli", "eval", *map(str, arguments)]
+
+
+TINY_RUN = (
+    "--suite",
+    "track",
+    "--mixers",
+    "softmax,gla-selective",
+    "--steps",
+    "2",
+    "--learning-rates",
+    "0.001",
+    "--jobs",
+    "1",
+)
+
+
+def test_the_shell_runs_a_suite_and_goes_on_after_a_kill(tmp_path, capsys):
+    output = ("--output", tmp_path / "out")
+    with subprocess.Popen(command(*TINY_RUN, *output), stderr=subprocess.PIPE, text=True) as process:
+        assert "parity, softmax" in process.stderr.readline()
+        process.kill()
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").glob("*.json")}
+    assert len(kept) >= 1
+    result = subprocess.run(command(*TINY_RUN, *output, "--json"), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "[1/2]" not in result.stderr  # the first is not trained again
+    results = json.loads(result.stdout)
+    assert results == json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["label"] for row in results["tables"][0]["rows"]] == ["softmax", "gla-selective"]
+    assert all(len(row["points"]) == 5 for row in results["tables"][0]["rows"])
+    assert (tmp_path / "out" / "eval.html").is_file()
+    for name, written in kept.items():
+        assert (tmp_path / "out" / "cells" / name).stat().st_mtime_ns == written
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", *map(str, (*TINY_RUN, *output))])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "gla-selective" in printed and "published elsewhere" in printed and "eval.html" in printed
+
+
+def test_the_shell_is_interrupted_with_one_sentence(tmp_path):
+    long = ("--suite", "track", "--mixers", "softmax", "--steps", "100000", "--jobs", "1", "--output", tmp_path)
+    process = subprocess.Popen(command(*long), stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "worker-0.txt").exists():
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert "the same command goes on" in process.communicate(timeout=120)[1]
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "give the folder of a trained model, or --suite"),
+        (("runs/first", "--suite", "recall"), "the suite 'needle' only"),
+        (("--suite", "recal"), "suite must be one of"),
+        (("--suite", "recall", "--learning-rates", "fast"), "learning_rates must be numbers"),
+    ],
+)
+def test_the_shell_says_what_is_missing(arguments, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", *arguments])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and sentence in error and len(error.splitlines()) == 1
