@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from transformers import HfArgumentParser
@@ -63,7 +63,10 @@ def _parser() -> Any:
 
 def _convert(plan: Plan, lengths: tuple[int, ...], console: Console, *, as_json: bool) -> None:
     keep_freed_memory()
-    results = convert_all(plan, partial(print, file=sys.stderr), lengths=lengths)
+    try:
+        results = convert_all(plan, partial(print, file=sys.stderr), lengths=lengths)
+    except KeyboardInterrupt:  # between stages, or for the second time within one
+        _stop()
     figures = [result.figures for result in results]
     if as_json:
         print(json.dumps(figures, indent=2))
@@ -72,11 +75,15 @@ def _convert(plan: Plan, lengths: tuple[int, ...], console: Console, *, as_json:
             if table is not None:
                 console.print(table)
     if not all(result.finished for result in results):
-        print("maclaurin: stopped; the same command goes on", file=sys.stderr)
-        raise SystemExit(130)
+        _stop()
     if sentence := missing():
         print(f"no page: {sentence}", file=sys.stderr)
         return
     page = Path(plan.output) / "report.html"
     build([page.parent], command=shlex.join(["maclaurin", "report", plan.output])).write(page)
     print(page, file=sys.stderr if as_json else sys.stdout)
+
+
+def _stop() -> NoReturn:
+    print("maclaurin: stopped; the same command goes on", file=sys.stderr)
+    raise SystemExit(130)

@@ -50,7 +50,17 @@ def section(results: Sequence[dict[str, Any]]) -> Section:
 
 def _table(results: Sequence[dict[str, Any]]) -> DataTable:
     """Only with the columns that one of these conversions has a figure for."""
-    titles = ("cosine", "lowest tenth", "Spearman", "loss", "source’s loss", "gap closed", "same token", "seconds")
+    titles = (
+        "cosine",
+        "lowest tenth",
+        "Spearman",
+        "loss",
+        "source’s loss",
+        "gap closed",
+        "same token",
+        "seconds",
+        "of all cores",
+    )
     columns = [Column(title, numeric=False) for title in ("source", "student", "after")] + [
         Column(title) for title in titles
     ]
@@ -64,7 +74,7 @@ def _table(results: Sequence[dict[str, Any]]) -> DataTable:
             cells += [
                 _number(closed, "{:.0%}"),
                 _number(row.get("same_token"), "{:.1%}"),
-                _number(row.get("seconds"), "{:.0f}"),
+                *(_number(row.get(key), "{:.0f}") for key in ("seconds", "cpu_seconds")),
             ]
             rows.append([*_named(result), Cell(stage), *cells])
     filled = [index for index in range(len(columns)) if any(row[index].text for row in rows)]

@@ -285,6 +285,16 @@ def test_the_command_compares_students_and_measures(source, corpus, tmp_path):
     assert (tmp_path / "report.html").exists() and (tmp_path / "elu" / "model.safetensors").exists()
 
 
+def test_ctrl_c_between_stages_says_how_to_go_on(source, corpus, tmp_path, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("maclaurin.convert.run.evaluate", interrupted)
+    arguments = ["convert", str(source("bert")), "--output", str(tmp_path / "out"), "--corpus", corpus, "--batch-size", "8"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 130 and "the same command goes on" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
