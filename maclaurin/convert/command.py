@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from transformers import HfArgumentParser
@@ -23,10 +23,7 @@ from maclaurin.report import build, missing
 
 
 def execute(arguments: Sequence[str], console: Console) -> None:
-    flags = vars(_parser().parse_args(arguments))
-    sources = [given for given in (flags.pop("folder"), flags["source"], flags["from_thesis"]) if given]
-    if len(sources) != 1:
-        raise ValueError("give a source to convert, or --from-thesis FOLDER, and not both")
+    flags = parse(arguments)
     if flags["from_thesis"]:
         if not flags["output"]:
             raise ValueError("give --output, the folder of the model")
@@ -34,8 +31,20 @@ def execute(arguments: Sequence[str], console: Console) -> None:
         for line in import_checkpoint(*folders, rounded_positions=flags["rounded_positions"]):
             print(line)
         return
-    plan = Plan(**{field.name: flags[field.name] for field in dataclasses.fields(Plan)} | {"source": sources[0]})
-    _convert(plan, tuple(whole_numbers("lengths", flags["lengths"])), console, as_json=flags["json"])
+    lengths = tuple(whole_numbers("lengths", flags["lengths"]))
+    _convert(plan_of(flags), lengths, console, as_json=flags["json"])
+
+
+def parse(arguments: Sequence[str]) -> dict[str, Any]:
+    flags = vars(_parser().parse_args(arguments))
+    given = [name for name in ("folder", "source", "from_thesis") if flags[name]]
+    if len(given) != 1:
+        raise ValueError("give a source to convert, or --from-thesis FOLDER, and not both")
+    return flags | {"source": flags["folder"] or flags["source"]}
+
+
+def plan_of(flags: dict[str, Any]) -> Plan:
+    return Plan(**{field.name: flags[field.name] for field in dataclasses.fields(Plan)})
 
 
 def _parser() -> Any:
@@ -54,7 +63,10 @@ def _parser() -> Any:
 
 def _convert(plan: Plan, lengths: tuple[int, ...], console: Console, *, as_json: bool) -> None:
     keep_freed_memory()
-    results = convert_all(plan, partial(print, file=sys.stderr), lengths=lengths)
+    try:
+        results = convert_all(plan, partial(print, file=sys.stderr), lengths=lengths)
+    except KeyboardInterrupt:  # between stages, or for the second time within one
+        _stop()
     figures = [result.figures for result in results]
     if as_json:
         print(json.dumps(figures, indent=2))
@@ -63,11 +75,15 @@ def _convert(plan: Plan, lengths: tuple[int, ...], console: Console, *, as_json:
             if table is not None:
                 console.print(table)
     if not all(result.finished for result in results):
-        print("maclaurin: stopped; the same command goes on", file=sys.stderr)
-        raise SystemExit(130)
+        _stop()
     if sentence := missing():
         print(f"no page: {sentence}", file=sys.stderr)
         return
     page = Path(plan.output) / "report.html"
     build([page.parent], command=shlex.join(["maclaurin", "report", plan.output])).write(page)
     print(page, file=sys.stderr if as_json else sys.stdout)
+
+
+def _stop() -> NoReturn:
+    print("maclaurin: stopped; the same command goes on", file=sys.stderr)
+    raise SystemExit(130)

@@ -38,11 +38,12 @@ def load_data(source: Source, plan: Plan) -> Data:
     if source.kind == "encoder":
         train, test = (sentences(corpus, split) for split in ("train", "held-out"))
         longest = min(plan.max_length, source.config.max_position_embeddings)
-        parts = [
+        batches, held_out_batches = (
             sentence_batches(tokenizer, texts, batch_size=plan.batch_size, max_length=longest)
             for texts in (train, _sample(test, plan.eval_rows))
-        ]
-        return Data(*parts, sum(int(batch["attention_mask"].sum()) for batch in parts[0]) // len(parts[0]))
+        )
+        tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
+        return Data(batches, held_out_batches, tokens // len(batches))
     own = source.kind == "maclaurin"
     train_rows, test_rows = (
         RowBatches(PackedRows(tokenise(corpus, split, tokenizer), plan.max_length), plan.batch_size, own)

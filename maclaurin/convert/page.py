@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from maclaurin.convert.show import STAGES, gap_closed, name_of
+from maclaurin.convert.show import STAGES, command_of, gap_closed, name_of
 from maclaurin.mixers.overview import size_text
 from maclaurin.report import figures
 from maclaurin.report.figures import PALETTE, SYMBOLS, Line, Style
@@ -44,11 +44,23 @@ def section(results: Sequence[dict[str, Any]]) -> Section:
     parts: list[Chart | DataTable] = [_table(results), _layers(results)]
     if measured := [result for result in results if result.get("cost")]:
         parts += _cost(measured)
+    parts.append(_commands(results))
     return Section("Conversions", intro, parts)
 
 
 def _table(results: Sequence[dict[str, Any]]) -> DataTable:
-    titles = ("cosine", "lowest tenth", "Spearman", "loss", "source’s loss", "gap closed", "same token", "seconds")
+    """Only with the columns that one of these conversions has a figure for."""
+    titles = (
+        "cosine",
+        "lowest tenth",
+        "Spearman",
+        "loss",
+        "source’s loss",
+        "gap closed",
+        "same token",
+        "seconds",
+        "of all cores",
+    )
     columns = [Column(title, numeric=False) for title in ("source", "student", "after")] + [
         Column(title) for title in titles
     ]
@@ -62,10 +74,16 @@ def _table(results: Sequence[dict[str, Any]]) -> DataTable:
             cells += [
                 _number(closed, "{:.0%}"),
                 _number(row.get("same_token"), "{:.1%}"),
-                _number(row.get("seconds"), "{:.0f}"),
+                *(_number(row.get(key), "{:.0f}") for key in ("seconds", "cpu_seconds")),
             ]
-            rows.append([Cell(Path(result["plan"]["source"]).name), Cell(name_of(result["plan"])), Cell(stage), *cells])
-    return DataTable("conversions", columns, rows, "Source and converted model on the same held-out data.")
+            rows.append([*_named(result), Cell(stage), *cells])
+    filled = [index for index in range(len(columns)) if any(row[index].text for row in rows)]
+    return DataTable(
+        "conversions",
+        [columns[index] for index in filled],
+        [[row[index] for index in filled] for row in rows],
+        "Source and converted model on the same held-out data.",
+    )
 
 
 def _layers(results: Sequence[dict[str, Any]]) -> DataTable:
@@ -77,8 +95,7 @@ def _layers(results: Sequence[dict[str, Any]]) -> DataTable:
         for layer in range(count):
             found = [result["stages"].get(stage, {}).get("layers", [{}] * count)[layer] for stage in STAGES]
             cells = [_number(row.get(key), "{:.4f}") for row in found for key in ("error", "kl")]
-            named = [Cell(Path(result["plan"]["source"]).name), Cell(name_of(result["plan"])), _number(layer, "{:d}")]
-            rows.append([*named, *cells])
+            rows.append([*_named(result), _number(layer, "{:d}"), *cells])
     return DataTable("conversion-layers", columns, rows, "How near each layer’s attention is to the source’s.")
 
 
@@ -107,6 +124,18 @@ def _cost(results: Sequence[dict[str, Any]]) -> list[Chart | DataTable]:
         ]
         parts.append(DataTable(f"conversion-cost-{number}", columns, rows, caption))
     return parts
+
+
+def _commands(results: Sequence[dict[str, Any]]) -> DataTable:
+    columns = [Column(title, numeric=False) for title in ("source", "student", "command")]
+    rows = [[*_named(result), Cell(command_of(result["plan"]))] for result in results]
+    return DataTable(
+        "conversion-commands", columns, rows, "The command of each conversion; what it leaves out is the default."
+    )
+
+
+def _named(result: dict[str, Any]) -> list[Cell]:
+    return [Cell(Path(result["plan"]["source"]).name), Cell(name_of(result["plan"]))]
 
 
 def _number(value: float | None, form: str) -> Cell:

@@ -37,7 +37,7 @@ class Plan:
     train_projections: bool = _flag(False, "Transfer trains the projections to queries and keys too.")
     recover_steps: int = _flag(500, "Steps of recovery; 0 for none.")
     recover_rate: float = _flag(1e-4, "Its largest learning rate.")
-    map_rate: float = _flag(3.0, "The rate in recovery of what the source did not have, as a multiple.")
+    map_rate: float = _flag(3.0, "The rate of what the source did not have, as a multiple of that of what it had.")
     loss: str = _flag("distill", "Of recovery: distill (the source's outputs), or task (the next token; decoders).")
     lora: int = _flag(0, "Rank of low-rank updates in recovery; 0 to train all weights.")
     eval_rows: int = _flag(1000, "Held-out sentences, rows or images of the evaluation.")
@@ -57,9 +57,12 @@ class Plan:
         one_of("loss", self.loss, LOSSES)
         for name in ("max_length", "batch_size", "eval_rows"):
             at_least_one(name, getattr(self, name))
-        for name in ("transfer_steps", "recover_steps", "transfer_rate", "recover_rate", "map_rate", "lora", "save_every"):
+        for name in ("transfer_steps", "recover_steps", "lora", "save_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("transfer_rate", "recover_rate", "map_rate"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
     def each(self) -> list[Plan]:
         """One plan, or one a student at the same budget, each with a folder of its own."""

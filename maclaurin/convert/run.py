@@ -31,6 +31,7 @@ LEFT_OUT = {
     "config.json",
     "generation_config.json",
     "model.safetensors.index.json",
+    "output.txt",
     "recipe.json",
     "result.json",
     "versions.json",

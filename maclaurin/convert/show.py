@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
 
+from maclaurin.convert.plan import Plan
 from maclaurin.mixers.overview import size_text
 
 STAGES = ("untrained", "transfer", "recover")
@@ -47,6 +50,16 @@ def name_of(plan: dict[str, Any]) -> str:
     """What was put into the layers."""
     name: str = plan["layers"] or plan["student"]
     return name + (f", softmax in {plan['keep_softmax']}" if plan["keep_softmax"] else "")
+
+
+def command_of(plan: dict[str, Any]) -> str:
+    """The command of a stored plan: what is not the default."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Plan)}
+    words = ["maclaurin", "convert", plan["source"]]
+    for name, value in plan.items():
+        if name != "source" and value != defaults.get(name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
 
 
 def _cells(result: dict[str, Any], stage: str, vectors: bool) -> list[str]:

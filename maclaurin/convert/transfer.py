@@ -49,8 +49,9 @@ def layer_errors(shown: Shown, student: nn.Module, batch: Batch) -> list[Tensor]
 def transfer_rates(teacher: nn.Module, student: nn.Module, plan: Plan) -> dict[str, float]:
     rates = dict.fromkeys(new_parameters(teacher, student), plan.transfer_rate)
     if plan.train_projections:
-        # weights that have been trained for long move in smaller steps
-        rates |= {name: plan.recover_rate for name, _ in student.named_parameters() if PROJECTIONS.search(f".{name}")}
+        # weights that have been trained for long move in smaller steps, here as in recovery
+        slower = plan.transfer_rate / plan.map_rate
+        rates |= {name: slower for name, _ in student.named_parameters() if PROJECTIONS.search(f".{name}")}
     if not rates:
         raise ValueError("these students have nothing to train: transfer_steps must be 0")
     return rates

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import shlex
 import signal
 from itertools import pairwise
 from pathlib import Path
@@ -14,11 +15,13 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from maclaurin.cli import app
+from maclaurin.convert.command import parse, plan_of
 from maclaurin.convert.fidelity import fidelity
 from maclaurin.convert.hosts import Shown, mixing_layers, new_parameters, student_of
 from maclaurin.convert.plan import Plan
 from maclaurin.convert.recover import with_low_rank
 from maclaurin.convert.run import convert
+from maclaurin.convert.show import command_of
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.stage import Stage
 from maclaurin.generation import continue_text
@@ -81,6 +84,15 @@ def test_the_page_has_every_stage_and_layer(converted):
     html = page.html()
     assert "Conversions" in html and f"{figures['stages']['recover']['cosine']:.4f}" in page.headline
     assert all(f"{row['error']:.4f}" in html for row in figures["stages"]["transfer"]["layers"])
+    assert "Spearman" in html and "same token" not in html  # an encoder has no tokens to predict
+
+
+def test_the_page_has_a_command_that_plans_the_same_again(converted):
+    mine, figures, _, _ = converted
+    _, _, folder, *words = shlex.split(command_of(figures["plan"]))
+    flags = dict(zip(words[::2], words[1::2], strict=True))
+    assert "--student" in flags and "--recover-rate" not in flags
+    assert plan_of(parse([folder, *words])) == mine
 
 
 def test_a_finished_conversion_is_not_run_again(converted):
@@ -244,6 +256,7 @@ def test_a_vision_model_is_converted_on_images(source, tmp_path):
         ({"loss": "nothing"}, "loss"),
         ({"recover_steps": -1}, "recover_steps"),
         ({"batch_size": 0}, "batch_size"),
+        ({"map_rate": 0.0}, "map_rate"),
         ({"keep_softmax": "first"}, "keep_softmax"),
         ({"student": "elu,relu", "layers": "elu,relu"}, "layers"),
     ],
@@ -270,6 +283,16 @@ def test_the_command_compares_students_and_measures(source, corpus, tmp_path):
     (cost,) = figures[0]["cost"]
     assert cost["length"] == 256 and cost["ratio"] > 0 and cost["source_bytes"] > 0
     assert (tmp_path / "report.html").exists() and (tmp_path / "elu" / "model.safetensors").exists()
+
+
+def test_ctrl_c_between_stages_says_how_to_go_on(source, corpus, tmp_path, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("maclaurin.convert.run.evaluate", interrupted)
+    arguments = ["convert", str(source("bert")), "--output", str(tmp_path / "out"), "--corpus", corpus, "--batch-size", "8"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 130 and "the same command goes on" in result.stderr
 
 
 @pytest.mark.parametrize(
