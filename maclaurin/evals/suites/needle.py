@@ -31,7 +31,7 @@ def needle(preset: str) -> list[Experiment]:
             test=tuple(
                 Problem("passkey", {"length": n, "token": token, "depth": depth}) for n in tested for depth in DEPTHS
             ),
-            learning_rates=(3e-3,) if quick else (1e-3, 3e-3),
+            learning_rates=(3e-3, 1e-2) if quick else (1e-3, 3e-3),
             axis="length",
             across="depth",
             metric="exact",
