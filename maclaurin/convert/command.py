@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import shlex
@@ -15,9 +16,11 @@ from rich.console import Console
 from transformers import HfArgumentParser
 
 from maclaurin.allocator import keep_freed_memory
+from maclaurin.convert.defaults import defaults
 from maclaurin.convert.plan import Plan, whole_numbers
 from maclaurin.convert.run import convert_all
 from maclaurin.convert.show import cost_table, result_table
+from maclaurin.convert.sources import recognise
 from maclaurin.convert.thesis import import_checkpoint
 from maclaurin.report import build, missing
 
@@ -36,21 +39,31 @@ def execute(arguments: Sequence[str], console: Console) -> None:
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
+    """Fields of a plan that were not given are None."""
     flags = vars(_parser().parse_args(arguments))
-    given = [name for name in ("folder", "source", "from_thesis") if flags[name]]
-    if len(given) != 1:
+    sources = [flags[name] for name in ("folder", "source", "from_thesis") if flags[name]]
+    if len(sources) != 1:
         raise ValueError("give a source to convert, or --from-thesis FOLDER, and not both")
-    return flags | {"source": flags["folder"] or flags["source"]}
+    return flags | {"source": sources[0]}
 
 
 def plan_of(flags: dict[str, Any]) -> Plan:
-    return Plan(**{field.name: flags[field.name] for field in dataclasses.fields(Plan)})
+    """The rest as suits the source."""
+    known = {field.name for field in dataclasses.fields(Plan)}
+    given = {name: value for name, value in flags.items() if name in known and value is not None}
+    Plan(**given)  # what is wrong with the flags themselves is said before a source is looked for
+    return Plan(**defaults(recognise(given["source"])) | given)
 
 
 def _parser() -> Any:
     parser: Any = HfArgumentParser(
-        Plan, prog="maclaurin convert", description="Make a trained softmax model linear.", allow_abbrev=False
+        Plan,
+        prog="maclaurin convert",
+        description="Make a trained softmax model linear.",
+        allow_abbrev=False,
+        formatter_class=argparse.HelpFormatter,  # a plan says itself what its defaults are
     )
+    parser.set_defaults(**dict.fromkeys(field.name for field in dataclasses.fields(Plan)))
     parser.add_argument("folder", nargs="?", metavar="SOURCE", help="The source, as with --source.")
     lengths = "Where speed and memory are measured; empty for nowhere (default: %(default)s)."
     parser.add_argument("--lengths", default="512,1024,2048,4096", help=lengths)

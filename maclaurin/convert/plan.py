@@ -15,8 +15,13 @@ FILE = "conversion.json"
 LOSSES = ("distill", "task")
 
 
-def _flag(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+AS_TRAINED = "own models as they were trained"
+
+
+def _flag(default: Any, text: str, others: str = "") -> Any:
+    """others: what takes the place of the default for sources that are no encoders (`defaults.py`)."""
+    shown = [str(default)] * (default not in (None, "")) + [others] * bool(others)
+    return field(default=default, metadata={"help": f"{text} (default: {'; '.join(shown)})" if shown else text})
 
 
 @dataclass(frozen=True)
@@ -28,19 +33,19 @@ class Plan:
     keep_softmax: str = _flag("", "Layers that keep their attention, such as 0,5.")
     num_features: int | None = _flag(None, "Features of a student with a feature map; second order's if not given.")
     window: int | None = _flag(None, "Softmax over so many last tokens beside the student (decoders).")
-    corpus: str = _flag("stdlib", "Text as for `maclaurin train`; for a vision model a folder of images.")
-    text_field: str = _flag("text", "Field of the text in rows of .jsonl and .parquet.")
-    max_length: int = _flag(64, "Tokens of a sentence or row at most.")
-    batch_size: int = _flag(32, "Sentences, rows or images a step.")
-    transfer_steps: int = _flag(100, "Steps of attention transfer; 0 for none.")
-    transfer_rate: float = _flag(3e-3, "Its largest learning rate, after a short warm-up; it falls to 0.")
-    train_projections: bool = _flag(False, "Transfer trains the projections to queries and keys too.")
-    recover_steps: int = _flag(500, "Steps of recovery; 0 for none.")
-    recover_rate: float = _flag(1e-4, "Its largest learning rate.")
-    map_rate: float = _flag(3.0, "The rate of what the source did not have, as a multiple of that of what it had.")
-    loss: str = _flag("distill", "Of recovery: distill (the source's outputs), or task (the next token; decoders).")
+    corpus: str = _flag("stdlib", "Text as for `maclaurin train`; for a vision model a folder of images.", AS_TRAINED)
+    text_field: str = _flag("text", "Field of the text in rows of .jsonl and .parquet.", AS_TRAINED)
+    max_length: int = _flag(64, "Tokens of a sentence or row at most.", f"decoders 256, {AS_TRAINED}")
+    batch_size: int = _flag(32, "Sentences, rows or images a step.", f"decoders 8, {AS_TRAINED}")
+    transfer_steps: int = _flag(100, "Steps of attention transfer; 0 for none.", "own models a tenth of their training")
+    transfer_rate: float = _flag(3e-3, "Its largest learning rate; it falls to 0.", "own models ten times theirs")
+    train_projections: bool = _flag(False, "Transfer trains the projections to queries and keys too.", "own models True")
+    recover_steps: int = _flag(500, "Steps of recovery; 0 for none.", "own models a tenth of their training")
+    recover_rate: float = _flag(1e-4, "Its largest learning rate.", "own models a third of theirs")
+    map_rate: float = _flag(3.0, "The rate of what is new, as a multiple of that of the source's weights.", "own models 10")
+    loss: str = _flag("distill", "Of recovery: distill (the source's outputs), or task (the next token).", "own models task")
     lora: int = _flag(0, "Rank of low-rank updates in recovery; 0 to train all weights.")
-    eval_rows: int = _flag(1000, "Held-out sentences, rows or images of the evaluation.")
+    eval_rows: int = _flag(1000, "Held-out sentences, rows or images of the evaluation.", "decoders 128")
     save_every: int = _flag(0, "Steps between checkpoints; 0 for a quarter of a stage.")
     seed: int = _flag(0, "Of new parameters and of the order of the data.")
 

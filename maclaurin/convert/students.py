@@ -7,12 +7,16 @@ affine map a head, the identity at first, and then does what the mixer of its na
 
     luna, hedgehog, performer, relu (T2R), elu (elu + 1)    w = φ(q')·φ(k'), `num_features` features
     taylor     w = 1 + s + s²/2,  s = q'·k'/√d at first                      (d+1)(d+2)/2 features
-    2mamba     w = s²·exp(decays between),  s = 1 + q·k/(2√d) at first       (d+1)(d+2)/2 features
+    2mamba     w = s²,  s = 1 + q·k/(2√d) at first                           (d+1)(d+2)/2 features
 
 2mamba's maps have one channel more than the head, 1 at first, so that its square begins as 1 + x + x²/4 of the score x and
-not as a function that cannot tell x from −x. Its decay starts open: e^−0.001 a token, the same for all.
+not as a function that cannot tell x from −x.
 
-LoLCATs (Zhang et al., arXiv 2410.10254) has such maps for Hedgehog; here every student has them.
+2mamba's weights stand behind a decay that the layer's input sets, and so do those of every student of a decoder, whose
+attention mostly looks at what is near. The decay starts open: e^−0.001 a token, the same for all. Encoders see both ways,
+where a decay costs a second pass: there only 2mamba has one.
+
+LoLCATs (Zhang et al., arXiv 2410.10254) has such maps for Hedgehog, without a decay; here every student has them.
 """
 
 # B batch, T time, H heads, G key-value heads, K key channels, M mapped channels, V value channels
@@ -84,10 +88,14 @@ class Student(nn.Module, ABC):
     Bidirectional students see whole sequences and have no state.
     """
 
-    def __init__(self, shape: Shape, num_features: int) -> None:
+    def __init__(self, shape: Shape, num_features: int, *, decay: bool = False) -> None:
         super().__init__()
         self.shape = shape
         self.num_features = num_features  # of a query or key; 0 where none are made
+        self.decay_proj = nn.Linear(shape.d_model, shape.num_kv_heads) if decay else None
+        if self.decay_proj is not None:
+            nn.init.zeros_(self.decay_proj.weight)
+            nn.init.constant_(self.decay_proj.bias, OPEN_DECAY)
 
     def forward(
         self,
@@ -112,6 +120,13 @@ class Student(nn.Module, ABC):
 
         return over_documents(dense, (q, k, v, x), state, attention_mask=attention_mask)
 
+    def log_decay(self, x: Tensor) -> Tensor | None:
+        """(B,T,G), at least in float32: it is an exponent."""
+        if self.decay_proj is None:
+            return None
+        z = self.decay_proj(x)
+        return -F.softplus(z.to(torch.promote_types(z.dtype, torch.float32)))
+
     @abstractmethod
     def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
         """y, and the state if it was asked for."""
@@ -134,7 +149,7 @@ class FeatureStudent(Student):
     """Linear attention over the features that a map makes of the mapped queries and keys."""
 
     def __init__(self, shape: Shape, feature_map: FeatureMap) -> None:
-        super().__init__(shape, feature_map.num_features)
+        super().__init__(shape, feature_map.num_features, decay=shape.causal)
         self.q_map = HeadMaps(shape.num_heads, shape.head_dim)
         self.k_map = HeadMaps(shape.num_kv_heads, shape.head_dim)
         self.feature_map = feature_map
@@ -143,18 +158,18 @@ class FeatureStudent(Student):
         q = self.feature_map.of_queries(self.q_map(asked.q), asked.lengths)
         k = self.feature_map(self.k_map(asked.k), asked.lengths)
         if self.shape.causal:
-            y, new = linear_attention(q, k, asked.v, scale=1.0, **asked.causal(PowerState))
+            y, new = linear_attention(q, k, asked.v, self.log_decay(asked.x), scale=1.0, **asked.causal(PowerState))
         else:
             y, new = bidirectional_linear(q, k, asked.v, scale=1.0, lengths=asked.lengths), None
         return y.to(asked.x.dtype), new
 
 
 class SecondOrder(Student):
-    """1 + s + s²/2 ("taylor"), or s² behind a decay that the layer's input sets ("2mamba")."""
+    """1 + s + s²/2 ("taylor"), or s² ("2mamba")."""
 
     def __init__(self, shape: Shape, *, squared: bool) -> None:
         order = 2 if squared else (0, 1, 2)
-        super().__init__(shape, Kernel.of(order).feature_count(shape.head_dim + squared))
+        super().__init__(shape, Kernel.of(order).feature_count(shape.head_dim + squared), decay=squared or shape.causal)
         scale = (1 / 2 if squared else 1) ** 0.5 * shape.head_dim**-0.25
         maps = [
             HeadMaps(heads, shape.head_dim, scale=scale, extra=int(squared))
@@ -162,18 +177,9 @@ class SecondOrder(Student):
         ]
         self.q_map, self.k_map = maps
         self.order: int | tuple[int, ...] = order
-        self.decay_proj: nn.Linear | None = None
-        if squared:
-            self.decay_proj = nn.Linear(shape.d_model, shape.num_kv_heads)
-            nn.init.zeros_(self.decay_proj.weight)
-            nn.init.constant_(self.decay_proj.bias, OPEN_DECAY)
 
     def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
-        q, k = self.q_map(asked.q), self.k_map(asked.k)
-        log_decay = None
-        if self.decay_proj is not None:
-            z = self.decay_proj(asked.x)
-            log_decay = -F.softplus(z.to(torch.promote_types(z.dtype, torch.float32)))
+        q, k, log_decay = self.q_map(asked.q), self.k_map(asked.k), self.log_decay(asked.x)
         kernel: dict[str, Any] = {"order": self.order, "scale": 1.0}
         if self.shape.causal:
             return power_attention(q, k, asked.v, log_decay, **kernel, **asked.causal(PowerState))

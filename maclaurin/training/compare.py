@@ -64,11 +64,11 @@ class Run:
 
 
 def plan(base: Recipe, names: Sequence[str], seeds: int) -> list[Run]:
-    """The runs, seed by seed, so that an early look compares all contenders."""
+    """The runs, seed by seed from the recipe's own, so that an early look compares all contenders."""
     for name in names:
         one_of("mixers", name, tuple(CONTENDERS))
     runs = []
-    for seed in range(seeds):
+    for seed in range(base.seed, base.seed + seeds):
         for name in names:
             output = str(Path(base.output) / f"{name}-seed{seed}")
             recipe = dataclasses.replace(_matched(base, CONTENDERS[name]), output=output, seed=seed)

@@ -48,7 +48,7 @@ def parse_compare(arguments: Sequence[str]) -> tuple[Recipe, list[str], int]:
     """The recipe that all runs of `maclaurin compare` share, the contenders, and how many seeds."""
     parser = _parser("compare", "Train contenders at an equal budget and compare them.")
     parser.add_argument("--mixers", default=",".join(CONTENDERS), help="Contenders, separated by commas.")
-    parser.add_argument("--seeds", type=int, default=2, help="Seeds of each contender.")
+    parser.add_argument("--seeds", type=int, default=2, help="Seeds of each contender, from --seed on.")
     parser.set_defaults(**COMPARE_DEFAULTS)
     first, _ = parser.parse_known_args(arguments)
     if first.config:

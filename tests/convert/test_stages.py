@@ -4,31 +4,37 @@ import dataclasses
 import hashlib
 import json
 import shlex
+import shutil
 import signal
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from maclaurin.cli import app
 from maclaurin.convert.command import parse, plan_of
+from maclaurin.convert.defaults import OWN
 from maclaurin.convert.fidelity import fidelity
 from maclaurin.convert.hosts import Shown, mixing_layers, new_parameters, student_of
+from maclaurin.convert.own import OPEN_FORGET
 from maclaurin.convert.plan import Plan
 from maclaurin.convert.recover import with_low_rank
 from maclaurin.convert.run import convert
 from maclaurin.convert.show import command_of
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.stage import Stage
+from maclaurin.convert.students import STUDENTS
 from maclaurin.generation import continue_text
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.folder import open_model
 from maclaurin.report import build
 from maclaurin.training.callbacks import StopOnInterrupt
+from maclaurin.training.recipe import Recipe
 from tests.convert.conftest import SMALL, TEXT
 
 
@@ -182,12 +188,13 @@ def test_a_layer_is_shown_what_the_source_saw(source, corpus, tmp_path):
     assert all(".student." in name for name in new_parameters(teacher, student))
 
 
-def test_own_models_start_with_nothing_but_another_kernel(source, corpus, tmp_path):
+@pytest.mark.parametrize("student_name", STUDENTS)
+def test_own_models_start_with_nothing_but_another_kernel(student_name, source, corpus, tmp_path):
     """The convolution passes tokens on and the decay is open: queries and keys are the source's, and only f differs."""
     found = recognise(str(source("maclaurin")))
     teacher = found.load()
     ids = torch.randint(3, 60, (1, 12))
-    student = student_of(teacher, plan(found.path, corpus, tmp_path, student="2mamba"))
+    student = student_of(teacher, plan(found.path, corpus, tmp_path, student=student_name))
     mixer = student.model.layers[0].mixer
     x = torch.randn(1, 12, 32)
     with torch.no_grad():
@@ -201,9 +208,22 @@ def test_own_models_start_with_nothing_but_another_kernel(source, corpus, tmp_pa
         assert (student(ids).logits - teacher(ids).logits).abs().max() > 1e-4
 
 
+def test_own_models_are_converted_as_they_were_trained(source, corpus, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(source("maclaurin"), folder)
+    flags = {"source": str(folder), "output": "linear", "student": "elu"}
+    assert plan_of(flags) == Plan(**flags, **OWN)
+    Recipe(corpus=corpus, length=24, batch_size=2, accumulation=3, steps=70, learning_rate=3e-3).save(folder)
+    made = plan_of(flags | {"recover_steps": 1})
+    assert (made.corpus, made.max_length, made.batch_size, made.loss) == (corpus, 24, 6, "task")
+    assert (made.transfer_steps, made.recover_steps, made.transfer_rate, made.recover_rate) == (7, 1, 3e-2, 1e-3)
+    other = plan_of({"source": str(source("llama")), "output": "linear"})
+    assert (other.max_length, other.loss, other.transfer_steps) == (256, "distill", 100)
+
+
 @torch.no_grad()
 def test_divergence_of_own_layers_is_that_of_the_written_out_weights(source, corpus, tmp_path):
-    """Two documents in a row, a layer of 1 + x + x²/2 and one that keeps softmax."""
+    """Two documents in a row, a layer of 1 + x + x²/2 behind an open decay and one that keeps softmax."""
     found = recognise(str(source("maclaurin")))
     teacher = found.load().double()
     teacher.model.layers[0].mixer.qkv_proj.weight *= 10  # or no score is far from 0
@@ -216,7 +236,9 @@ def test_divergence_of_own_layers_is_that_of_the_written_out_weights(source, cor
         p = teacher.model.layers[0].mixer.project(x[:, start:end], None, "auto", None)
         score = torch.einsum("thk,shk->hts", p.q[0], p.k[0]) / p.q.shape[-1] ** 0.5
         past = torch.ones(end - start, end - start).tril()
-        softmax, series = score.exp() * past, (1 + score + score**2 / 2) * past
+        steps = torch.arange(end - start, dtype=torch.float64)
+        decay = ((steps[:, None] - steps) * F.logsigmoid(torch.tensor(OPEN_FORGET))).exp()
+        softmax, series = score.exp() * past, (1 + score + score**2 / 2) * decay * past
         softmax, series = (weight / weight.sum(-1, keepdim=True) for weight in (softmax, series))
         expected.append(torch.xlogy(softmax, softmax / series).nansum(-1).mean(0))
     rows = fidelity(teacher, student, [batch])

@@ -41,6 +41,7 @@ def test_contenders_differ_in_nothing_but_the_mixer():
     shared = {"steps", "length", "batch_size", "learning_rate", "corpus", "tokenizer", "seed"}
     first, second = (vars(run.recipe) for run in runs[:2])
     assert all(first[name] == second[name] for name in shared)
+    assert [run.seed for run in plan(Recipe(seed=5), ["softmax"], seeds=2)] == [5, 6]
 
 
 def test_an_unknown_contender_is_one_sentence():
