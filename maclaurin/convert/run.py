@@ -127,7 +127,7 @@ def _stage(name: str, objective: Objective, rates: dict[str, float], data: Data,
         getattr(plan, f"{name}_steps"),
         data.tokens_per_step,
         plan.save_every,
-        plan.seed,
+        plan.seed + (name == "recover"),  # so that it does not begin with the rows that transfer has just seen
     )
 
 

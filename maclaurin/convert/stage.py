@@ -12,11 +12,13 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -105,8 +107,6 @@ class Stage:
             self.steps,
             per_device_train_batch_size=1,  # of batches, as they come from the data
             learning_rate=max(self.rates.values()),
-            lr_scheduler_type="linear",
-            warmup_steps=min(20, math.ceil(self.steps / 10)),
             weight_decay=0.0,
             adam_beta2=0.98,
             max_grad_norm=1.0,
@@ -120,6 +120,7 @@ class StageTrainer(LanguageTrainer):
     """The project's trainer with a stage's objective, and a learning rate a parameter."""
 
     optimizer: torch.optim.Optimizer | None
+    lr_scheduler: LRScheduler | None
 
     def __init__(self, stage: Stage, **kwargs: Any) -> None:
         self.stage = stage
@@ -140,6 +141,18 @@ class StageTrainer(LanguageTrainer):
                 weight_decay=0.0,
             )
         return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        if self.lr_scheduler is None:
+            assert self.optimizer is not None
+            self.lr_scheduler = LambdaLR(self.optimizer, partial(rate_factor, steps=num_training_steps))
+        return self.lr_scheduler
+
+
+def rate_factor(step: int, steps: int) -> float:
+    """Up for a tenth of the steps, at most 20, then down to 0. Stages are short: no step has a rate of 0."""
+    rising = min(20, math.ceil(steps / 10))
+    return min((step + 1) / rising, (steps - step) / (steps - rising + 1))
 
 
 def _only(batches: list[Batch]) -> Batch:
