@@ -14,7 +14,10 @@ from typing import Any
 
 import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+# under its short name transformers 5.14 has it only beside torchvision, which it does not need
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from maclaurin.convert.classes import FAMILIES, PREFIX
 from maclaurin.convert.students import SOFTMAX
