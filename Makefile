@@ -30,7 +30,7 @@ test-floor:
 	$(PYTHON) -m venv .venv-floor
 	.venv-floor/bin/python -m pip install --quiet --constraint constraints.txt torch
 	.venv-floor/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' 'transformers==5.14.*'
-	.venv-floor/bin/python -m pytest -n 2 -m 'not slow' tests/models tests/training tests/evals
+	.venv-floor/bin/python -m pytest -n 2 -m 'not slow' tests/models tests/training tests/evals tests/convert tests/data/test_hub.py
 
 lint: setup
 	$(BIN)/ruff check .

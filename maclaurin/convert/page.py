@@ -128,7 +128,7 @@ def _cost(results: Sequence[dict[str, Any]]) -> list[Chart | DataTable]:
 
 def _commands(results: Sequence[dict[str, Any]]) -> DataTable:
     columns = [Column(title, numeric=False) for title in ("source", "student", "command")]
-    rows = [[*_named(result), Cell(command_of(result["plan"]))] for result in results]
+    rows = [[*_named(result), Cell(command_of(result["plan"]), code=True)] for result in results]
     return DataTable(
         "conversion-commands", columns, rows, "The command of each conversion; what it leaves out is the default."
     )

@@ -36,7 +36,7 @@ LEFT_OUT = {
     "result.json",
     "versions.json",
 }
-COPIED = {".json", ".txt", ".model"}
+COPIED = {".jinja", ".json", ".model", ".txt"}
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+# under its short name transformers 5.14 has it only beside torchvision, which it does not need
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from maclaurin.convert.classes import FAMILIES, PREFIX
 from maclaurin.convert.students import SOFTMAX
+from maclaurin.hub import from_hub
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.folder import best_device
 
 # what is fetched from the hub: first what describes a model, and if that will do, weights that are no pickles
-DESCRIPTION = ("*.json", "*.txt", "*.model", "*/config.json")
+DESCRIPTION = ("*.json", "*.txt", "*.model", "*.jinja", "*/config.json")
 WEIGHTS = "*.safetensors"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 RELATIVE = ("bloom", "deberta", "deberta-v2", "falcon", "longt5", "mpt", "mpnet", "mt5", "t5", "xlnet")
@@ -78,7 +83,7 @@ def recognise(spec: str) -> Source:
     _check_processor(path, spec, kind)
     if remote:
         path = _fetched(spec, (*DESCRIPTION, WEIGHTS))
-    _check_weights(path, spec)
+    _check_weights(path, spec, remote)
     if kind == "maclaurin":
         return Source(path, MaclaurinConfig.from_pretrained(path), MaclaurinForCausalLM, kind)
     config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -91,11 +96,8 @@ def _fetched(spec: str, wanted: Sequence[str]) -> Path:
         raise ValueError(f"source {spec!r} is no folder here and no owner/name of the hub")
     from huggingface_hub import snapshot_download
 
-    try:
+    with from_hub(f"source {spec!r} is no folder here, and"):
         return Path(snapshot_download(spec, allow_patterns=list(wanted)))
-    except OSError as error:
-        first = str(error).strip().splitlines()[0]
-        raise ValueError(f"source {spec!r} is no folder here, and the hub does not give it: {first}") from error
 
 
 def _config_file(path: Path, spec: str) -> dict[str, Any]:
@@ -142,10 +144,11 @@ def _kind(config: dict[str, Any], spec: str) -> str:
     return "vision" if name == VISION else "encoder"
 
 
-def _check_weights(path: Path, spec: str) -> None:
+def _check_weights(path: Path, spec: str, remote: bool) -> None:
     files = sorted(path.glob(WEIGHTS))
     if not files:
-        pickled = next((found.name for pattern in PICKLED for found in path.glob(pattern)), None)
+        names = _listed(spec) if remote else [file.name for file in path.iterdir()]
+        pickled = next((name for pattern in PICKLED for name in names if fnmatch(name, pattern)), None)
         if pickled:
             raise ValueError(
                 f"source {spec!r} has only pickled weights ({pickled}), which are never loaded: save safetensors"
@@ -157,6 +160,14 @@ def _check_weights(path: Path, spec: str) -> None:
                 pass
         except SafetensorError as error:
             raise ValueError(f"source {spec!r} has a broken {file.name}: {error}") from error
+
+
+def _listed(spec: str) -> list[str]:
+    """All files the hub has of it: those that are not fetched are in no folder here."""
+    from huggingface_hub import HfApi
+
+    with from_hub(f"source {spec!r}"):
+        return HfApi().list_repo_files(spec)
 
 
 def _check_processor(path: Path, spec: str, kind: str) -> None:

@@ -10,8 +10,11 @@ import hashlib
 import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from maclaurin.hub import from_hub
 from maclaurin.ops.checks import one_of
 
 SPLITS = ("train", "held-out")
@@ -132,10 +135,7 @@ class LocalFiles(Corpus):
         from datasets import load_dataset
 
         for row in load_dataset(READERS[file.suffix], data_files=str(file), split="train", streaming=True):
-            if not isinstance(row.get(self.text_field), str):
-                fields = ", ".join(row)
-                raise ValueError(f"{file} has a row without text in the field {self.text_field!r}; its fields are {fields}")
-            yield row[self.text_field]
+            yield _text(row, self.text_field, str(file))
 
     def fingerprint(self) -> str:
         return _digest(self.files)
@@ -147,23 +147,49 @@ class HubDataset(Corpus):
     def __init__(self, dataset: str, configuration: str | None, text_field: str) -> None:
         self.dataset, self.configuration, self.text_field = dataset, configuration, text_field
         self.name = dataset.split("/")[-1]
+        self._title = f"corpus {dataset!r}"
 
     def documents(self, split: str) -> Iterator[str]:
         one_of("split", split, SPLITS)
-        from datasets import get_dataset_split_names, load_dataset
-
-        own_test = "test" in get_dataset_split_names(self.dataset, self.configuration)
-        part = "test" if own_test and split == "held-out" else "train"
-        for row in load_dataset(self.dataset, self.configuration, split=part, streaming=True):
-            text = row[self.text_field]
+        own_test = self._has_test()
+        for row in self._rows("test" if own_test and split == "held-out" else "train"):
+            text = _text(row, self.text_field, self._title)
             if own_test or held_out(text) == (split == "held-out"):
                 yield text
 
     def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.dataset}/{self.configuration}@{self._revision}".encode()).hexdigest()
+
+    @cached_property
+    def _revision(self) -> str:
+        """Its newest commit, which the documents are those of. A hub that is not there is noticed here at once, where
+        `datasets` would try again for half a minute.
+        """
         from huggingface_hub import HfApi
 
-        revision = HfApi().dataset_info(self.dataset).sha
-        return hashlib.sha256(f"{self.dataset}/{self.configuration}@{revision}".encode()).hexdigest()
+        with from_hub(self._title):
+            return str(HfApi().dataset_info(self.dataset).sha)
+
+    def _has_test(self) -> bool:
+        from datasets import get_dataset_split_names
+
+        revision = self._revision
+        with from_hub(self._title):
+            return "test" in get_dataset_split_names(self.dataset, self.configuration, revision=revision)
+
+    def _rows(self, part: str) -> Iterator[dict[str, Any]]:
+        from datasets import load_dataset
+
+        revision = self._revision
+        with from_hub(self._title):
+            yield from load_dataset(self.dataset, self.configuration, split=part, streaming=True, revision=revision)
+
+
+def _text(row: dict[str, Any], field: str, where: str) -> str:
+    text = row.get(field)
+    if not isinstance(text, str):
+        raise ValueError(f"{where} has a row without text in the field {field!r}; its fields are {', '.join(row)}")
+    return text
 
 
 def _text_documents(file: Path) -> Iterator[str]:

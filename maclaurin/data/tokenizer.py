@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from maclaurin.hub import from_hub
 
 END = "<|endoftext|>"
 
@@ -25,11 +28,13 @@ def open_tokenizer(spec: str, documents: Iterable[str] | None = None) -> Any:
         if documents is None:
             raise ValueError(f"tokenizer {spec!r} is trained on a corpus: give documents")
         return train_bpe(documents, int(size))
-    if not Path(spec).is_dir() and spec.count("/") != 1:
+    is_folder = Path(spec).is_dir()
+    if not is_folder and spec.count("/") != 1:
         raise ValueError(f"tokenizer {spec!r} is not 'bytes', not 'bpe:SIZE', no folder here and no owner/name of the hub")
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(spec)
+    with nullcontext() if is_folder else from_hub(f"tokenizer {spec!r}"):
+        return AutoTokenizer.from_pretrained(spec)
 
 
 def byte_tokenizer() -> Any:

@@ -42,12 +42,14 @@ class Cell:
     value: float | None = None
     note: str = ""  # smaller, below it
     swatch: str = ""  # a colour before it
+    code: bool = False  # to copy; it may break anywhere
 
     def html(self, numeric: bool) -> str:
         value = "" if self.value is None or not math.isfinite(self.value) else f' data-value="{self.value!r}"'
         swatch = f'<span class="swatch" style="background:{escape(self.swatch)}"></span>' if self.swatch else ""
         note = f"<small>{escape(self.note)}</small>" if self.note else ""
-        return f"<td{' class=number' if numeric else ''}{value}>{swatch}{escape(self.text)}{note}</td>"
+        text = f"<code>{escape(self.text)}</code>" if self.code else escape(self.text)
+        return f"<td{' class=number' if numeric else ''}{value}>{swatch}{text}{note}</td>"
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class DataTable:
             "<tr>" + "".join(cell.html(column.numeric) for cell, column in zip(row, self.columns, strict=True)) + "</tr>"
             for row in self.rows
         )
-        caption = f"<caption>{escape(self.caption)}</caption>" if self.caption else ""
+        caption = f"<caption><span>{escape(self.caption)}</span></caption>" if self.caption else ""
         return (
             f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.caption or self.key)}">'
             f'<table id="{escape(self.key)}" class="sortable">{caption}'

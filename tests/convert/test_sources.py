@@ -104,7 +104,7 @@ def test_a_hub_that_does_not_answer_is_one_sentence(monkeypatch):
         raise ConnectionError("no route\nand more about it")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", hub)
-    with pytest.raises(ValueError, match=r"does not give it: no route$"):
+    with pytest.raises(ValueError, match=r"cannot be had from the hub: no route$"):
         recognise("owner/name")
 
 

@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from maclaurin.report import build
+from maclaurin.report.page import Cell, Code, Column, DataTable, Page, Section
 from maclaurin.report.png import HEIGHT, SCALE, WIDTH, export
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -151,6 +152,33 @@ def test_a_phone_scrolls_down_only_and_dark_is_dark(comparison, tmp_path, browse
     assert wait(browser, font) == "#e6e9ed"
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{**features[0], "value": "light"}]})
     wait(browser, f"{font} === '#1c2024'")
+
+
+@needs_driver
+def test_long_captions_and_commands_wrap(tmp_path, browser):
+    """Beside what is wider than the screen, a table with all its columns: that one scrolls, and its caption stays."""
+    command = f"maclaurin convert owner/name --output {20 * 'a_long_name/'}"
+    caption = f"{20 * 'What was measured, and how. '}{command}"
+    wide = DataTable("wide", [Column("length")] * 30, [[Cell("1.234 ± 0.001", 1.234)] * 30], caption)
+    commands = DataTable("commands", [Column("name", numeric=False)] * 2, [[Cell("2mamba"), Cell(command, code=True)]])
+    path = tmp_path / "page.html"
+    Page("title", command, [caption], [Section("Tables", caption, [wide, commands, Code("Command", command)])]).write(path)
+    edges = """
+        const region = document.getElementById('wide').parentElement, words = document.createRange();
+        words.selectNodeContents(region.querySelector('caption'));
+        region.scrollLeft = arguments[0];
+        const inside = words.getBoundingClientRect(), around = region.getBoundingClientRect();
+        return [around.left <= inside.left, inside.right <= around.right, region.scrollWidth > 2 * region.clientWidth];
+    """
+    for width in (1200, 400):
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        browser.get(path.as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") == width
+        for scrolled in (0, 500):
+            assert browser.execute_script(edges, scrolled) == [True, True, True]
+        region = "document.getElementById('commands').parentElement"
+        assert browser.execute_script(f"return {region}.scrollWidth - {region}.clientWidth") == 0
 
 
 @needs_driver

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ import torch
 
 from maclaurin.data.tasks.base import Labelled, StoredTask
 from maclaurin.data.tasks.registry import register
+from maclaurin.hub import from_hub
 from maclaurin.ops.checks import at_least_one
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -243,7 +245,9 @@ def _rows(source: str, split: str, fields: Sequence[str]) -> Iterator[dict[str, 
     is_folder = Path(source).is_dir()
     if not is_folder and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
         raise ValueError(f"source {source!r} is no folder here and no owner/name of the hub")
-    for row in load_dataset(source, split=split, streaming=is_folder):
+    with nullcontext() if is_folder else from_hub(f"source {source!r}"):
+        rows = load_dataset(source, split=split, streaming=is_folder)
+    for row in rows:
         missing = [field for field in fields if field not in row]
         if missing:
             raise ValueError(f"source {source!r} has rows without {', '.join(missing)}; their fields are {', '.join(row)}")
