@@ -63,7 +63,7 @@ def test_nothing_is_measured_of_a_wrong_result(monkeypatch):
 
 
 def test_a_line_goes_through_both_crossovers():
-    line = _through({32: 1500.0, 64: 4000.0})
+    line = _through({528: 1500.0, 2080: 4000.0})
     assert line.start + line.per_feature * 528 == pytest.approx(1500, abs=1)
     assert line.start + line.per_feature * 2080 == pytest.approx(4000, abs=1)
 
