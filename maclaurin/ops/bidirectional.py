@@ -175,9 +175,8 @@ class _Call(NamedTuple):
         a = None if log_decay is None else without_padding(log_decay, lengths)
         return cls(q, k, v, a, default_scale(scale, q), normalize, lengths, dtype)
 
-    def scaled(self, products: Tensor) -> Tensor:
-        """Products of queries or keys, times the scale: where a sequence is short they are fewer than what they are of."""
-        return products if self.scale == 1 else products * self.scale
+    def scaled(self, x: Tensor) -> Tensor:
+        return x if self.scale == 1 else x * self.scale
 
     def counted_values(self) -> Tensor:
         """v (B,T,G,W); where outputs are normalised, with a column that counts the tokens."""
@@ -195,10 +194,11 @@ class _Call(NamedTuple):
 
 
 def _longest_direct_of_first_order(call: _Call) -> int:
-    rival = "one memory"
-    if call.log_decay is not None:
-        rival = "native decay" if native.refusal(call.q, call.q.dtype) is None else "torch decay"
-    return longest_direct(rival, side(call.k.shape[3], call.v.shape[3]))
+    features = side(call.k.shape[3], call.v.shape[3])
+    if call.log_decay is None:
+        # a memory is made once for the query heads of a group, and read by each of them
+        return longest_direct("one memory", features * (1 + call.k.shape[2] / call.q.shape[2]) / 2)
+    return longest_direct("native decay" if native.refusal(call.q, call.q.dtype) is None else "torch decay", features)
 
 
 def _is_native(kernel: Kernel, order_weights: Tensor | None, call: _Call) -> bool:
@@ -230,13 +230,20 @@ def _taylor_natively(call: _Call) -> Tensor:
 @without_autocast
 def _pair_by_pair(call: _Call, kernel: Kernel, order_weights: Tensor | None = None) -> Tensor:
     """The T x T matrix of weights: values of padding, and their counts, are zero."""
-    H, G = call.q.shape[2], call.k.shape[2]
-    score_BGRTS = call.scaled(torch.einsum("btgrk,bsgk->bgrts", call.q.unflatten(2, (G, -1)), call.k))
-    weights_O = None if order_weights is None else order_weights.expand(H, -1).T.reshape(-1, 1, G, H // G, 1, 1)
-    weight_BGRTS = kernel(score_BGRTS, weights_O)
+    _, T, H, K = call.q.shape
+    G = call.k.shape[2]
+    # the scale goes to the fewer numbers
+    q_BTGRK = (call.scaled(call.q) if K < T else call.q).unflatten(2, (G, -1))
+    # time before the heads of a group, as in q: then heads that share one key-value head need no copy
+    score_BGTRS = torch.einsum("btgrk,bsgk->bgtrs", q_BTGRK, call.k)
+    if K >= T:
+        score_BGTRS = call.scaled(score_BGTRS)
+    weights_O = None if order_weights is None else order_weights.expand(H, -1).T.reshape(-1, 1, G, 1, H // G, 1)
+    weight_BGTRS = kernel(score_BGTRS, weights_O)
     if call.log_decay is not None:
-        weight_BGRTS = weight_BGRTS * _decay_between(call.log_decay.unflatten(2, (G, -1)).permute(0, 2, 3, 1), call.q.dtype)
-    return call.divided(torch.einsum("bgrts,bsgw->btgrw", weight_BGRTS, call.counted_values()).flatten(2, 3))
+        a_BGRT = call.log_decay.unflatten(2, (G, -1)).permute(0, 2, 3, 1)
+        weight_BGTRS = weight_BGTRS * _decay_between(a_BGRT, call.q.dtype).transpose(2, 3)
+    return call.divided(torch.einsum("bgtrs,bsgw->btgrw", weight_BGTRS, call.counted_values()).flatten(2, 3))
 
 
 def _decay_between(a_BGRT: Tensor, dtype: torch.dtype) -> Tensor:
