@@ -1,60 +1,102 @@
-"""The crossover between the direct sum over keys and the memory of second order, measured on this machine."""
+"""The crossovers between the direct sum over keys and the memories it competes with, measured on this machine."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from maclaurin.bench.timing import interleaved
-from maclaurin.ops import native, power_attention
-from maclaurin.ops.crossover import Line
+from maclaurin.ops import bidirectional_linear, native, power_attention
+from maclaurin.ops.crossover import Line, side
+from maclaurin.ops.features import monomial_count
 
-DIMS = (32, 64)
 HEADS = 4
-SHORTEST = 128
+TOKENS = 512  # of a batch at least, so that short sequences are not measured by the time of a call
 LONGEST = {"torch": 2048, "native": 8192}  # the matrix of the torch backend is held whole
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, str], Tensor]  # q, k, v, log_decay and the form
+
+
+class _Race(NamedTuple):
+    """What the direct sum competes with, by its name in `ops/crossover.py`."""
+
+    name: str
+    shapes: tuple[tuple[int, int], tuple[int, int]]  # key and value channels
+    features: Callable[[int, int], float]  # of such channels
+    shortest: int  # the crossover is looked for between these lengths
+    longest: int
+    attend: Attend
 
 
 def measure(watch: Callable[[str], None]) -> dict[str, Line]:
-    """A line through the crossovers at two head sizes, for each backend that runs here; `watch` hears of each."""
+    """A line through the crossovers at two head sizes, for each memory that runs here; `watch` hears of each."""
     lines = {}
-    for backend in ("torch", "native") if native.available() else ("torch",):
+    for race in _races():
         found = {}
-        for dim in DIMS:
+        for K, V in race.shapes:
             # halfway, on a logarithmic scale, between what is best for inference and for training
-            found[dim] = math.sqrt(math.prod(_crossover(backend, dim, backward) for backward in (False, True)))
-            watch(f"{backend}, {dim} channels: the direct form is the faster one up to {found[dim]:.0f} tokens")
-        lines[backend] = _through(found)
+            tokens = math.sqrt(math.prod(_crossover(race, K, V, backward) for backward in (False, True)))
+            watch(
+                f"{race.name}, {K} key and {V} value channels: the direct form is the faster one up to {tokens:.0f} tokens"
+            )
+            found[race.features(K, V)] = tokens
+        lines[race.name] = _through(found)
     return lines
 
 
-def _through(found: dict[int, float]) -> Line:
-    (few, first), (many, second) = ((dim * (dim + 1) // 2, tokens) for dim, tokens in found.items())
+def _races() -> Iterator[_Race]:
+    for backend in ("torch", "native") if native.available() else ("torch",):
+        attend = _second_order(backend)
+        yield _Race(backend, ((32, 32), (64, 64)), lambda K, _: monomial_count(K, 2), 128, LONGEST[backend], attend)
+    decayed = "native decay" if native.available() else "torch decay"
+    for name in ("one memory", decayed):
+        yield _Race(name, ((32, 32), (512, 64)), side, 8, 1024, _first_order(name == decayed))
+
+
+def _second_order(backend: str) -> Attend:
+    def attend(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, form: str) -> Tensor:
+        return power_attention(q, k, v, log_decay, form=form, backend=backend, return_state=False)[0]
+
+    return attend
+
+
+def _first_order(decayed: bool) -> Attend:
+    def attend(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, form: str) -> Tensor:
+        return bidirectional_linear(q.abs(), k.abs(), v, log_decay if decayed else None, scale=1.0, form=form)
+
+    return attend
+
+
+def _through(found: dict[float, float]) -> Line:
+    (few, first), (many, second) = found.items()
     slope = max((second - first) / (many - few), 0.0)
     return Line(max(round(first - slope * few), 0), slope)
 
 
-def _crossover(backend: str, dim: int, backward: bool) -> float:
+def _crossover(race: _Race, K: int, V: int, backward: bool) -> float:
     """By bisection of the logarithm of the length, to a quarter of an octave."""
-    low, high = math.log2(SHORTEST), math.log2(LONGEST[backend])
+    low, high = math.log2(race.shortest), math.log2(race.longest)
     while high - low > 1 / 4:
         middle = (low + high) / 2
-        if _direct_wins(backend, dim, round(2**middle), backward):
+        if _direct_wins(race.attend, K, V, round(2**middle), backward):
             low = middle
         else:
             high = middle
     return float(2 ** ((low + high) / 2))
 
 
-def _direct_wins(backend: str, dim: int, T: int, backward: bool) -> bool:
+def _direct_wins(attend: Attend, K: int, V: int, T: int, backward: bool) -> bool:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, T, HEADS, dim, requires_grad=backward) for _ in range(3))
-    log_decay = -1e-4 * torch.rand(1, T, HEADS)
+    B = max(1, TOKENS // T)
+    q, k, v = (torch.randn(B, T, HEADS, size, requires_grad=backward) for size in (K, K, V))
+    log_decay = -1e-4 * torch.rand(B, T, HEADS)
 
     def run(form: str) -> None:
-        y, _ = power_attention(q, k, v, log_decay, form=form, backend=backend, return_state=False)
+        y = attend(q, k, v, log_decay, form)
         if backward:
             y.sum().backward()
 

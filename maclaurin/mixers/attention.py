@@ -24,7 +24,7 @@ from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import repeat_heads
-from maclaurin.ops.bidirectional import bidirectional_linear, bidirectional_power, bidirectional_softmax
+from maclaurin.ops.bidirectional import bidirectional_power, bidirectional_softmax
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.folding import MOST_FEATURES, waiting
 from maclaurin.ops.linear import linear_attention
@@ -180,9 +180,6 @@ class Attention(ProjectedMixer):
     ) -> Tensor:
         if self.kernel is None:
             return bidirectional_softmax(q, k, v, scale=scale, lengths=lengths)
-        normalize = self.norm == "sum"
-        if self.order == 1:  # without a decay one memory for all tokens, instead of two passes
-            return bidirectional_linear(q, k, v, log_decay, scale=scale, normalize=normalize, form=form, lengths=lengths)
         return bidirectional_power(
             q,
             k,
@@ -191,7 +188,7 @@ class Attention(ProjectedMixer):
             order=self.kernel.orders if isinstance(self.order, tuple) else self.kernel.orders[0],
             order_weights=None if self.order_logits is None else 2 * torch.sigmoid(self.order_logits),
             scale=scale,
-            normalize=normalize,
+            normalize=self.norm == "sum",
             form=form,
             lengths=lengths,
         )

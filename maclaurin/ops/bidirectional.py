@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
-from maclaurin.ops.crossover import longest_direct
+from maclaurin.ops.crossover import longest_direct, side
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES
 from maclaurin.ops.linear import linear_attention
@@ -78,6 +78,8 @@ def bidirectional_power(
     checks.one_of("form", form, checks.FORMS)
     checks.number("scale", scale)
     kernel = Kernel.of(order)
+    if kernel == Kernel.of(1) and order_weights is None:
+        return bidirectional_linear(q, k, v, log_decay, scale=scale, normalize=normalize, form=form, lengths=lengths)
     features = kernel.feature_count(q.shape[3])
     call = _Call.of(q, k, v, log_decay, scale, normalize, lengths)
     is_native = _is_native(kernel, order_weights, call)
@@ -123,12 +125,18 @@ def bidirectional_linear(
 ) -> Tensor:
     """`linear_attention` over whole sequences; log_decay may have an entry a key channel.
 
-    Without a decay every token reads one memory of all tokens, and `form` makes no difference.
+    Without a decay every token reads one memory of all tokens, in the forms "chunked" and "recurrent" alike.
     """
     checks.heads(q, k, v)
+    checks.log_decay(log_decay, q, k, per_channel=True)
     checks.one_of("form", form, checks.FORMS)
     checks.number("scale", scale)
     call = _Call.of(q, k, v, log_decay, scale, normalize, lengths)
+    if log_decay is None or log_decay.dim() == 3:  # a decay a channel is not one number a pair
+        if form == "auto":
+            form = "parallel" if q.shape[1] <= _longest_direct_of_first_order(call) else "chunked"
+        if form == "parallel":
+            return _pair_by_pair(call, Kernel.of(1))
     if log_decay is None:
         return _one_memory(call)
 
@@ -167,6 +175,9 @@ class _Call(NamedTuple):
         a = None if log_decay is None else without_padding(log_decay, lengths)
         return cls(q, k, v, a, default_scale(scale, q), normalize, lengths, dtype)
 
+    def scaled(self, x: Tensor) -> Tensor:
+        return x if self.scale == 1 else x * self.scale
+
     def counted_values(self) -> Tensor:
         """v (B,T,G,W); where outputs are normalised, with a column that counts the tokens."""
         if not self.normalize:
@@ -180,6 +191,14 @@ class _Call(NamedTuple):
 
     def output(self, y: Tensor) -> Tensor:
         return without_padding(y, self.lengths).to(self.dtype)
+
+
+def _longest_direct_of_first_order(call: _Call) -> int:
+    features = side(call.k.shape[3], call.v.shape[3])
+    if call.log_decay is None:
+        # a memory is made once for the query heads of a group, and read by each of them
+        return longest_direct("one memory", features * (1 + call.k.shape[2] / call.q.shape[2]) / 2)
+    return longest_direct("native decay" if native.refusal(call.q, call.q.dtype) is None else "torch decay", features)
 
 
 def _is_native(kernel: Kernel, order_weights: Tensor | None, call: _Call) -> bool:
@@ -209,21 +228,36 @@ def _taylor_natively(call: _Call) -> Tensor:
 
 
 @without_autocast
-def _pair_by_pair(call: _Call, kernel: Kernel, order_weights: Tensor | None) -> Tensor:
+def _pair_by_pair(call: _Call, kernel: Kernel, order_weights: Tensor | None = None) -> Tensor:
     """The T x T matrix of weights: values of padding, and their counts, are zero."""
-    H = call.q.shape[2]
-    score_BHTS = torch.einsum("bthk,bshk->bhts", call.q * call.scale, repeat_heads(call.k, H))
-    weights_O = None if order_weights is None else order_weights.expand(H, -1).T[:, None, :, None, None]
-    weight_BHTS = kernel(score_BHTS, weights_O)
+    _, T, H, K = call.q.shape
+    G = call.k.shape[2]
+    # the scale goes to the fewer numbers
+    q_BTGRK = (call.scaled(call.q) if K < T else call.q).unflatten(2, (G, -1))
+    # time before the heads of a group, as in q: then heads that share one key-value head need no copy
+    score_BGTRS = torch.einsum("btgrk,bsgk->bgtrs", q_BTGRK, call.k)
+    if K >= T:
+        score_BGTRS = call.scaled(score_BGTRS)
+    weights_O = None if order_weights is None else order_weights.expand(H, -1).T.reshape(-1, 1, G, 1, H // G, 1)
+    weight_BGTRS = kernel(score_BGTRS, weights_O)
     if call.log_decay is not None:
-        a_BHT = repeat_heads(call.log_decay, H).transpose(1, 2).to(decay.widest(call.q.device))
-        a_BHT = a_BHT.clamp(min=decay.SMALLEST_LOG_DECAY)
-        sums_BHT = a_BHT.cumsum(2)
-        before_BHT = sums_BHT - a_BHT
-        # towards later tokens the decays of both ends change roles
-        earlier, later = decay.between(sums_BHT, sums_BHT, call.q.dtype), decay.between(before_BHT, before_BHT, call.q.dtype)
-        weight_BHTS = weight_BHTS * (earlier.tril() + later.transpose(-1, -2).triu(1))
-    return call.divided(torch.einsum("bhts,bshw->bthw", weight_BHTS, repeat_heads(call.counted_values(), H)))
+        a_BGRT = call.log_decay.unflatten(2, (G, -1)).permute(0, 2, 3, 1)
+        weight_BGTRS = weight_BGTRS * _decay_between(a_BGRT, call.q.dtype).transpose(2, 3)
+    return call.divided(torch.einsum("bgtrs,bsgw->btgrw", weight_BGTRS, call.counted_values()).flatten(2, 3))
+
+
+def _decay_between(a_BGRT: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(a_{s+1} + … + a_t) up to the diagonal and exp(a_t + … + a_{s-1}) above it, as (B,G,R,T,S)."""
+    a_BGRT = a_BGRT.to(decay.widest(a_BGRT.device)).clamp(min=decay.SMALLEST_LOG_DECAY)
+    to_BGRT = a_BGRT.cumsum(-1)
+    before_BGRT = to_BGRT - a_BGRT
+    earlier_TS = decay.causal_mask(a_BGRT.shape[-1], a_BGRT.shape[-1], a_BGRT.device)
+    sums_BGRTS = torch.where(
+        earlier_TS,
+        to_BGRT[..., :, None] - to_BGRT[..., None, :],
+        before_BGRT[..., None, :] - before_BGRT[..., :, None],
+    )
+    return decay.factor(sums_BGRTS, dtype)
 
 
 @without_autocast
@@ -248,7 +282,7 @@ def _one_power_memory(call: _Call, kernel: Kernel) -> Tensor:
 
 @without_autocast
 def _one_memory(call: _Call) -> Tensor:
-    memory_BGKW = torch.einsum("bsgk,bsgw->bgkw", call.k * call.scale, call.counted_values())
+    memory_BGKW = call.scaled(torch.einsum("bsgk,bsgw->bgkw", call.k, call.counted_values()))
     q_BTGRK = call.q.unflatten(2, (call.k.shape[2], -1))
     return call.divided(torch.einsum("btgrk,bgkw->btgrw", q_BTGRK, memory_BGKW).flatten(2, 3))
 

@@ -1,4 +1,4 @@
-"""Up to how many queries the direct sum over all keys is the faster form, by backend: measured, in this one place.
+"""Up to how many queries the direct sum over all keys beats a memory, by the kind of memory: measured, in this one place.
 
 `maclaurin doctor --tune` measures it again for the machine it runs on and stores what it found beside the cached tokens.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -20,15 +21,29 @@ class Line:
     per_feature: float
 
 
-# `maclaurin bench attention` prints the times of both forms that these come from. The native start is two chunks, because a
-# chunk meets its own keys directly in any case; its slope is that of the multiplications, 2 features (V+1) against T·V.
-DIRECT_QUERIES = {"torch": Line(0, 0.25), "native": Line(256, 1.8)}
+# Second order: "torch" and "native". `maclaurin bench attention` prints the times of both forms that these come from. The
+# native start is two chunks, because a chunk meets its own keys directly in any case; its slope is that of the
+# multiplications, 2 features (V+1) against T·V.
+# First order over whole sequences, where `side` counts the features: one memory of all tokens, or a pass in either direction
+# where there is a decay. `maclaurin doctor --tune` prints such crossovers.
+DIRECT_QUERIES = {
+    "torch": Line(0, 0.25),
+    "native": Line(256, 1.8),
+    "one memory": Line(-6, 0.78),
+    "native decay": Line(6, 1.8),
+    "torch decay": Line(100, 3.5),
+}
 
 
-def longest_direct(backend: str, features: int) -> int:
+def longest_direct(rival: str, features: float) -> int:
     """The largest number of queries for which the direct sum beats a memory of so many features."""
-    line = _tuned().get(backend) or DIRECT_QUERIES[backend]
+    line = _tuned().get(rival) or DIRECT_QUERIES[rival]
     return line.start + int(line.per_feature * features)
+
+
+def side(key_channels: int, value_channels: int) -> float:
+    """Of a square with as many numbers as a memory of first order: it is written and read whole, as the T x T matrix is."""
+    return math.sqrt(key_channels * value_channels)
 
 
 def tuned_file() -> Path:
@@ -40,7 +55,7 @@ def store(lines: dict[str, Line]) -> None:
     path = tuned_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({backend: [line.start, line.per_feature] for backend, line in lines.items()}))
+    temporary.write_text(json.dumps({rival: [line.start, line.per_feature] for rival, line in lines.items()}))
     temporary.replace(path)
     _tuned.cache_clear()
 
@@ -49,6 +64,6 @@ def store(lines: dict[str, Line]) -> None:
 def _tuned() -> dict[str, Line]:
     try:
         stored = json.loads(tuned_file().read_text())
-        return {backend: Line(int(start), float(slope)) for backend, (start, slope) in stored.items()}
+        return {rival: Line(int(start), float(slope)) for rival, (start, slope) in stored.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}  # never tuned, or not by this version

@@ -1,16 +1,18 @@
 """The benchmarks' own sums: what is counted, what is compared, and what the page says of it."""
 
 import io
+import math
 
 import pytest
 import torch
 from rich.console import Console
 
 from maclaurin import bench
-from maclaurin.bench import attention, peers
+from maclaurin.bench import attention, peers, tune
 from maclaurin.bench.page import page
 from maclaurin.bench.timing import interleaved
-from maclaurin.bench.tune import _through
+from maclaurin.ops import native
+from maclaurin.ops.crossover import DIRECT_QUERIES
 
 
 def test_candidates_take_turns():
@@ -63,9 +65,28 @@ def test_nothing_is_measured_of_a_wrong_result(monkeypatch):
 
 
 def test_a_line_goes_through_both_crossovers():
-    line = _through({32: 1500.0, 64: 4000.0})
+    line = tune._through({528: 1500.0, 2080: 4000.0})
     assert line.start + line.per_feature * 528 == pytest.approx(1500, abs=1)
     assert line.start + line.per_feature * 2080 == pytest.approx(4000, abs=1)
+
+
+def test_every_crossover_is_looked_for_under_the_name_that_ops_know(monkeypatch):
+    monkeypatch.setattr(tune, "_direct_wins", lambda attend, K, V, T, backward: T <= 2 * math.sqrt(K * V))
+    heard = []
+    lines = tune.measure(heard.append)
+    decays = {"native", "native decay"} if native.available() else {"torch decay"}
+    assert lines.keys() == {"torch", "one memory", *decays} <= DIRECT_QUERIES.keys()
+    assert len(heard) == 2 * len(lines)
+    first_order = lines["one memory"]  # to the quarter of an octave to which it is found
+    assert first_order.start + first_order.per_feature * 100 == pytest.approx(200, rel=0.2)
+
+
+@pytest.mark.parametrize("race", [*tune._races()], ids=lambda race: race.name)
+def test_both_sides_of_a_race_compute_the_same(race):
+    q, k, v = torch.randn(3, 1, 20, 2, 8, generator=torch.Generator().manual_seed(0))
+    log_decay = -torch.rand(1, 20, 2, generator=torch.Generator().manual_seed(1))
+    direct, memory = (race.attend(q, k, v, log_decay, form) for form in ("parallel", "chunked"))
+    torch.testing.assert_close(direct, memory, rtol=1e-3, atol=1e-4)
 
 
 def test_the_page_has_a_chart_of_every_part():
