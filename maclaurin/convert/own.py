@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from maclaurin.convert.students import FEATURE_MAPS, SOFTMAX, second_order_features
+from maclaurin.convert.students import SOFTMAX
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
@@ -46,14 +46,13 @@ def convert_own(
         raise ValueError(f"students must name one student for each of the {len(names)} layers, got {len(students)}")
     chosen = [student if name == SOFTMAX else name for student, name in zip(students, names, strict=True)]
     by_mixer = {name: named_options(source.mixer_options, name) for name in set(names)}
-    head_dim = by_mixer[SOFTMAX].get("head_dim") or source.hidden_size // source.num_attention_heads
     shared = {"rotary": "rope"} | {key: value for key, value in by_mixer[SOFTMAX].items() if key in KEPT}
     mixers = []
     for student in chosen:
         mixer, preset = MIXERS.get(student, (student, {}))
         mixers.append(mixer)
         if mixer not in by_mixer:
-            by_mixer[mixer] = shared | preset | _own_options(student, options, head_dim)
+            by_mixer[mixer] = shared | preset | _own_options(student, options)
     fields = source.to_dict() | {"mixer": mixers, "mixer_options": by_mixer}
     config = MaclaurinConfig(**{name: value for name, value in fields.items() if name != "model_type"})
     config.architectures = [MaclaurinForCausalLM.__name__]
@@ -73,15 +72,15 @@ def layer_index(model: MaclaurinForCausalLM, layer: nn.Module) -> int:
     return next(index for index, other in enumerate(model.model.layers) if other is layer)
 
 
-def _own_options(student: str, options: dict[str, Any], head_dim: int) -> dict[str, Any]:
+def _own_options(student: str, options: dict[str, Any]) -> dict[str, Any]:
     window, features = options.get("window"), options.get("num_features")
     if student == "sliding-window":
         return {} if window is None else {"window": window}
     if window is not None:
         raise ValueError("window beside a linear student is for models of transformers: name sliding-window for some layers")
-    if student not in FEATURE_MAPS or student == "elu":  # here elu + 1 is taken of the key's own channels
-        return {}
-    return {"num_features": second_order_features(head_dim) if features is None else features}
+    if features is not None and student in ("luna", "hedgehog", "performer", "relu"):
+        return {"num_features": features}
+    return {}
 
 
 @torch.no_grad()

@@ -142,9 +142,7 @@ class HeadMaps(nn.Module):
         self.bias = nn.Parameter(torch.cat([torch.zeros(dim), torch.ones(extra)]).repeat(heads, 1))
 
     def forward(self, x_BTHK: Tensor) -> Tensor:
-        weight_HKM, bias_H1M = self.weight.to(x_BTHK.dtype).transpose(1, 2), self.bias.to(x_BTHK.dtype)[:, None]
-        x_HNK = x_BTHK.flatten(0, 1).transpose(0, 1)
-        return torch.baddbmm(bias_H1M, x_HNK, weight_HKM).transpose(0, 1).unflatten(0, x_BTHK.shape[:2])
+        return torch.einsum("bthk,hmk->bthm", x_BTHK, self.weight.to(x_BTHK.dtype)) + self.bias.to(x_BTHK.dtype)
 
 
 class FeatureStudent(Student):
