@@ -73,14 +73,14 @@ def layer_index(model: MaclaurinForCausalLM, layer: nn.Module) -> int:
 
 
 def _own_options(student: str, options: dict[str, Any]) -> dict[str, Any]:
+    """By the names that the student's mixer has for them."""
     window, features = options.get("window"), options.get("num_features")
-    if student == "sliding-window":
-        return {} if window is None else {"window": window}
+    chosen = {}
     if window is not None:
-        raise ValueError("window beside a linear student is for models of transformers: name sliding-window for some layers")
+        chosen["window" if student == "sliding-window" else "near_window"] = window
     if features is not None and student in ("luna", "hedgehog", "performer", "relu"):
-        return {"num_features": features}
-    return {}
+        chosen["num_features"] = features
+    return chosen
 
 
 @torch.no_grad()

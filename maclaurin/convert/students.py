@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from maclaurin.mixers.base import MixerState
 from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
 from maclaurin.mixers.luna import ChannelBank, LunaMap
+from maclaurin.mixers.near import NearWindow, beside_near
 from maclaurin.ops import (
     bidirectional_linear,
     bidirectional_power,
@@ -205,35 +206,20 @@ class Softmax(Student):
         return softmax_attention(q, k, v, window=window, **asked.causal(TokenState))
 
 
-@dataclass(frozen=True)
-class WindowedState(State):
-    """Of a linear student, and of the softmax over the last tokens beside it."""
-
-    linear: State
-    near: State
-
-
 class Windowed(Student):
-    """Softmax over the last tokens beside a linear student that sees all: y = σ(g)·near + (1 − σ(g))·linear, g a head.
-
-    LoLCATs puts both under one sum of weights; two sums and a gate keep either state what it is elsewhere.
-    """
+    """Softmax over the last tokens beside a linear student that sees all (`mixers/near.py`)."""
 
     def __init__(self, linear: Student, window: int) -> None:
         super().__init__(linear.shape, linear.num_features)
         self.linear = linear
-        self.near = Softmax(linear.shape, window)
-        self.gate = nn.Parameter(torch.zeros(linear.shape.num_heads))
+        self.near = NearWindow(linear.shape.num_heads, window, causal=linear.shape.causal)
 
     def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
-        kept = checks.initial_state(asked.state, WindowedState)
-        linear, state_linear = self.linear.attend(replace(asked, state=None if kept is None else kept.linear))
-        near, state_near = self.near.attend(replace(asked, state=None if kept is None else kept.near))
-        gate = torch.sigmoid(self.gate)[:, None].to(near.dtype)
-        y = gate * near + (1 - gate) * linear.to(near.dtype)
-        if state_linear is None or state_near is None:
-            return y, None
-        return y, WindowedState(state_linear, state_near)
+        def far(state: State | None) -> tuple[Tensor, State | None]:
+            return self.linear.attend(replace(asked, state=state))
+
+        call: dict[str, Any] = {"lengths": asked.lengths, "return_state": asked.return_state, "reach": asked.window}
+        return beside_near(self.near, far, asked.q, asked.k, asked.v, asked.state, **call)
 
 
 class EluMap(T2RMap):

@@ -110,6 +110,17 @@ def of_mixer(mixer: ProjectedMixer, p: Projections, visible_TS: Tensor | None = 
 
     A causal mixer sees the past, and of it what is visible. Where outputs are normalised later, weights are not.
     """
+    weights_BHTS = _of_mechanism(mixer, p, visible_TS)
+    if not isinstance(mixer, FeatureAttention | Attention) or mixer.near is None:
+        return weights_BHTS
+    window_TS = last_tokens(p.q.shape[1], mixer.near.window).to(p.q.device)
+    window_TS = window_TS if visible_TS is None else visible_TS & window_TS
+    near_BHTS = of_softmax(_heads_score(p.q.double(), p.k.double(), mixer.key_dim**-0.5), window_TS)
+    share_H11 = mixer.near.share().double()[:, None, None]
+    return share_H11 * near_BHTS + (1 - share_H11) * weights_BHTS
+
+
+def _of_mechanism(mixer: ProjectedMixer, p: Projections, visible_TS: Tensor | None) -> Tensor:
     T = p.q.shape[1]
     causal_TS = torch.ones(T, T, dtype=torch.bool, device=p.q.device).tril()
     if mixer.causal:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.feature_maps import features
+from maclaurin.mixers.near import NearWindow, beside_near
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
@@ -47,6 +48,7 @@ class Attention(ProjectedMixer):
     norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
     value_norm: "position" divides v_t by t^σ(c), c a head (paper 1's cosine attention).
     window: softmax only, how many tokens a query sees, itself included; no parameter, may be changed at any time.
+    near_window: of any other order, softmax over so many last tokens beside it (`near.py`).
     skip: adds D⊙v. gate: multiplies by silu(x·W_z). init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     fold_at, fold_every: when the state folds its tokens into its memory; by default where that makes it smaller.
     """
@@ -64,6 +66,7 @@ class Attention(ProjectedMixer):
         norm: str = "sum",
         value_norm: str = "none",
         window: int | None = None,
+        near_window: int | None = None,
         skip: bool = False,
         gate: bool = False,
         fold_at: int | None = None,
@@ -87,6 +90,8 @@ class Attention(ProjectedMixer):
             raise ValueError("window needs softmax scores (order=None)")
         if window is not None:
             checks.at_least_one("window", window)
+        if self.kernel is None and near_window is not None:
+            raise ValueError("near_window stands beside a linear mechanism: softmax (order=None) has window")
         if not self.causal and self.kernel is None and (self.decay != "none" or window is not None):
             raise ValueError("causal=False needs softmax without decay and window")
         if learn_order_weights and (self.kernel is None or len(self.kernel.orders) < 2):
@@ -98,6 +103,7 @@ class Attention(ProjectedMixer):
         self.window = window
         self.fold_at = fold_at
         self.fold_every = fold_every
+        self.near = None if near_window is None else NearWindow(num_heads, near_window, causal=self.causal)
 
         heads = (num_heads, self.head_dim)
         orders = 0 if self.kernel is None else len(self.kernel.orders)
@@ -117,7 +123,12 @@ class Attention(ProjectedMixer):
             count = (p.positions + 1).to(torch.promote_types(v.dtype, torch.float32))
             v = (v / count[..., None, None] ** torch.sigmoid(self.position_power)[:, None]).to(v.dtype)
         kept = None if state is None else state.attention
-        y, attention = self._attend(q, k, v, p.log_decay, kept, form, lengths, return_state)
+
+        def attend(state: State | None) -> tuple[Tensor, State | None]:
+            return self._attend(q, k, v, p.log_decay, state, form, lengths, return_state)
+
+        call: dict[str, Any] = {"form": form, "lengths": lengths, "return_state": return_state}
+        y, attention = beside_near(self.near, attend, p.q, p.k, v, kept, **call)
         if self.skip is not None:
             y = y + repeat_heads(p.plain_v, self.num_heads) * self.skip
         y = y.flatten(2)
@@ -236,12 +247,12 @@ class Attention(ProjectedMixer):
         device, dtype = self._placement(device, dtype)
         kind = TokenState if self.kernel is None else PowerState
         tokens = self._no_tokens(kind, self._state_heads, batch_size, device, dtype)
-        return self.state_before(tokens, batch_size, device, dtype)
+        return self.state_before(self._with_near(self.near, tokens), batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         token = self._token_nbytes(self._state_heads)
-        fixed = self._carried_nbytes()
+        fixed = self._carried_nbytes() + self._near_nbytes(self.near, length)
         if self.kernel is None:
             return fixed + token * (length if self.window is None else min(length, self.window - 1))
         kept = waiting(length, self._fold_at(dtype), 1 if self.order == 1 else self.fold_every)

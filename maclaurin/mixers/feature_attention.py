@@ -27,6 +27,7 @@ from torch import Tensor
 
 from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
+from maclaurin.mixers.near import NearWindow, beside_near
 from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
@@ -43,6 +44,7 @@ class FeatureAttention(ProjectedMixer):
     """Options beside those of every projected mixer:
 
     norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
+    near_window: softmax over so many last tokens beside it (`near.py`).
     init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)), of all but the feature map, which has its own.
 
     In Python, any map will do: `FeatureAttention(d_model, num_heads, lambda key_dim: T2RMap(key_dim, 100))`.
@@ -57,12 +59,14 @@ class FeatureAttention(ProjectedMixer):
         feature_map: Callable[[int], FeatureMap],
         *,
         norm: str = "sum",
+        near_window: int | None = None,
         init: str = "thesis",
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
         checks.one_of("norm", norm, NORMS)
         self.norm = norm
+        self.near = None if near_window is None else NearWindow(num_heads, near_window, causal=self.causal)
         self.out_norm = RMSNorm(self.inner_dim) if norm == "output" else None
         initialise(self, init)
         self.feature_map = feature_map(self.key_dim)
@@ -74,8 +78,13 @@ class FeatureAttention(ProjectedMixer):
     ) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, form, lengths)
         if self.causal:
-            kept = None if state is None else checks.initial_state(state.attention, PowerState)
-            y, memory = self._attend(p, kept, form, lengths, return_state)
+
+            def attend(state: State | None) -> tuple[Tensor, State | None]:
+                return self._attend(p, checks.initial_state(state, PowerState), form, lengths, return_state)
+
+            kept = None if state is None else state.attention
+            call: dict[str, Any] = {"form": form, "lengths": lengths, "return_state": return_state}
+            y, memory = beside_near(self.near, attend, p.q, p.k, p.v, kept, **call)
         else:
             q, k = self.features(p.q, p.k, lengths)
             y = bidirectional_linear(
@@ -134,13 +143,14 @@ class FeatureAttention(ProjectedMixer):
         keys = torch.zeros(*heads, self.feature_map.num_features, device=device, dtype=wide)
         values = torch.zeros(*heads, self.head_dim, device=device, dtype=dtype)
         decay = None if self.decay == "none" else torch.zeros(heads, device=device, dtype=wide)
-        return self.state_before(PowerState(keys, values, decay), batch_size, device, dtype)
+        tokens = self._with_near(self.near, PowerState(keys, values, decay))
+        return self.state_before(tokens, batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         memory = self.num_kv_heads * self.feature_map.num_features * (self.head_dim + (self.norm == "sum"))
         wide = torch.promote_types(dtype, torch.float32).itemsize
-        return self._carried_nbytes() + (length > 0) * memory * wide
+        return self._carried_nbytes() + self._near_nbytes(self.near, length) + (length > 0) * memory * wide
 
 
 def sized(feature_map: Callable[..., FeatureMap], num_features: int | None) -> Callable[[int], FeatureMap]:

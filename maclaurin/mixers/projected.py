@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.mixers.base import Mixer, MixerState, ShortConv, advanced, initial_dt_bias
+from maclaurin.mixers.near import NearState, NearWindow
 from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
 from maclaurin.ops import checks
 from maclaurin.ops.conv import ACTIVATIONS
@@ -229,3 +230,14 @@ class ProjectedMixer(Mixer):
         dtype = next(self.parameters()).dtype
         wide = torch.promote_types(dtype, torch.float32).itemsize
         return heads * ((self.key_dim + self.head_dim) * dtype.itemsize + (self.decay != "none") * wide)
+
+    def _with_near(self, near: NearWindow | None, tokens: TokenState) -> State:
+        """The attention's state before the first token, beside that of a window where there is one."""
+        if near is None:
+            return tokens
+        keys, values = tokens.values.new_zeros(*tokens.values.shape[:2], self.num_kv_heads, self.key_dim), tokens.values
+        return NearState(tokens, TokenState(keys, values[:, :, : self.num_kv_heads]))
+
+    def _near_nbytes(self, near: NearWindow | None, length: int) -> int:
+        token = self.num_kv_heads * (self.key_dim + self.head_dim) * next(self.parameters()).dtype.itemsize
+        return 0 if near is None else token * min(length, near.window - 1)

@@ -160,6 +160,22 @@ def test_decoders_are_converted_with_low_rank_updates_too(name, source, corpus, 
     assert written.new_tokens and written.state_bytes
 
 
+@pytest.mark.parametrize("name", ["llama", "maclaurin"])
+def test_a_window_stands_beside_the_student(name, source, corpus, tmp_path):
+    """One that spans a row is the source's attention; half of that leaves a quarter of the squared error."""
+    error = {}
+    for window in (None, 24):
+        mine = plan(source(name), corpus, tmp_path / str(window), student="elu", transfer_steps=0, window=window)
+        stages = convert(mine, silent).figures["stages"]
+        error[window] = sum(row["error"] for row in stages["untrained"]["layers"])
+    assert error[24] == pytest.approx(error[None] / 4, rel=1e-3)
+    model = AutoModelForCausalLM.from_pretrained(mine.output)
+    gates = {key: tensor for key, tensor in model.named_parameters() if key.endswith("near.gate")}
+    assert len(gates) == 2 and all(tensor.any() for tensor in gates.values())  # recovery has moved them
+    written = continue_text(*open_model(mine.output), "THE CAT", max_new_tokens=4, temperature=0)
+    assert written.new_tokens and written.state_bytes
+
+
 def test_low_rank_updates_start_at_nothing_and_merge_into_what_they_were(source):
     model = recognise(str(source("llama"))).load()
     ids = torch.randint(3, 60, (1, 9))
