@@ -19,6 +19,8 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from maclaurin.files import write_json
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Attention from linear to softmax, exact in every form.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -155,7 +157,7 @@ def compare(context: typer.Context) -> None:
     rows = summary(runs)
     path = Path(recipe.output) / "compare.json"
     command = shlex.join(["maclaurin", "compare", *context.args])
-    path.write_text(json.dumps({"command": command, "recipe": vars(recipe), "rows": rows}, indent=2))
+    write_json(path, {"command": command, "recipe": vars(recipe), "rows": rows})
     console = _console()
     console.print(result_table(rows, recipe))
     console.print(f"figures: {path}")
@@ -204,8 +206,7 @@ def bench(
     from maclaurin.bench.page import page
 
     results = run(parts or [], threads=threads, long=long, console=_console())
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "bench.json").write_text(json.dumps(results, indent=2))
+    write_json(output / "bench.json", results)
     page(results).write(output / "bench.html")
     print(output / "bench.json")
     print(output / "bench.html")
@@ -331,6 +332,7 @@ def evaluate(
 ) -> None:
     """Score a model on a text: loss, perplexity, bits per byte. Or, with --suite, what mixers can do: recall, tracking, …"""
     if suite is not None:
+        from maclaurin.evals.command import Command
         from maclaurin.evals.planning import plan
 
         experiments = plan(
@@ -342,11 +344,11 @@ def evaluate(
             learning_rates=[_number("learning_rates", rate) for rate in _comma_list(learning_rates)],
             data=data,
         )
-        folder = output or Path("results") / f"{suite}-{preset}"
+        command = Command(suite, experiments, output or Path("results") / f"{suite}-{preset}", _console(), as_json)
         if model is None:
-            _run_suite(suite, experiments, folder, jobs, as_json)
+            command.run(jobs)
         else:
-            _needles_of(model, suite, experiments, folder, as_json)
+            command.run_on(model)
         return
     if model is None:
         raise ValueError("give the folder of a trained model, or --suite recall, track, needle, lra, vision or swax")
@@ -366,70 +368,6 @@ def evaluate(
         f"loss {score.loss:.4f} nats a token, perplexity {score.perplexity:.4g}, {score.bits_per_byte:.4f} bits a byte "
         f"({score.tokens:,} tokens, {score.bytes:,} bytes, {score.documents:,} documents)"
     )
-
-
-def _run_suite(suite: str, experiments: list[Any], folder: Path, jobs: int | None, as_json: bool) -> None:
-    from maclaurin.evals.runner import cores, load, run
-    from maclaurin.evals.show import Watcher
-    from maclaurin.evals.summary import summary
-
-    try:
-        cells = {cell.key: cell for experiment in experiments for cell in experiment.cells(experiment.seeds)}
-    except ImportError as error:  # of the library a dataset comes with; it says what to install
-        raise ValueError(str(error)) from error
-    done = sum(load(cell, folder) is not None for cell in cells.values())
-    try:
-        with Watcher(len(cells), done) as watch:
-            errors = run(list(cells.values()), folder, jobs=cores() if jobs is None else jobs, watch=watch)
-    except KeyboardInterrupt:
-        print(f"maclaurin: stopped; the same command goes on with the cells in {folder}", file=sys.stderr)
-        raise SystemExit(130) from None
-    _publish(suite, [summary(experiment, folder, errors) for experiment in experiments], folder, as_json)
-    if errors:
-        count = "one cell" if len(errors) == 1 else f"{len(errors)} cells"
-        print(f"maclaurin: {count} failed, such as: {next(iter(errors.values()))}", file=sys.stderr)
-        raise SystemExit(1)
-
-
-def _needles_of(model: str, suite: str, experiments: list[Any], folder: Path, as_json: bool) -> None:
-    if suite != "needle":
-        raise ValueError(f"a trained model can be given to the suite 'needle' only; {suite!r} trains its own")
-    from maclaurin.evals.saved import needle_table
-    from maclaurin.models.folder import open_model
-
-    opened, tokenizer = open_model(model)
-    screen = Console(stderr=True)
-    tables = []
-    for experiment in experiments:
-        tests = track(experiment.test, "needles", console=screen, transient=True, disable=not screen.is_terminal)
-        tables.append(needle_table(opened, tokenizer, Path(model).name, experiment, tests))
-    _publish(suite, tables, folder, as_json)
-
-
-def _publish(suite: str, tables: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
-    """The tables on the screen, as results.json and as a page."""
-    from maclaurin.evals.show import distance_table, result_table
-    from maclaurin.report import missing
-
-    results = {"command": shlex.join(["maclaurin", *sys.argv[1:]]), "suite": suite, "tables": tables}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(json.dumps(results, indent=2))
-    if as_json:
-        print(json.dumps(results, indent=2))
-    else:
-        console = _console()
-        for table in tables:
-            console.print(result_table(table))
-            if by_distance := distance_table(table):
-                console.print(by_distance)
-        console.print(f"figures: {folder / 'results.json'}")
-    if sentence := missing():
-        print(f"no page: {sentence}", file=sys.stderr)
-        return
-    from maclaurin.evals.page import page
-
-    page(results).write(folder / "eval.html")
-    print(folder / "eval.html", file=sys.stderr if as_json else sys.stdout)
 
 
 def _comma_list(text: str | None) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maclaurin.convert.students import NAMES, SOFTMAX, STUDENTS
+from maclaurin.files import write_json
 from maclaurin.ops.checks import at_least_one, one_of
 
 FILE = "conversion.json"
@@ -106,10 +107,7 @@ class Plan:
                         "give another output"
                     )
             return
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(mine, indent=2))
-        temporary.replace(file)
+        write_json(file, mine)
 
 
 def comma_list(text: str) -> list[str]:

@@ -23,6 +23,7 @@ from maclaurin.convert.recover import recover_objective, recover_rates, with_low
 from maclaurin.convert.sources import Source, recognise
 from maclaurin.convert.stage import Objective, Stage
 from maclaurin.convert.transfer import transfer_objective, transfer_rates
+from maclaurin.files import write_json
 
 FIGURES = "evaluation.json"
 UNTRAINED = "untrained"
@@ -155,7 +156,4 @@ def _load_figures(plan: Plan) -> dict[str, Any]:
 
 
 def _store(plan: Plan, figures: dict[str, Any]) -> None:
-    file = Path(plan.output) / FIGURES
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(figures, indent=2))
-    temporary.replace(file)
+    write_json(Path(plan.output) / FIGURES, figures)

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from maclaurin.convert.text import Batch
+from maclaurin.files import write_json
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
 from maclaurin.training.trainer import LanguageTrainer, arguments
 
@@ -99,7 +100,7 @@ class Stage:
 
     def _add(self, **seconds: float) -> None:
         times = {name: before + seconds[name] for name, before in self.times().items()}
-        (self.folder / TIMES).write_text(json.dumps(times))
+        write_json(self.folder / TIMES, times)
 
     def _arguments(self) -> TrainingArguments:
         return arguments(

@@ -19,6 +19,7 @@ from typing import Any
 
 from maclaurin.evals.cells import Cell
 from maclaurin.evals.learn import Outcome
+from maclaurin.files import write_json
 from maclaurin.ops.checks import at_least_one
 
 # threads that spin while they wait take the core of the cell beside them
@@ -58,12 +59,7 @@ def load(cell: Cell, folder: Path) -> Outcome | None:
 
 
 def save(cell: Cell, outcome: Outcome, folder: Path) -> None:
-    """Whole or not at all."""
-    path = path_of(cell, folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"cell": cell.settings(), "outcome": outcome.to_dict()}, indent=1))
-    temporary.replace(path)
+    write_json(path_of(cell, folder), {"cell": cell.settings(), "outcome": outcome.to_dict()})
 
 
 def run(cells: Sequence[Cell], folder: Path, *, jobs: int, watch: Watch = lambda event: None) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from maclaurin import lab
+from maclaurin.files import write_text
 from maclaurin.lab.result import Result
 from maclaurin.ops.checks import one_of
 
@@ -42,12 +43,8 @@ def run_all(names: Sequence[str], options: dict[str, Any], jobs: int) -> Iterato
 
 
 def keep(result: Result, folder: Path) -> Path:
-    """Whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result.name}.lab.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(result.to_json())
-    temporary.replace(path)
+    write_text(path, result.to_json())
     return path
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from maclaurin.files import write_json
+
 
 @dataclass(frozen=True)
 class Line:
@@ -52,11 +54,7 @@ def tuned_file() -> Path:
 
 def store(lines: dict[str, Line]) -> None:
     """What `longest_direct` uses from now on, here and in later processes."""
-    path = tuned_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({rival: [line.start, line.per_feature] for rival, line in lines.items()}))
-    temporary.replace(path)
+    write_json(tuned_file(), {rival: [line.start, line.per_feature] for rival, line in lines.items()})
     _tuned.cache_clear()
 
 

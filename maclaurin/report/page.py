@@ -12,6 +12,8 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from maclaurin.files import write_text
+
 # the browser itself refuses any request that a script might make
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -137,11 +139,4 @@ class Page:
         )
 
     def write(self, path: Path) -> None:
-        """Whole or not at all: a reader never finds half a page."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.tmp")
-        try:
-            temporary.write_text(self.html(), encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_text(path, self.html())

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 from transformers import IntervalStrategy, TrainerCallback
 
+from maclaurin.files import write_text
 from maclaurin.training.windows import WindowSchedule, own_windows
 
 
@@ -34,9 +35,7 @@ class JsonLog(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         kept = [line for line in lines if _step_of(line) <= state.global_step] if state.global_step else []
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in kept))
-        temporary.replace(self.path)
+        write_text(self.path, "".join(f"{line}\n" for line in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero:

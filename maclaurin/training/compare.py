@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maclaurin.files import write_json
 from maclaurin.ops.checks import one_of
 from maclaurin.training.facts import layers, matched_width, parameters, state_nbytes
 from maclaurin.training.recipe import Recipe
@@ -128,9 +129,7 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
         "peak_bytes": usage.ru_maxrss * unit,
         "seconds": time.monotonic() - started,
     }
-    temporary = run.result_path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result))
-    temporary.replace(run.result_path)
+    write_json(run.result_path, result)
 
 
 def latest(output: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maclaurin.files import write_json
 from maclaurin.models.config import SIZES, MaclaurinConfig
 from maclaurin.ops.checks import at_least_one, one_of
 
@@ -117,7 +118,7 @@ class Recipe:
         return self.mixer.split(",") if "," in self.mixer else self.mixer
 
     def save(self, folder: Path) -> None:
-        (folder / "recipe.json").write_text(json.dumps(dataclasses.asdict(self), indent=2))
+        write_json(folder / "recipe.json", dataclasses.asdict(self))
 
     @staticmethod
     def load(folder: Path) -> Recipe:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from maclaurin.doctor import devices, versions
+from maclaurin.files import write_json
 
 FILE = "versions.json"
 
@@ -15,9 +16,7 @@ def save_surroundings(output: Path, *, first_step: int) -> None:
     """Adds this start to those before it, so that a run resumed under another PyTorch says so."""
     starts = load_surroundings(output) if first_step else []
     starts.append({"first_step": first_step, "versions": versions(), "devices": devices()})
-    temporary = output / f"{FILE}.tmp"
-    temporary.write_text(json.dumps(starts, indent=2))
-    temporary.replace(output / FILE)
+    write_json(output / FILE, starts)
 
 
 def load_surroundings(output: Path) -> list[dict[str, Any]]:
