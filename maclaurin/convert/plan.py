@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maclaurin.convert.defaults import DECODER, OWN
 from maclaurin.convert.students import NAMES, SOFTMAX, STUDENTS
 from maclaurin.files import write_json
 from maclaurin.ops.checks import at_least_one, one_of
@@ -36,17 +37,23 @@ class Plan:
     window: int | None = _flag(None, "Softmax over so many last tokens beside the student (decoders).")
     corpus: str = _flag("stdlib", "Text as for `maclaurin train`; for a vision model a folder of images.", AS_TRAINED)
     text_field: str = _flag("text", "Field of the text in rows of .jsonl and .parquet.", AS_TRAINED)
-    max_length: int = _flag(64, "Tokens of a sentence or row at most.", f"decoders 256, {AS_TRAINED}")
-    batch_size: int = _flag(32, "Sentences, rows or images a step.", f"decoders 8, {AS_TRAINED}")
+    max_length: int = _flag(64, "Tokens of a sentence or row at most.", f"decoders {DECODER['max_length']}, {AS_TRAINED}")
+    batch_size: int = _flag(32, "Sentences, rows or images a step.", f"decoders {DECODER['batch_size']}, {AS_TRAINED}")
     transfer_steps: int = _flag(100, "Steps of attention transfer; 0 for none.", "own models a tenth of their training")
     transfer_rate: float = _flag(3e-3, "Its largest learning rate; it falls to 0.", "own models ten times theirs")
-    train_projections: bool = _flag(False, "Transfer trains the projections to queries and keys too.", "own models True")
+    train_projections: bool = _flag(
+        False, "Transfer trains the projections to queries and keys too.", f"own models {OWN['train_projections']}"
+    )
     recover_steps: int = _flag(500, "Steps of recovery; 0 for none.", "own models a tenth of their training")
     recover_rate: float = _flag(1e-4, "Its largest learning rate.", "own models a third of theirs")
-    map_rate: float = _flag(3.0, "The rate of what is new, as a multiple of that of the source's weights.", "own models 10")
-    loss: str = _flag("distill", "Of recovery: distill (the source's outputs), or task (the next token).", "own models task")
+    map_rate: float = _flag(
+        3.0, "The rate of what is new, as a multiple of that of the source's weights.", f"own models {OWN['map_rate']:g}"
+    )
+    loss: str = _flag(
+        "distill", "Of recovery: distill (the source's outputs), or task (the next token).", f"own models {OWN['loss']}"
+    )
     lora: int = _flag(0, "Rank of low-rank updates in recovery; 0 to train all weights.")
-    eval_rows: int = _flag(1000, "Held-out sentences, rows or images of the evaluation.", "decoders 128")
+    eval_rows: int = _flag(1000, "Held-out sentences, rows or images of the evaluation.", f"decoders {DECODER['eval_rows']}")
     save_every: int = _flag(0, "Steps between checkpoints; 0 for a quarter of a stage.")
     seed: int = _flag(0, "Of new parameters and of the order of the data.")
 
@@ -61,8 +68,9 @@ class Plan:
             raise ValueError(f"layers names the students itself: give one student beside it at most, got {self.student!r}")
         whole_numbers("keep_softmax", self.keep_softmax)
         one_of("loss", self.loss, LOSSES)
-        for name in ("max_length", "batch_size", "eval_rows"):
-            at_least_one(name, getattr(self, name))
+        for name in ("max_length", "batch_size", "eval_rows", "num_features", "window"):
+            if getattr(self, name) is not None:
+                at_least_one(name, getattr(self, name))
         for name in ("transfer_steps", "recover_steps", "lora", "save_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -111,7 +111,7 @@ def of_mixer(mixer: ProjectedMixer, p: Projections, visible_TS: Tensor | None = 
     A causal mixer sees the past, and of it what is visible. Where outputs are normalised later, weights are not.
     """
     weights_BHTS = _of_mechanism(mixer, p, visible_TS)
-    if not isinstance(mixer, FeatureAttention | Attention) or mixer.near is None:
+    if mixer.near is None:
         return weights_BHTS
     window_TS = last_tokens(p.q.shape[1], mixer.near.window).to(p.q.device)
     window_TS = window_TS if visible_TS is None else visible_TS & window_TS

@@ -103,7 +103,8 @@ class Attention(ProjectedMixer):
         self.window = window
         self.fold_at = fold_at
         self.fold_every = fold_every
-        self.near = None if near_window is None else NearWindow(num_heads, near_window, causal=self.causal)
+        if near_window is not None:
+            self.near = NearWindow(num_heads, near_window, causal=self.causal)
 
         heads = (num_heads, self.head_dim)
         orders = 0 if self.kernel is None else len(self.kernel.orders)
@@ -247,12 +248,12 @@ class Attention(ProjectedMixer):
         device, dtype = self._placement(device, dtype)
         kind = TokenState if self.kernel is None else PowerState
         tokens = self._no_tokens(kind, self._state_heads, batch_size, device, dtype)
-        return self.state_before(self._with_near(self.near, tokens), batch_size, device, dtype)
+        return self.state_before(self._with_near(tokens), batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         token = self._token_nbytes(self._state_heads)
-        fixed = self._carried_nbytes() + self._near_nbytes(self.near, length)
+        fixed = self._carried_nbytes() + self._near_nbytes(length)
         if self.kernel is None:
             return fixed + token * (length if self.window is None else min(length, self.window - 1))
         kept = waiting(length, self._fold_at(dtype), 1 if self.order == 1 else self.fold_every)

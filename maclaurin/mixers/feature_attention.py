@@ -66,7 +66,8 @@ class FeatureAttention(ProjectedMixer):
         super().__init__(d_model, num_heads, **projection)
         checks.one_of("norm", norm, NORMS)
         self.norm = norm
-        self.near = None if near_window is None else NearWindow(num_heads, near_window, causal=self.causal)
+        if near_window is not None:
+            self.near = NearWindow(num_heads, near_window, causal=self.causal)
         self.out_norm = RMSNorm(self.inner_dim) if norm == "output" else None
         initialise(self, init)
         self.feature_map = feature_map(self.key_dim)
@@ -143,14 +144,14 @@ class FeatureAttention(ProjectedMixer):
         keys = torch.zeros(*heads, self.feature_map.num_features, device=device, dtype=wide)
         values = torch.zeros(*heads, self.head_dim, device=device, dtype=dtype)
         decay = None if self.decay == "none" else torch.zeros(heads, device=device, dtype=wide)
-        tokens = self._with_near(self.near, PowerState(keys, values, decay))
+        tokens = self._with_near(PowerState(keys, values, decay))
         return self.state_before(tokens, batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         memory = self.num_kv_heads * self.feature_map.num_features * (self.head_dim + (self.norm == "sum"))
         wide = torch.promote_types(dtype, torch.float32).itemsize
-        return self._carried_nbytes() + self._near_nbytes(self.near, length) + (length > 0) * memory * wide
+        return self._carried_nbytes() + self._near_nbytes(length) + (length > 0) * memory * wide
 
 
 def sized(feature_map: Callable[..., FeatureMap], num_features: int | None) -> Callable[[int], FeatureMap]:

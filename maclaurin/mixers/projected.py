@@ -143,6 +143,7 @@ class ProjectedMixer(Mixer):
         self.dt_bias = nn.Parameter(initial_dt_bias(self.num_kv_heads)) if dt_bias else None
         self.A_log = nn.Parameter(torch.empty(self.num_kv_heads).uniform_(1, 16).log()) if decay == "mamba" else None
         self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
+        self.near: NearWindow | None = None  # beside mechanisms that have the option near_window
 
     def project(self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None) -> Projections:
         qkv = self.qkv_proj(x)
@@ -231,13 +232,13 @@ class ProjectedMixer(Mixer):
         wide = torch.promote_types(dtype, torch.float32).itemsize
         return heads * ((self.key_dim + self.head_dim) * dtype.itemsize + (self.decay != "none") * wide)
 
-    def _with_near(self, near: NearWindow | None, tokens: TokenState) -> State:
+    def _with_near(self, tokens: TokenState) -> State:
         """The attention's state before the first token, beside that of a window where there is one."""
-        if near is None:
+        if self.near is None:
             return tokens
         keys, values = tokens.values.new_zeros(*tokens.values.shape[:2], self.num_kv_heads, self.key_dim), tokens.values
         return NearState(tokens, TokenState(keys, values[:, :, : self.num_kv_heads]))
 
-    def _near_nbytes(self, near: NearWindow | None, length: int) -> int:
+    def _near_nbytes(self, length: int) -> int:
         token = self.num_kv_heads * (self.key_dim + self.head_dim) * next(self.parameters()).dtype.itemsize
-        return 0 if near is None else token * min(length, near.window - 1)
+        return 0 if self.near is None else token * min(length, self.near.window - 1)

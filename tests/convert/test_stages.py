@@ -27,7 +27,7 @@ from maclaurin.convert.recover import with_low_rank
 from maclaurin.convert.run import convert
 from maclaurin.convert.show import command_of
 from maclaurin.convert.sources import recognise
-from maclaurin.convert.stage import Stage
+from maclaurin.convert.stage import Stage, rate_factor
 from maclaurin.convert.students import STUDENTS
 from maclaurin.generation import continue_text
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
@@ -294,6 +294,8 @@ def test_a_vision_model_is_converted_on_images(source, tmp_path):
         ({"loss": "nothing"}, "loss"),
         ({"recover_steps": -1}, "recover_steps"),
         ({"batch_size": 0}, "batch_size"),
+        ({"window": 0}, "window must be at least 1"),
+        ({"num_features": 0}, "num_features must be at least 1"),
         ({"map_rate": 0.0}, "map_rate"),
         ({"keep_softmax": "first"}, "keep_softmax"),
         ({"student": "elu,relu", "layers": "elu,relu"}, "layers"),
@@ -302,6 +304,14 @@ def test_a_vision_model_is_converted_on_images(source, tmp_path):
 def test_bad_plans_are_refused(fields, says):
     with pytest.raises(ValueError, match=says):
         Plan(source="a", output="b", **fields)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 20, 500])
+def test_no_step_has_a_rate_of_zero(steps):
+    factors = [rate_factor(step, steps) for step in range(steps)]
+    peak = factors.index(1.0)
+    assert peak == min(20, -(-steps // 10)) - 1 and factors[: peak + 1] == sorted(factors[: peak + 1])
+    assert factors[peak:] == sorted(factors[peak:], reverse=True) and min(factors) > 0 and rate_factor(steps, steps) == 0
 
 
 def test_a_stage_that_is_not_done_says_so(tmp_path):
