@@ -1,4 +1,7 @@
-"""Files that are whole or not there: whoever reads, or starts again after an interruption, never finds half of one."""
+"""Files that are whole or not there: whoever reads, or starts again after an interruption, never finds half of one.
+
+What is read may come from anybody: a file that is not what it should be gives one sentence with its name.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import json
 import secrets
 from pathlib import Path
 from typing import Any
+
+KINDS = {dict: "a JSON object", list: "a JSON list"}
 
 
 def write_text(path: Path, text: str) -> None:
@@ -21,3 +26,16 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2))
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """What a JSON file holds, which must be an object, or a list with `kind=list`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply to be read") from error
+    except ValueError as error:  # not UTF-8, not JSON, or a number with thousands of digits
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, kind):
+        raise ValueError(f"{path} must hold {KINDS[kind]}, got {type(content).__name__}")
+    return content
