@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-KINDS = {dict: "a JSON object", list: "a JSON list"}
+KINDS: dict[type, str] = {dict: "a JSON object", list: "a JSON list"}
 
 
 def write_text(path: Path, text: str) -> None:

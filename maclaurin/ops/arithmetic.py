@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -18,6 +19,15 @@ def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     """numerator / denominator; 0 where the denominator is 0, or so small (1e-30 in float32) that gradients overflow."""
     nothing = denominator.abs() < torch.finfo(denominator.dtype).tiny ** 0.8
     return torch.where(nothing, torch.zeros_like(numerator), numerator / denominator.masked_fill(nothing, 1))
+
+
+def has_nan(x: Tensor) -> bool:
+    """False where there are no numbers to look at: in compiled graphs, and in tensors without storage."""
+    if torch.compiler.is_compiling() or x.is_meta:
+        return False
+    if x.requires_grad:
+        x = x.detach()
+    return math.isnan(x.sum().item()) and bool(x.isnan().any())  # +inf and -inf make a NaN of the sum alone
 
 
 def repeat_heads(x_BTGK: Tensor, heads: int) -> Tensor:
@@ -59,4 +69,5 @@ def running_sum(x: Tensor) -> Tensor:
     blocks: Tensor = pad(x.flatten(2), (0, 0, 0, -T % SUMMED_AT_ONCE)).unflatten(1, (-1, SUMMED_AT_ONCE))
     within = x.new_ones(SUMMED_AT_ONCE, SUMMED_AT_ONCE).tril() @ blocks
     before = pad(within[:, :-1, -1].cumsum(1), (0, 0, 1, 0))
-    return (within + before[:, :, None]).flatten(1, 2)[:, :T].view_as(x)
+    sums = (within + before[:, :, None]).flatten(1, 2)[:, :T].view_as(x)
+    return x.cumsum(1) if has_nan(sums) else sums  # the product gives later tokens the weight 0, which NaN survives

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from maclaurin.ops import checks, decay, delta_chunked
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
+from maclaurin.ops.causality import causal
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import DeltaState, State
@@ -80,7 +81,9 @@ def delta_rule(
     chunk = T if form == "parallel" else chunk_size
 
     @without_autocast
-    def dense(inputs: Inputs, state: DeltaState | None, lengths: Tensor | None) -> tuple[Tensor, DeltaState | None]:
+    def dense(
+        inputs: Inputs, state: DeltaState | None, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, DeltaState | None]:
         # lengths make no difference: padding is neutral
         q, k, v, beta, log_decay = inputs
         assert q is not None and k is not None and v is not None and beta is not None
@@ -110,7 +113,7 @@ def delta_rule(
         return y, DeltaState(memory_NFV.unflatten(0, (B, G)))
 
     return over_documents(
-        dense,
+        causal(dense, form=form, return_state=return_state),
         (q, k, v, beta, log_decay),
         initial,
         attention_mask=attention_mask,

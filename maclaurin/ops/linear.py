@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
+from maclaurin.ops.causality import causal
 from maclaurin.ops.power import power_attention
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import LinearState, PowerState, State
@@ -95,13 +96,15 @@ def linear_attention(
     run = _per_channel if backend == "torch" or refusal is not None else _per_channel_natively
 
     @without_autocast
-    def dense(inputs: Inputs, state: LinearState | None, lengths: Tensor | None) -> tuple[Tensor, LinearState | None]:
+    def dense(
+        inputs: Inputs, state: LinearState | None, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, LinearState | None]:
         # lengths make no difference: padding has the key 0 and the log decay 0, so it adds nothing and changes nothing
         y, new_state = run(inputs, state, default_scale(scale, q), normalize, size)
         return y, new_state if return_state else None
 
     return over_documents(
-        dense,
+        causal(dense, form=form, return_state=return_state),
         (q, k, v, log_decay),
         initial,
         attention_mask=attention_mask,

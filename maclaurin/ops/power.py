@@ -22,6 +22,7 @@ from torch import Tensor
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks
+from maclaurin.ops.causality import causal
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES, fold_length_of, waiting
@@ -96,10 +97,7 @@ def power_attention(
     checks.token_state(state, k, v)
     _check_memory(state, kernel, k.shape[3], v.shape[3] + normalize)
 
-    @without_autocast
-    def dense(inputs: Inputs, state: PowerState | None, lengths: Tensor | None) -> tuple[Tensor, PowerState | None]:
-        return engine.run(inputs, state, lengths, return_state)
-
+    dense = causal(without_autocast(engine.run), form=form, return_state=return_state)
     return over_documents(
         dense, (q, k, v, log_decay), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths
     )

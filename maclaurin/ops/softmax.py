@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks, slices
+from maclaurin.ops.causality import causal
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import TokenState
 from maclaurin.ops.tokens import Tokens
@@ -77,11 +78,18 @@ def softmax_attention(
     weights = _Weights(default_scale(scale, q), window, numerator, divisor, detach_divisor, score_cap)
 
     @without_autocast
-    def dense(inputs: Inputs, state: TokenState | None, lengths: Tensor | None) -> tuple[Tensor, TokenState | None]:
+    def dense(
+        inputs: Inputs, state: TokenState | None, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, TokenState | None]:
         return _dense(weights, inputs, state, lengths, form, backend, chunk_size, return_state)
 
     return over_documents(
-        dense, (q, k, v, log_decay), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths
+        causal(dense, form=form, return_state=return_state, forgets=window is not None),
+        (q, k, v, log_decay),
+        state,
+        attention_mask=attention_mask,
+        cu_seqlens=cu_seqlens,
+        lengths=lengths,
     )
 
 

@@ -1,5 +1,7 @@
 """Every registered mixer, through every law. A new mixer gets all of them by registering."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -185,6 +187,20 @@ def test_later_tokens_have_no_influence(name):
             before, after = mixer(x, form=form)[0], mixer(changed, form=form)[0]
         torch.testing.assert_close(before[:, :17], after[:, :17], rtol=1e-12, atol=1e-12)
         assert relative(after[:, 17:], before[:, 17:]) > 1e-3
+
+
+@every_mixer
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+def test_a_token_that_is_not_finite_never_reaches_the_past(name, value):
+    mixer = build(name, torch.float32)
+    x = inputs(mixer, 2, 40)
+    bad = x.clone()
+    bad[0, 25] = value
+    for form in ("parallel", "chunked", "auto"):
+        with torch.no_grad():
+            (y, _), (expected, _) = mixer(bad, form=form), mixer(x, form=form)
+        torch.testing.assert_close(y[0, :25], expected[0, :25], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(y[1], expected[1], rtol=1e-4, atol=1e-4)
 
 
 @every_mixer
