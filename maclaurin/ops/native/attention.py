@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.ops.native.library import Attention, Strided, pointer, rows, run
+from maclaurin.ops.native.library import Attention, Strided, buffer, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
 LONGEST_CHUNK = 128  # of csrc/chunks.h
@@ -201,7 +201,7 @@ def _chunked(
     q, k, v = rows(q), rows(k), rows(v)
     memory = None if memory is None else memory.contiguous()
     y, total = _outputs(q, v)
-    new_memory = torch.empty(_memory_shape(k, v, normalize, folded), dtype=q.dtype)
+    new_memory = buffer(*_memory_shape(k, v, normalize, folded))
     call = _call(q, k, v, scale, normalize, {"log_decay": log_decay, "y": y, "total": total}, chunk=chunk, folded=folded)
     call.memory, call.new_memory = pointer(memory), pointer(new_memory)
     run("chunked_forward", call)

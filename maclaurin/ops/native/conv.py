@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.ops.native.library import Conv, Strided, pointer, rows, run
+from maclaurin.ops.native.library import Conv, Strided, buffer, buffers_like, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
 INPUTS = "Tensor x, Tensor weight, Tensor? bias, Tensor? before, bool silu"
@@ -63,7 +63,7 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | 
     """x (B,T,C), weight (C,width), bias (C,), and the width-1 inputs before x (B,width-1,C), zeros if absent."""
     x = rows(x)
     weight, bias, before = _dense(weight, bias, before)
-    y = torch.empty(x.shape)
+    y = buffer(*x.shape)
     call = _call(x, weight, bias, before, silu)
     call.y = Strided.of(y)
     run("conv_forward", call)
@@ -83,7 +83,7 @@ def short_conv_backward(
     """The gradients of x, weight, bias and before; those of absent ones are empty."""
     dy, x = rows(dy), rows(x)
     weight, bias, before = _dense(weight, bias, before)
-    dx, dweight, dbias, dbefore = (torch.empty(0 if like is None else like.shape) for like in (x, weight, bias, before))
+    dx, dweight, dbias, dbefore = buffers_like(x, weight, bias, before)
     call = _call(x, weight, bias, before, silu)
     call.dy, call.dx, call.dweight, call.dbias = Strided.of(dy), Strided.of(dx), pointer(dweight), pointer(dbias)
     if dbefore.numel():

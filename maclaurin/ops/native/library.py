@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 FILE = Path("lib", "libmaclaurin_native.so")
+CPU = torch.device("cpu")
 ISA_VARIABLE = "MACLAURIN_ISA"  # avx512, avx2 or portable, instead of the fastest that the CPU has
 
 
@@ -180,6 +181,16 @@ def using_isa(name: str) -> Iterator[None]:
 def _choose(library: ctypes.CDLL, name: str) -> None:
     if library.maclaurin_choose_isa(name.encode()):
         raise ValueError(f"{ISA_VARIABLE} must be one of avx512, avx2 and portable that this CPU has, got {name!r}")
+
+
+def buffer(*shape: int) -> Tensor:
+    """What a kernel fills: float32 on the CPU, whatever torch's defaults are."""
+    return torch.empty(*shape, dtype=torch.float32, device=CPU)  # a tuple of sizes would take longer to parse
+
+
+def buffers_like(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """A buffer of the shape of each tensor, and an empty one for each that is absent."""
+    return tuple(buffer(*((0,) if x is None else x.shape)) for x in tensors)
 
 
 def rows(x: Tensor) -> Tensor:

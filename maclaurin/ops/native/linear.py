@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.ops.native.library import Linear, Strided, pointer, rows, run
+from maclaurin.ops.native.library import Linear, Strided, buffer, buffers_like, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? memory"
@@ -92,7 +92,7 @@ def linear(
     q, k, v = rows(q), rows(k), rows(v)
     log_decay = None if log_decay is None else rows(log_decay)
     memory = None if memory is None else memory.contiguous()
-    y, total, new_memory = (torch.empty(shape) for shape in _shapes(q, k, v, options[2], options[4]))
+    y, total, new_memory = (buffer(*shape) for shape in _shapes(q, k, v, options[2], options[4]))
     call = _call(q, k, v, log_decay, options, y=y)
     if options[2]:
         call.total = Strided.of(total)
@@ -127,7 +127,7 @@ def linear_backward(
     log_decay = None if log_decay is None else rows(log_decay)
     memory = None if memory is None else memory.contiguous()
     dnew_memory = None if dnew_memory is None else dnew_memory.contiguous()
-    found = tuple(torch.empty(0 if x is None else x.shape) for x in (q, k, v, log_decay, memory))
+    found = buffers_like(q, k, v, log_decay, memory)
     call = _call(q, k, v, log_decay, options, y=y, dy=dy, dq=found[0], dk=found[1], dv=found[2])
     if options[2]:
         call.total = Strided.of(total)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.ops.native.library import Scan, Strided, pointer, rows, run
+from maclaurin.ops.native.library import Scan, Strided, buffer, buffers_like, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
 INPUTS = "Tensor log_decay, Tensor? start"
@@ -47,7 +47,7 @@ def linear_scan(x: Tensor, log_decay: Tensor, start: Tensor | None) -> Tensor:
     """All h of x and log_decay (B,T,C), from `start` (B,C) or zero."""
     x, log_decay = rows(x), rows(log_decay)
     start = None if start is None else start.contiguous()
-    y = torch.empty(x.shape)
+    y = buffer(*x.shape)
     call = Scan(*x.shape, x=Strided.of(x), log_decay=Strided.of(log_decay), y=Strided.of(y), start=pointer(start))
     run("scan_forward", call)
     return y
@@ -64,7 +64,7 @@ def linear_scan_backward(dy: Tensor, y: Tensor, log_decay: Tensor, start: Tensor
     """The gradients of x, log_decay and start, from the outputs y; that of an absent start is empty."""
     dy, y, log_decay = rows(dy), rows(y), rows(log_decay)
     start = None if start is None else start.contiguous()
-    dx, da, dstart = (torch.empty(0 if like is None else like.shape) for like in (y, log_decay, start))
+    dx, da, dstart = buffers_like(y, log_decay, start)
     call = Scan(*y.shape, log_decay=Strided.of(log_decay), y=Strided.of(y), start=pointer(start), dstart=pointer(dstart))
     call.dy, call.dx, call.dlog_decay = Strided.of(dy), Strided.of(dx), Strided.of(da)
     run("scan_backward", call)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.ops.native.library import Selective, Strided, pointer, rows, run
+from maclaurin.ops.native.library import Selective, Strided, buffer, buffers_like, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
 INPUTS = "Tensor x, Tensor dt, Tensor rate, Tensor b, Tensor c, Tensor? start"
@@ -65,7 +65,7 @@ def _backward_flops(dy: Any, dnew_memory: Any, x: Any, dt: Any, rate: Any, *_: A
 def selective_scan(*inputs: Any) -> tuple[Tensor, Tensor]:
     """y (B,T,C) of x, dt (B,T,C), rate (C,N), b, c (B,T,N) and the memory before (B,C,N); and the memory after."""
     x, dt, rate, b, c, start = _dense(*inputs)
-    y, memory = torch.empty(x.shape), torch.empty(x.shape[0], *rate.shape)
+    y, memory = buffer(*x.shape), buffer(x.shape[0], *rate.shape)
     call = _call(x, dt, rate, b, c, start)
     call.y, call.new_memory = Strided.of(y), pointer(memory)
     run("selective_forward", call)
@@ -85,8 +85,8 @@ def selective_scan_backward(dy: Tensor, dnew_memory: Tensor, *inputs: Any) -> tu
     dy, dnew_memory = rows(dy), dnew_memory.contiguous()
     (B, T, C), N = x.shape, rate.shape[1]
     groups = -(-C // CHANNELS)
-    dx, ddt, dstart = (torch.empty(0 if like is None else like.shape) for like in (x, dt, start))
-    drate, db, dc = torch.empty(B, C, N), torch.empty(B, T, groups, N), torch.empty(B, T, groups, N)
+    dx, ddt, dstart = buffers_like(x, dt, start)
+    drate, db, dc = buffer(B, C, N), buffer(B, T, groups, N), buffer(B, T, groups, N)
     call = _call(x, dt, rate, b, c, start)
     call.dy, call.dx, call.ddt, call.db, call.dc = (Strided.of(tensor) for tensor in (dy, dx, ddt, db, dc))
     call.drate, call.dnew_memory, call.dstart = pointer(drate), pointer(dnew_memory), pointer(dstart)

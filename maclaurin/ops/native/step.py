@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from maclaurin.ops.folding import second_order_fold
 from maclaurin.ops.native import library
+from maclaurin.ops.native.library import buffer
 from maclaurin.ops.states import PowerState
 
 SPARE = 128  # slots behind the tokens that a first room is made of
@@ -40,8 +41,8 @@ class Room:
     def __init__(self, sizes: tuple[int, int, int, int], slots: int, has_decays: bool, memory: Tensor | None) -> None:
         B, G, K, V = self.sizes = sizes
         self.slots = slots
-        self.keys, self.values = torch.empty(B, G, slots, K), torch.empty(B, G, slots, V)
-        self.decays = torch.empty(B, G, slots) if has_decays else None
+        self.keys, self.values = buffer(B, G, slots, K), buffer(B, G, slots, V)
+        self.decays = buffer(B, G, slots) if has_decays else None
         self.memory = memory
         self.is_inference = torch.is_inference_mode_enabled()
         self.taken: dict[int, object] = {}
@@ -130,8 +131,8 @@ def plain_step(
     packed = room.pack(layout)
     if packed is None:
         return None
-    y = torch.empty(B, 1, q.shape[2], V)
-    new_memory = torch.empty(memory.shape) if memory is not None and S >= fold_every else None
+    y = buffer(B, 1, q.shape[2], V)
+    new_memory = buffer(*memory.shape) if memory is not None and S >= fold_every else None
     if log_decay is None:
         pointers.append(0)
     new_pointer = 0 if new_memory is None else new_memory.data_ptr()
