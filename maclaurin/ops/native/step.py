@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from maclaurin.ops.folding import second_order_fold
 from maclaurin.ops.native import library
-from maclaurin.ops.states import PowerState
+from maclaurin.ops.states import PowerState, State
 
 SPARE = 128  # slots behind the tokens that a first room is made of
 _ROOM = struct.Struct("6q 8q 4q fi")  # MaclaurinRoom: sizes and slots, strides of a token, buffers and memory, options
@@ -62,6 +62,15 @@ class Room:
         mine = object()
         usable = slot < self.slots and self.is_inference == torch.is_inference_mode_enabled()
         return usable and self.taken.setdefault(slot, mine) is mine  # setdefault is one step for all Python threads
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys.device
+
+    def are_like(self, state: State | None) -> bool:
+        if not isinstance(state, PowerState):
+            return state is None
+        return self.sizes[1:] == _sizes(state)[1:] and (self.decays is None) == (state.log_decay is None)
 
     def view(self, name: str, S: int) -> Tensor | None:
         if name == "log_decay":
@@ -151,12 +160,17 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _is_plain_state(state: PowerState) -> bool:
-    keys, values, memory = state.keys, state.values, state.memory
-    if state.lengths is not None or not all(map(_is_plain, state.tensors().values())):
+    """Plain tensors that fit each other, and a memory that can be read from its first number on."""
+    keys, values, log_decay, memory = state.keys, state.values, state.log_decay, state.memory
+    if state.lengths is not None or not all(_is_plain(x) for x in (keys, values, log_decay, memory) if x is not None):
         return False
-    return (
-        keys.dim() == 4 == values.dim() and keys.shape[:3] == values.shape[:3] and (memory is None or memory.is_contiguous())
-    )
+    if keys is None or values is None or not keys.dim() == values.dim() == 4:
+        return False
+    (B, S, G, K), V = keys.shape, values.shape[3]
+    if values.shape != (B, S, G, V) or (log_decay is not None and log_decay.shape != (B, S, G)):
+        return False
+    F = K * (K + 1) // 2
+    return memory is None or (memory.is_contiguous() and memory.shape in ((B, G, F, V), (B, G, F, V + 1)))
 
 
 def _sizes(state: PowerState) -> tuple[int, int, int, int]:
