@@ -53,6 +53,7 @@ class Mixer(nn.Module, ABC):
         self.num_heads = num_heads
         self.causal = causal
         self.kind = type(self).__name__  # or the name under which it was built
+        self._seal = object()  # on the states that it has made itself
 
     def forward(
         self,
@@ -75,7 +76,7 @@ class Mixer(nn.Module, ABC):
         if x.shape[2] != self.d_model or x.shape[1] == 0:
             raise ValueError(f"x must have shape (batch, time >= 1, {self.d_model}), got {checks.shape(x)}")
         checks.one_of("form", form, checks.FORMS)
-        if state is not None:
+        if state is not None and getattr(state, "made_by", None) is not self._seal:
             self._check_state(state, x)
         return_state = return_state and self.causal
         if x.dtype == torch.bfloat16 and x.device.type == "cpu":
@@ -86,7 +87,10 @@ class Mixer(nn.Module, ABC):
             assert x is not None
             return self.mix(x, state, form, lengths, return_state)
 
-        return over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
+        y, after = over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
+        if after is not None:
+            after.__dict__["made_by"] = self._seal  # no field: what is made of this state is looked at again
+        return y, after
 
     @abstractmethod
     def mix(
@@ -115,7 +119,7 @@ class Mixer(nn.Module, ABC):
             raise ValueError("state must be None: a mixer built with causal=False sees whole sequences only")
         checks.initial_state(state, MixerState)
         checks.initial_state(state.attention, type(self._first_state.attention))
-        if state.kind is not None and state.kind != self.kind:
+        if isinstance(state.kind, str) and state.kind != self.kind:
             raise ValueError(f"state must come from a mixer of the kind {self.kind!r}, got one of {state.kind!r}")
         if (device := state.check(like=self._first_state).device) != x.device:
             raise ValueError(f"state must be on the device of x ({x.device}), got {device}")

@@ -46,18 +46,20 @@ class Field:
         kinds = typing.get_args(annotation) if is_union else (annotation,)
         self.optional = type(None) in kinds
         self.kinds = tuple(kind for kind in kinds if kind is not type(None))
-        self.is_name = self.kinds == (str,)
-        self.axes, self.dtypes, self.later = axes.names, axes.dtypes, axes.later
+        self.is_tensor, self.is_name = self.kinds == (Tensor,), self.kinds == (str,)
+        self.dtypes = axes.dtypes
+        self.later = axes.later or self.is_name
         letters = axes.names.split()
         self.open_ended = letters[-1] == "..."
         if self.open_ended:
             letters.pop()
+        self.dims = len(letters)
         self.letters = [(letter.removesuffix("+1"), int(letter.endswith("+1"))) for letter in letters]
 
     def binds(self, tensor: Tensor, sizes: dict[str, int]) -> bool:
         """Whether the tensor agrees with the sizes that are known; it adds those that were not."""
         shape = tensor.shape
-        if len(shape) != len(self.letters) and not (self.open_ended and len(shape) > len(self.letters)):
+        if (len(shape) != self.dims and not (self.open_ended and len(shape) > self.dims)) or not self.is_tensor:
             return False
         for (letter, more), size in zip(self.letters, shape, strict=False):
             if sizes.setdefault(letter, size - more) != size - more:

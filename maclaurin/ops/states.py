@@ -70,8 +70,12 @@ class State:
 
     @property
     def batch_size(self) -> int:
-        for tensor in self.tensors().values():
-            return int(tensor.shape[0])
+        for field in fields_of(type(self)):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                return value.shape[0]
+            if isinstance(value, State):
+                return value.batch_size
         raise ValueError("a state without tensors has no batch size")
 
     def check(self, like: Self | None = None) -> Common:
@@ -90,33 +94,32 @@ class State:
         for field in fields_of(type(self)):
             value = getattr(self, field.name)
             given = None if like is None else getattr(like, field.name)
-            if like is not None and (value is None) != (given is None) and not field.later and not field.is_name:
+            if like is not None and (value is None) != (given is None) and not field.later:
                 needed = "None" if given is None else "given"
                 raise ValueError(f"{name}.{field.name} must be {needed}, as in every state of the mechanism it is handed to")
-            if value is None and field.optional:
-                continue
-            if not isinstance(value, field.kinds):
-                raise TypeError(f"{name}.{field.name} must be {field.kind}, got {type(value).__name__}")
-            if isinstance(value, Tensor):
-                self._check_tensor(name, field, value, sizes, common, like is not None)
-            elif isinstance(value, State):
-                if given is not None and type(value) is not type(given):
-                    expected, got = type(given).__name__, type(value).__name__
-                    raise TypeError(f"{name}.{field.name} must be a {expected}, got {got}")
-                value._check(f"{name}.{field.name}", given, common)
+            if isinstance(value, Tensor) and field.binds(value, sizes):
+                if common.device is None:
+                    common.rows, common.device = value.shape[0], value.device
+                elif value.device != common.device:
+                    raise ValueError(f"{name}.{field.name} must be on {common.device} as others are, got {value.device}")
+            elif value is not None or not field.optional:
+                self._check_other(f"{name}.{field.name}", field, value, given, sizes, common)
 
-    def _check_tensor(
-        self, name: str, field: Field, tensor: Tensor, sizes: dict[str, int], common: Common, is_compared: bool
+    def _check_other(
+        self, name: str, field: Field, value: object, given: object, sizes: dict[str, int], common: Common
     ) -> None:
-        if not field.binds(tensor, sizes):
-            why = "state must have been made with the same heads and channels: " if is_compared else ""
-            raise ValueError(
-                f"{why}{name}.{field.name} must be {field.expected(sizes)}, got {tensor.dtype} of {tuple(tensor.shape)}"
-            )
-        if common.device is None:
-            common.rows, common.device = tensor.shape[0], tensor.device
-        elif tensor.device != common.device:
-            raise ValueError(f"{name}.{field.name} must be on {common.device} as other fields are, got {tensor.device}")
+        """A field that is not the tensor it should be: another state, a name, or wrong."""
+        if not isinstance(value, field.kinds):
+            raise TypeError(f"{name} must be {field.kind}, got {type(value).__name__}")
+        if isinstance(value, Tensor):
+            why = "" if given is None else "state must have been made with the same heads and channels: "
+            raise ValueError(f"{why}{name} must be {field.expected(sizes)}, got {value.dtype} of {tuple(value.shape)}")
+        if isinstance(value, State):
+            if given is not None and type(value) is not type(given):
+                raise TypeError(f"{name} must be a {type(given).__name__}, got {type(value).__name__}")
+            value._check(name, given if isinstance(given, State) else None, common)
+            if common.rows is not None:
+                sizes[ROWS] = common.rows
 
     @cached_property
     def _fixed_sizes(self) -> dict[str, int]:
@@ -322,12 +325,6 @@ class TokenViews(Protocol):
     def sizes(self) -> tuple[int, int, int, int]:
         """B, G, K, V"""
 
-    @property
-    def device(self) -> torch.device: ...
-
-    def are_like(self, state: State | None) -> bool:
-        """Whether a state of them has the heads, channels and decays of another one; any has those of None."""
-
     def view(self, name: str, slots: int) -> Tensor | None:
         """The field `name` of the state with the first `slots` tokens."""
 
@@ -361,11 +358,6 @@ class PowerState(TokenState):
         return self.__dict__["source"][0].sizes[0] if "source" in self.__dict__ else super().batch_size
 
     def _check(self, name: str, like: State | None, common: Common) -> None:
-        """Tokens that lie in a room with their memory were put there by a decoding step, and fit each other."""
-        tokens: TokenViews | None = self.__dict__.get("source", (None,))[0]
-        if tokens is not None and tokens.are_like(like) and common.device is None:
-            common.rows, common.device = tokens.sizes[0], tokens.device
-            return
         super()._check(name, like, common)
         if self.memory is not None and self.memory.shape[3] - self.values.shape[3] not in (0, 1):
             widths = f"{self.values.shape[3]} or {self.values.shape[3] + 1}"

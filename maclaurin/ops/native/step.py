@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from maclaurin.ops.folding import second_order_fold
 from maclaurin.ops.native import library
-from maclaurin.ops.states import PowerState, State
+from maclaurin.ops.states import PowerState
 
 SPARE = 128  # slots behind the tokens that a first room is made of
 _ROOM = struct.Struct("6q 8q 4q fi")  # MaclaurinRoom: sizes and slots, strides of a token, buffers and memory, options
@@ -62,15 +62,6 @@ class Room:
         mine = object()
         usable = slot < self.slots and self.is_inference == torch.is_inference_mode_enabled()
         return usable and self.taken.setdefault(slot, mine) is mine  # setdefault is one step for all Python threads
-
-    @property
-    def device(self) -> torch.device:
-        return self.keys.device
-
-    def are_like(self, state: State | None) -> bool:
-        if not isinstance(state, PowerState):
-            return state is None
-        return self.sizes[1:] == _sizes(state)[1:] and (self.decays is None) == (state.log_decay is None)
 
     def view(self, name: str, S: int) -> Tensor | None:
         if name == "log_decay":
