@@ -6,7 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from maclaurin.bfloat16 import check_bf16
 from maclaurin.ops import checks
 from maclaurin.ops.conv import short_conv
+from maclaurin.ops.fields import WHOLE, Axes
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import ConvState, State
 
@@ -23,13 +25,19 @@ INITS = ("thesis", "llama")
 
 @dataclass(frozen=True)
 class MixerState(State):
-    """What a mixer carries from one call to the next. Parts that it does not have are None."""
+    """What a mixer carries from one call to the next. Parts that it does not have are None.
+
+    position: how many tokens came before. gate_sum: the running divisor of a cumulative gate. rotation: how far selective
+    rotary angles have turned. kind: that of the mixer it belongs to. Mechanisms that differ may have states of one shape,
+    such as softmax and gated softmax, and nothing else tells them apart; None fits any.
+    """
 
     attention: State
     conv: ConvState | None = None
-    position: Tensor | None = None  # (B,) int64: how many tokens came before
-    gate_sum: Tensor | None = None  # (B, H): the running divisor of a cumulative gate
-    rotation: State | None = None  # how far selective rotary angles have turned
+    position: Annotated[Tensor | None, Axes("B", WHOLE)] = None
+    gate_sum: Annotated[Tensor | None, Axes("B H")] = None
+    rotation: State | None = None
+    kind: str | None = None
 
 
 class Mixer(nn.Module, ABC):
@@ -44,6 +52,8 @@ class Mixer(nn.Module, ABC):
         self.d_model = d_model
         self.num_heads = num_heads
         self.causal = causal
+        self.kind = type(self).__name__  # or the name under which it was built
+        self._seal = object()  # on the states that it has made itself
 
     def forward(
         self,
@@ -66,9 +76,8 @@ class Mixer(nn.Module, ABC):
         if x.shape[2] != self.d_model or x.shape[1] == 0:
             raise ValueError(f"x must have shape (batch, time >= 1, {self.d_model}), got {checks.shape(x)}")
         checks.one_of("form", form, checks.FORMS)
-        checks.initial_state(state, MixerState)
-        if state is not None and not self.causal:
-            raise ValueError("state must be None: a mixer built with causal=False sees whole sequences only")
+        if state is not None and getattr(state, "made_by", None) is not self._seal:
+            self._check_state(state, x)
         return_state = return_state and self.causal
         if x.dtype == torch.bfloat16 and x.device.type == "cpu":
             check_bf16()
@@ -78,7 +87,10 @@ class Mixer(nn.Module, ABC):
             assert x is not None
             return self.mix(x, state, form, lengths, return_state)
 
-        return over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
+        y, after = over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
+        if after is not None:
+            after.__dict__["made_by"] = self._seal  # no field: what is made of this state is looked at again
+        return y, after
 
     @abstractmethod
     def mix(
@@ -100,6 +112,22 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def finite_state(self) -> bool:
         """Whether the state stops growing, so that training takes linear time and decoding constant memory."""
+
+    def _check_state(self, state: MixerState, x: Tensor) -> None:
+        """What it is handed must be a state of its own: of its kind and sizes, with the parts that it has."""
+        if not self.causal:
+            raise ValueError("state must be None: a mixer built with causal=False sees whole sequences only")
+        checks.initial_state(state, MixerState)
+        checks.initial_state(state.attention, type(self._first_state.attention))
+        if isinstance(state.kind, str) and state.kind != self.kind:
+            raise ValueError(f"state must come from a mixer of the kind {self.kind!r}, got one of {state.kind!r}")
+        if (device := state.check(like=self._first_state).device) != x.device:
+            raise ValueError(f"state must be on the device of x ({x.device}), got {device}")
+
+    @cached_property
+    def _first_state(self) -> MixerState:
+        """The shapes of its states, without numbers."""
+        return self.init_state(1, device="meta")
 
     def _placement(
         self, device: torch.device | str | None, dtype: torch.dtype | None

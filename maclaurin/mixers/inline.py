@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import running_sum
+from maclaurin.ops.fields import Axes
 from maclaurin.ops.inline import InlineState, bidirectional_inline, counts, inline_attention, mean
 from maclaurin.ops.local import causal_filter, centred_filter, grid_filter
 from maclaurin.ops.states import ConvState, State
@@ -39,11 +40,11 @@ FEATURE_MAPS = ("identity", "relu", "leaky-relu", "exp")
 
 @dataclass(frozen=True)
 class FilteredInlineState(State):
-    """The attention's state, and what the local filter needs of the past."""
+    """The attention's state, and what the local filter needs of the past: the sum of all inputs, and the last values."""
 
     attention: InlineState
-    input_sum: Tensor | None = None  # (B, d_model): of all inputs so far
-    values: ConvState | None = None  # the last taps-1 values
+    input_sum: Annotated[Tensor | None, Axes("B D")] = None
+    values: ConvState | None = None
 
 
 class LocalFilter(nn.Module):

@@ -125,7 +125,7 @@ class Mamba2(Mixer):
             y = self.norm(y * F.silu(gate))
         if self.mlp_dim:
             y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)
-        return self.out_proj(y.to(x.dtype)), None if memory is None else MixerState(memory, conv)
+        return self.out_proj(y.to(x.dtype)), None if memory is None else MixerState(memory, conv, kind=self.kind)
 
     @property
     def finite_state(self) -> bool:
@@ -140,7 +140,7 @@ class Mamba2(Mixer):
         values = torch.zeros(batch_size, 0, self.ssm_heads, self.head_dim, device=device, dtype=dtype)
         decay = torch.zeros(keys.shape[:3], device=device, dtype=wide)
         conv = None if self.conv1d is None else self.conv1d.init_state(batch_size, device, dtype)
-        return MixerState(PowerState(keys, values, decay), conv)
+        return MixerState(PowerState(keys, values, decay), conv, kind=self.kind)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype

@@ -125,7 +125,7 @@ class MetaLA(Mixer):
         wide = torch.promote_types(y.dtype, torch.float32)
         y = F.layer_norm(y.to(wide), (self.head_dim,), eps=self.norm_eps).flatten(2) * F.silu(self.gate_proj(x))
         y = self.out_proj(y.to(x.dtype))
-        return y, None if memory is None else MixerState(memory, conv)
+        return y, None if memory is None else MixerState(memory, conv, kind=self.kind)
 
     def augmentation(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
         """A token's own term."""
@@ -145,7 +145,7 @@ class MetaLA(Mixer):
         wide = torch.promote_types(dtype, torch.float32)
         memory = torch.zeros(batch_size, self.num_heads, self.key_dim, self.head_dim, device=device, dtype=wide)
         conv = None if self.conv is None else self.conv.init_state(batch_size, device, dtype)
-        return MixerState(LinearState(memory), conv)
+        return MixerState(LinearState(memory), conv, kind=self.kind)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype

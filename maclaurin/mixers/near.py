@@ -23,7 +23,7 @@ from maclaurin.ops.states import State, TokenState
 @dataclass(frozen=True)
 class NearState(State):
     far: State
-    near: State
+    near: TokenState
 
 
 class NearWindow(nn.Module):
@@ -40,7 +40,7 @@ class NearWindow(nn.Module):
     def split(self, state: State | None) -> tuple[State | None, TokenState | None]:
         """The far and the near part of a state."""
         kept = checks.initial_state(state, NearState)
-        return (None, None) if kept is None else (kept.far, checks.initial_state(kept.near, TokenState))
+        return (None, None) if kept is None else (kept.far, kept.near)
 
     def forward(
         self,

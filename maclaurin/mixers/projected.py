@@ -195,7 +195,8 @@ class ProjectedMixer(Mixer):
         """What the mixer carries on from a call: the attention's state, and that of all that `project` does."""
         if attention is None:
             return None
-        return MixerState(attention, p.conv, p.position if self._needs_position else None, rotation=p.rotation)
+        position = p.position if self._needs_position else None
+        return MixerState(attention, p.conv, position, rotation=p.rotation, kind=self.kind)
 
     def state_before(self, attention: State, batch_size: int, device: torch.device | str, dtype: torch.dtype) -> MixerState:
         """The same before the first token."""
@@ -204,6 +205,7 @@ class ProjectedMixer(Mixer):
             None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
             torch.zeros(batch_size, dtype=torch.long, device=device) if self._needs_position else None,
             rotation=None if self.selective is None else self.selective.init_state(batch_size, device, dtype),
+            kind=self.kind,
         )
 
     def _carried_nbytes(self, dtype: torch.dtype | None = None) -> int:

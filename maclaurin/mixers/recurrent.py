@@ -85,7 +85,7 @@ class QLSTM(ScannedMixer):
             lengths=lengths,
         )
         y = self.out_proj(F.gelu(gate) * torch.sigmoid(o) * h)
-        return y, None if memory is None else MixerState(memory, conv)
+        return y, None if memory is None else MixerState(memory, conv, kind=self.kind)
 
     def log_decay(self, f: Tensor) -> Tensor:
         if self.power is None:
@@ -148,7 +148,7 @@ class RGLRU(ScannedMixer):
         )
         if gate:
             h = h * F.gelu(gate[0], approximate="tanh")
-        return self.out_proj(h), None if memory is None else MixerState(memory, conv)
+        return self.out_proj(h), None if memory is None else MixerState(memory, conv, kind=self.kind)
 
     def gates(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """log λ and σ(W_i u), both like u and in float32 at least."""

@@ -74,7 +74,9 @@ def build_mixer(name: str, d_model: int, num_heads: int, *, causal: bool = True,
         if not entry.mixer.bidirectional:
             raise ValueError(f"mixer {name!r} is causal only, causal=False is not possible")
         options["causal"] = False
-    return entry.mixer(d_model, num_heads, **{**entry.preset, **options})
+    mixer = entry.mixer(d_model, num_heads, **{**entry.preset, **options})
+    mixer.kind = name
+    return mixer
 
 
 def _hint(name: str, known: dict[str, Any]) -> str:

@@ -74,7 +74,7 @@ class S6(ScannedMixer):
             lengths=lengths,
         )
         y = self.out_proj(torch.addcmul(y, x, self.D.to(y.dtype)))
-        return y, None if memory is None else MixerState(memory)
+        return y, None if memory is None else MixerState(memory, kind=self.kind)
 
     def time_step(self, r: Tensor) -> Tensor:
         """dt (B, T, d_model) in float32 at least; the bias is added there."""

@@ -37,7 +37,8 @@ class ScannedMixer(Mixer):
         device, dtype = self._placement(device, dtype)
         wide = torch.promote_types(dtype, torch.float32)
         memory = torch.zeros(batch_size, *self.memory_shape, device=device, dtype=wide)
-        return MixerState(ScanState(memory), None if self.conv is None else self.conv.init_state(batch_size, device, dtype))
+        conv = None if self.conv is None else self.conv.init_state(batch_size, device, dtype)
+        return MixerState(ScanState(memory), conv, kind=self.kind)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype

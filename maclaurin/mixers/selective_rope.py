@@ -23,6 +23,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.decay import widest
+from maclaurin.ops.fields import Axes
 from maclaurin.ops.states import ConvState, State
 from maclaurin.ops.tokens import without_padding
 
@@ -46,9 +48,12 @@ UNIT_LENGTH_EPS = 1e-6  # under the root: a token of all zeros has no direction,
 
 @dataclass(frozen=True)
 class RotationState(State):
-    """How far each plane has turned, before the temperature, and the last inputs of the convolution."""
+    """How far each plane has turned, before the temperature, and the last inputs of the convolution.
 
-    phase: Tensor  # (B, G, R), float64
+    Phases are float64 where the device has it.
+    """
+
+    phase: Annotated[Tensor, Axes("B G R")]
     conv: ConvState
 
 

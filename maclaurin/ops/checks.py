@@ -100,9 +100,18 @@ def _any_positive(x: Tensor) -> bool:
 
 
 def initial_state(state: object, expected: type[S]) -> S | None:
-    if state is not None and not isinstance(state, expected):
+    """A state of exactly this class: those derived from it mean something else."""
+    if state is not None and type(state) is not expected:
         raise TypeError(f"state must be a {expected.__name__} or None, got {type(state).__name__}")
     return state
+
+
+def sound_state(state: object, expected: type[S], x: Tensor) -> S | None:
+    """A state whose fields fit each other, on the device of the inputs. That they fit the inputs is each op's to see."""
+    known = initial_state(state, expected)
+    if known is not None and (device := known.check().device) != x.device:
+        raise ValueError(f"state must be on the device of the inputs ({x.device}), got {device}")
+    return known
 
 
 def token_state(state: TokenState | None, k: Tensor, v: Tensor) -> None:
@@ -115,6 +124,8 @@ def token_state(state: TokenState | None, k: Tensor, v: Tensor) -> None:
                 f"state must have been made with the same heads and channels: it holds {name} of {tuple(kept.shape[2:])} "
                 f"(heads, channels), the new ones have {tuple(new.shape[2:])}"
             )
+    if state.lengths is not None and not torch.compiler.is_compiling():
+        state.check_lengths()
 
 
 def at_least(smallest: int, name: str, value: object) -> None:

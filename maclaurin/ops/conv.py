@@ -45,7 +45,7 @@ def short_conv(
         raise ValueError(f"bias must have shape ({x.shape[2]},), got {checks.shape(bias)}")
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     checks.one_of("activation", activation, ACTIVATIONS)
-    checks.initial_state(state, ConvState)
+    checks.sound_state(state, ConvState, x)
     width = weight.shape[1]
     if state is not None and state.inputs.shape[1:] != (width - 1, x.shape[2]):
         raise ValueError(

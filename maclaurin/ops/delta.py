@@ -68,7 +68,7 @@ def delta_rule(
     heads = max(x.shape[2] for x in (k, beta, log_decay) if x is not None)
     k, v, beta = (repeat_heads(x, heads) for x in (k, v, beta))
     log_decay = None if log_decay is None else repeat_heads(log_decay, heads)
-    initial = checks.initial_state(state, DeltaState)
+    initial = checks.sound_state(state, DeltaState, q)
     memory_shape = (heads, kernel.feature_count(k.shape[3]), v.shape[3])
     if initial is not None and initial.memory.shape[1:] != memory_shape:
         raise ValueError(

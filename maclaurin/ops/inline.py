@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, running_sum, without_autocast
+from maclaurin.ops.fields import WHOLE, Axes
 from maclaurin.ops.linear import CHUNK, linear_attention
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import PowerState, State
@@ -33,9 +35,9 @@ from maclaurin.ops.tokens import without_padding
 class InlineState(State):
     """What a prefix leaves behind: Σ φ(k) vᵀ, and as its last row Σ v; Σ φ(k); and how many tokens there were."""
 
-    memory: Tensor  # (B, G, K+1, V)
-    key_sum: Tensor  # (B, G, K)
-    count: Tensor  # (B,) int64
+    memory: Annotated[Tensor, Axes("B G K+1 V")]
+    key_sum: Annotated[Tensor, Axes("B G K")]
+    count: Annotated[Tensor, Axes("B", WHOLE)]
 
 
 def inline_attention(
@@ -60,7 +62,7 @@ def inline_attention(
     checks.heads(q, k, v)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     checks.number("scale", scale)
-    checks.initial_state(state, InlineState)
+    checks.sound_state(state, InlineState, q)
     memory_shape = (k.shape[2], k.shape[3] + 1, v.shape[3])
     if state is not None and tuple(state.memory.shape[1:]) != memory_shape:
         raise ValueError(

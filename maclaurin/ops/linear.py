@@ -80,7 +80,7 @@ def linear_attention(
             fold_at=1,
             fold_every=1,
         )
-    initial = checks.initial_state(state, LinearState)
+    initial = checks.sound_state(state, LinearState, q)
     if log_decay.shape[2] != k.shape[2]:
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
     memory_shape = (k.shape[2], k.shape[3], v.shape[3] + normalize)

@@ -78,7 +78,7 @@ def mlstm(
         raise ValueError(f"eps must not be negative, got {eps}")
     if not normalize and input_gate_kind == "exp":
         raise ValueError("normalize=False needs input_gate_kind='sigmoid': exp(input_gate) has no bound without a division")
-    checks.initial_state(state, MLSTMState)
+    checks.sound_state(state, MLSTMState, q)
     _check_state(state, k, v, normalize, input_gate_kind)
 
     @without_autocast

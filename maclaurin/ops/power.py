@@ -81,7 +81,7 @@ def power_attention(
     checks.log_decay(log_decay, q, k)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     checks.number("scale", scale)
-    checks.initial_state(state, PowerState)
+    checks.sound_state(state, PowerState, q)
     kernel = Kernel.of(order)
     weights = _checked_weights(order_weights, kernel, q)
     checks.at_least_one("fold_every", fold_every)

@@ -132,6 +132,6 @@ def _check(x: Tensor, log_decay: Tensor, state: ScanState | None) -> None:
     checks.no_growth(log_decay)
     if log_decay.shape != x.shape:
         raise ValueError(f"log_decay must have the shape of x {checks.shape(x)}, got {checks.shape(log_decay)}")
-    checks.initial_state(state, ScanState)
+    checks.sound_state(state, ScanState, x)
     if state is not None and state.memory.shape[1:] != x.shape[2:]:
         raise ValueError(f"state must hold a memory of {tuple(x.shape[2:])} a row, got {tuple(state.memory.shape[1:])}")

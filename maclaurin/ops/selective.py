@@ -113,6 +113,6 @@ def _check(x: Tensor, dt: Tensor, rate: Tensor, b: Tensor, c: Tensor, state: Sca
             raise ValueError(f"{name} must have shape {(*x.shape[:2], rate.shape[1])}, got {checks.shape(value)}")
     for name, value in (("dt", dt), ("rate", rate)):
         checks.not_negative(name, value)
-    checks.initial_state(state, ScanState)
+    checks.sound_state(state, ScanState, x)
     if state is not None and state.memory.shape[1:] != rate.shape:
         raise ValueError(f"state must hold a memory of {tuple(rate.shape)} a row, got {tuple(state.memory.shape[1:])}")

@@ -66,7 +66,7 @@ def softmax_attention(
     checks.log_decay(log_decay, q, k)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     checks.number("scale", scale)
-    checks.initial_state(state, TokenState)
+    checks.sound_state(state, TokenState, q)
     checks.one_of("numerator", numerator, NUMERATORS)
     checks.one_of("divisor", divisor, DIVISORS)
     if window is not None:

@@ -1,27 +1,36 @@
 """States: small dataclasses of tensors, one row a sequence, that carry a mechanism from one call to the next.
 
-Nothing is kept on modules; a state goes in as an argument and comes out as a result.
+Nothing is kept on modules; a state goes in as an argument and comes out as a result. Anybody can make one, so what its
+fields may hold is declared beside them (`fields.py`), and every op looks whether they do before it uses them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from maclaurin.ops.fields import ROWS, SLOTS, WHOLE, Axes, Field, fields_of
+
+
+@dataclass
+class Common:
+    """What all tensors of a state and of the states inside it share."""
+
+    rows: int | None = None
+    device: torch.device | None = None
+
 
 @dataclass(frozen=True)
 class State:
-    """Base of all states. Fields are tensors whose first dimension is the batch, other states, or None."""
+    """Base of all states. Fields are tensors whose first dimension is the batch, other states, names, or None."""
 
     _classes: ClassVar[dict[str, type[State]]] = {}
 
@@ -39,7 +48,7 @@ class State:
             value = getattr(self, field.name)
             if isinstance(value, State):
                 value = value._map(change)
-            elif value is not None:
+            elif isinstance(value, Tensor):
                 value = change(value)
             changed[field.name] = value
         return type(self)(**changed)
@@ -51,7 +60,7 @@ class State:
             value = getattr(self, field.name)
             if isinstance(value, State):
                 found.update({f"{field.name}.{name}": tensor for name, tensor in value.tensors().items()})
-            elif value is not None:
+            elif isinstance(value, Tensor):
                 found[field.name] = value
         return found
 
@@ -61,13 +70,80 @@ class State:
 
     @property
     def batch_size(self) -> int:
-        for tensor in self.tensors().values():
-            return int(tensor.shape[0])
+        for field in fields_of(type(self)):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                return value.shape[0]
+            if isinstance(value, State):
+                return value.batch_size
         raise ValueError("a state without tensors has no batch size")
+
+    def check(self, like: Self | None = None) -> Common:
+        """What its tensors share. One sentence refuses fields that are not what they are declared to be.
+
+        like: a state of the same mechanism, of which all sizes but those of batch and time must be the same.
+        """
+        common = Common()
+        self._check("state", like, common)
+        return common
+
+    def _check(self, name: str, like: State | None, common: Common) -> None:
+        sizes: dict[str, int] = {} if like is None else dict(like._fixed_sizes)
+        if common.rows is not None:
+            sizes[ROWS] = common.rows
+        for field in fields_of(type(self)):
+            value = getattr(self, field.name)
+            given = None if like is None else getattr(like, field.name)
+            if like is not None and (value is None) != (given is None) and not field.later:
+                needed = "None" if given is None else "given"
+                raise ValueError(f"{name}.{field.name} must be {needed}, as in every state of the mechanism it is handed to")
+            if isinstance(value, Tensor) and field.binds(value, sizes):
+                if common.device is None:
+                    common.rows, common.device = value.shape[0], value.device
+                elif value.device != common.device:
+                    raise ValueError(f"{name}.{field.name} must be on {common.device} as others are, got {value.device}")
+            elif value is not None or not field.optional:
+                self._check_other(f"{name}.{field.name}", field, value, given, sizes, common)
+
+    def _check_other(
+        self, name: str, field: Field, value: object, given: object, sizes: dict[str, int], common: Common
+    ) -> None:
+        """A field that is not the tensor it should be: another state, a name, or wrong."""
+        if not isinstance(value, field.kinds):
+            raise TypeError(f"{name} must be {field.kind}, got {type(value).__name__}")
+        if isinstance(value, Tensor):
+            why = "" if given is None else "state must have been made with the same heads and channels: "
+            raise ValueError(f"{why}{name} must be {field.expected(sizes)}, got {value.dtype} of {tuple(value.shape)}")
+        if isinstance(value, State):
+            if given is not None and type(value) is not type(given):
+                raise TypeError(f"{name} must be a {type(given).__name__}, got {type(value).__name__}")
+            value._check(name, given if isinstance(given, State) else None, common)
+            if common.rows is not None:
+                sizes[ROWS] = common.rows
+
+    @cached_property
+    def _fixed_sizes(self) -> dict[str, int]:
+        """The sizes that another state of the same mechanism has as well."""
+        sizes: dict[str, int] = {}
+        for field in fields_of(type(self)):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                field.binds(value, sizes)
+        return {letter: size for letter, size in sizes.items() if letter not in (ROWS, SLOTS)}
+
+    def check_values(self) -> None:
+        """What shapes do not tell and is too slow to look at in every call: counts are not negative."""
+        for field in fields_of(type(self)):
+            value = getattr(self, field.name)
+            if isinstance(value, State):
+                value.check_values()
+            elif isinstance(value, Tensor) and field.dtypes == WHOLE and bool((value < 0).any()):
+                raise ValueError(f"state.{field.name} must not be negative, got {value.min().item()}")
 
     def to(self, device: torch.device | str) -> Self:
         """The same state on another device. Precision is part of a state's meaning and is not changed."""
-        return self._map(lambda tensor: tensor.to(device))
+        target = checked_device(device)
+        return self._map(lambda tensor: tensor.to(target))
 
     def detach(self) -> Self:
         return self._map(Tensor.detach)
@@ -77,135 +153,153 @@ class State:
 
     def select(self, batch_indices: Tensor | Sequence[int]) -> Self:
         """Rows by index, in any order and with repeats: beams, reordering, dropping finished sequences."""
-        rows = torch.as_tensor(batch_indices)
+        rows = _checked_rows(batch_indices, self)
         return self._map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
 
     @classmethod
     def cat(cls, states: Sequence[Self]) -> Self:
         """The rows of several states as one. Token buffers of different length are padded on the left."""
+        if cls is State and isinstance(states, Sequence) and states and isinstance(states[0], State):
+            return type(states[0]).cat(states)
+        _check_joinable(cls, states)
         return cls(**{field.name: cls._cat_field(field.name, states) for field in dataclasses.fields(cls)})
 
     @classmethod
     def _cat_field(cls, name: str, states: Sequence[Self]) -> Any:
         values = [getattr(state, name) for state in states]
-        if all(value is None for value in values):
-            return None
+        if isinstance(values[0], str) or all(value is None for value in values):
+            return values[0]
         if isinstance(values[0], State):
             return type(values[0]).cat(values)
         return torch.cat(values)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file; the old file stays whole until the new one is complete."""
-        from safetensors.torch import save_file
+        from maclaurin.ops.state_files import save
 
-        # copies, because safetensors refuses tensors that share memory, as keys and values of one tensor do
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors().items()}
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-        try:
-            save_file(tensors, temporary, metadata={"state": json.dumps(self._layout())})
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        save(self, path)
 
     @staticmethod
     def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> State:
         """Read what `save` wrote. Nothing is unpickled: a file names only state classes known here."""
-        from safetensors import SafetensorError, safe_open
+        from maclaurin.ops.state_files import load
 
-        try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                described = (file.metadata() or {}).get("state")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{os.fspath(path)} is not a saved state: {error}") from error
-        if described is None:
-            raise ValueError(f"{os.fspath(path)} is not a saved state: it has no 'state' entry in its metadata")
-        return State._from_layout(json.loads(described), tensors, "")
+        return load(path, checked_device(device))
 
-    def _layout(self) -> dict[str, Any]:
-        nested = {
-            field.name: value._layout()
-            for field in dataclasses.fields(self)
-            if isinstance(value := getattr(self, field.name), State)
-        }
-        tensors = [name for name in self.tensors() if "." not in name]
-        return {"class": type(self).__name__, "states": nested, "tensors": tensors}
 
-    @staticmethod
-    def _from_layout(layout: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> State:
-        if layout["class"] not in State._classes:
-            raise ValueError(f"the saved state has the unknown class {layout['class']!r}")
-        cls = State._classes[layout["class"]]
-        values: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            if field.name in layout["states"]:
-                nested = layout["states"][field.name]
-                values[field.name] = State._from_layout(nested, tensors, f"{prefix}{field.name}.")
-            else:
-                values[field.name] = tensors.get(prefix + field.name)
-                if values[field.name] is None and field.name in layout["tensors"]:
-                    raise ValueError(f"the saved {cls.__name__} has lost its tensor {prefix + field.name!r}")
-        return cls(**values)
+def checked_device(device: torch.device | str) -> torch.device:
+    if not isinstance(device, torch.device | str):
+        raise TypeError(f"device must be a device such as 'cpu', got {device!r}")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be a device such as 'cpu', got {device!r}") from error
+
+
+def _checked_rows(batch_indices: Tensor | Sequence[int], state: State) -> Tensor:
+    try:
+        rows = torch.as_tensor(batch_indices)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise TypeError(f"batch_indices must be a list of whole numbers, got {batch_indices!r}") from error
+    is_whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
+    if rows.dim() != 1 or not (is_whole or rows.numel() == 0):
+        raise TypeError(f"batch_indices must be a list of whole numbers, got {rows.dtype} of shape {tuple(rows.shape)}")
+    count = state.batch_size
+    if not torch.compiler.is_compiling() and bool(((rows < 0) | (rows >= count)).any()):
+        raise ValueError(f"batch_indices must lie between 0 and {count - 1}, the last row, got {rows.tolist()[:16]}")
+    return rows.long()
+
+
+def _check_joinable(cls: type[State], states: Sequence[State]) -> None:
+    if not isinstance(states, Sequence) or not states:
+        raise ValueError(f"states must be a list of at least one {cls.__name__}, got {states!r}")
+    for state in states:
+        if type(state) is not cls:
+            raise TypeError(f"states must all be of the class {cls.__name__}, got {type(state).__name__}")
+    first = states[0]
+    names = [field.name for field in fields_of(cls) if field.is_name]
+    device = first.check().device
+    for state in states[1:]:
+        if (other := state.check(like=first).device) != device:
+            raise ValueError(f"states must all be on {device} as the first one is, got {other}")
+        for name in names:
+            if (value := getattr(state, name)) != (expected := getattr(first, name)):
+                raise ValueError(f"states must all have the {name} {expected!r} of the first one, got {value!r}")
 
 
 @dataclass(frozen=True)
 class ConvState(State):
-    """The last width-1 inputs of a causal convolution, newest last."""
+    """The last width-1 inputs of a causal convolution, newest last. L = width-1."""
 
-    inputs: Tensor  # (B, width-1, channels)
+    inputs: Annotated[Tensor, Axes("B L C")]
 
 
 @dataclass(frozen=True)
 class LinearState(State):
-    """The memory of first-order attention with per-channel decay."""
+    """The memory of first-order attention with per-channel decay. W = V, or V+1 where the last column sums the keys."""
 
-    memory: Tensor  # (B, G, K, V), or (B, G, K, V+1) where the last column sums the keys
+    memory: Annotated[Tensor, Axes("B G K W")]
 
 
 @dataclass(frozen=True)
 class DeltaState(State):
-    """The memory of the delta rule. It has its full size from the first token on."""
+    """The memory of the delta rule: rows are the features of keys. It has its full size from the first token on."""
 
-    memory: Tensor  # (B, G, F, V): rows are the features of keys
+    memory: Annotated[Tensor, Axes("B G F V")]
 
 
 @dataclass(frozen=True)
 class ScanState(State):
     """The memory of an elementwise recurrence: one number a channel, or a channel and state dimension."""
 
-    memory: Tensor  # (B, C), (B, C, N), ...
+    memory: Annotated[Tensor, Axes("B ...")]
 
 
 @dataclass(frozen=True)
 class MLSTMState(State):
-    """The memory of an mLSTM: C and, as its last column where the output is normalised, n; both times exp(-log_scale)."""
+    """The memory of an mLSTM: C and, as its last column where the output is normalised, n; both times exp(-log_scale).
 
-    memory: Tensor  # (B, G, K, V), or (B, G, K, V+1)
-    log_scale: Tensor | None = None  # (B, G) float64: the stabiliser m; None where the input gate is a sigmoid
+    log_scale is the stabiliser m, float64 where the device has it; None where the input gate is a sigmoid. W = V, or V+1.
+    """
+
+    memory: Annotated[Tensor, Axes("B G K W")]
+    log_scale: Annotated[Tensor | None, Axes("B G")] = None
 
 
 @dataclass(frozen=True)
 class TokenState(State):
     """Tokens kept as they are, right-aligned: the newest one of every row is last.
 
-    `lengths` counts the real tokens of each row (those before them are padding); None means all are real.
+    `log_decay` is what each token brought. `lengths` counts the real tokens of each row (those before them are padding);
+    None means all are real.
     """
 
-    keys: Tensor  # (B, S, G, K)
-    values: Tensor  # (B, S, G, V)
-    log_decay: Tensor | None = dataclasses.field(
-        default_factory=lambda: None
-    )  # (B, S, G): the decay that each token brought
-    lengths: Tensor | None = None  # (B,) int64
+    keys: Annotated[Tensor, Axes("B S G K")]
+    values: Annotated[Tensor, Axes("B S G V")]
+    log_decay: Annotated[Tensor | None, Axes("B S G")] = dataclasses.field(default_factory=lambda: None)
+    lengths: Annotated[Tensor | None, Axes("B", WHOLE, later=True)] = None
 
     @property
     def slots(self) -> int:
         return self.keys.shape[1]
 
+    def check_values(self) -> None:
+        super().check_values()
+        self.check_lengths()
+        if self.log_decay is not None and bool((self.log_decay > 0).any()):
+            raise ValueError(
+                f"state.log_decay must be <= 0 everywhere, got {self.log_decay.nan_to_num(nan=0.0).max().item():g}"
+            )
+
+    def check_lengths(self) -> None:
+        if self.lengths is not None and bool(((self.lengths < 0) | (self.lengths > self.slots)).any()):
+            raise ValueError(
+                f"state.lengths must lie between 0 and the {self.slots} slots, got {self.lengths.tolist()[:16]}"
+            )
+
     @classmethod
     def cat(cls, states: Sequence[Self]) -> Self:
+        _check_joinable(cls, states)
         slots = max(state.slots for state in states)
         return super().cat([state._widened(slots) for state in states])
 
@@ -214,7 +308,7 @@ class TokenState(State):
         extra = slots - self.slots
         lengths = self.lengths
         if lengths is None:
-            lengths = torch.full((self.keys.shape[0],), self.slots, device=self.keys.device)
+            lengths = torch.full((self.keys.shape[0],), self.slots, dtype=torch.long, device=self.keys.device)
         return dataclasses.replace(
             self,
             keys=pad(self.keys, (0, 0, 0, 0, extra, 0)),
@@ -227,6 +321,10 @@ class TokenState(State):
 class TokenViews(Protocol):
     """Where the tokens of many states lie together."""
 
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """B, G, K, V"""
+
     def view(self, name: str, slots: int) -> Tensor | None:
         """The field `name` of the state with the first `slots` tokens."""
 
@@ -235,10 +333,11 @@ class TokenViews(Protocol):
 class PowerState(TokenState):
     """The state of power attention: a folded memory, and the tokens that are not folded into it yet.
 
-    While the sequence is short there is no memory at all, only tokens; see `power.py`.
+    While the sequence is short there is no memory at all, only tokens; see `power.py`. W = V, or V+1 where the last column
+    of the memory sums the features.
     """
 
-    memory: Tensor | None = None  # (B, G, F, V), or (B, G, F, V+1) where the last column sums the features
+    memory: Annotated[Tensor | None, Axes("B G F W", later=True)] = None
 
     @classmethod
     def within(cls, tokens: TokenViews, slots: int, memory: Tensor | None) -> Self:
@@ -254,8 +353,19 @@ class PowerState(TokenState):
         self.__dict__[name] = tensor = tokens.view(name, slots)
         return tensor
 
+    @property
+    def batch_size(self) -> int:
+        return self.__dict__["source"][0].sizes[0] if "source" in self.__dict__ else super().batch_size
+
+    def _check(self, name: str, like: State | None, common: Common) -> None:
+        super()._check(name, like, common)
+        if self.memory is not None and self.memory.shape[3] - self.values.shape[3] not in (0, 1):
+            widths = f"{self.values.shape[3]} or {self.values.shape[3] + 1}"
+            raise ValueError(f"{name}.memory must have {widths} value channels, got {tuple(self.memory.shape)}")
+
     @classmethod
     def cat(cls, states: Sequence[Self]) -> Self:
+        _check_joinable(cls, states)
         folded = [state.memory for state in states if state.memory is not None]
         if folded:
             shape = folded[0].shape[1:]

@@ -152,12 +152,17 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _is_plain_state(state: PowerState) -> bool:
-    keys, values, memory = state.keys, state.values, state.memory
-    if state.lengths is not None or not all(map(_is_plain, state.tensors().values())):
+    """Plain tensors that fit each other, and a memory that can be read from its first number on."""
+    keys, values, log_decay, memory = state.keys, state.values, state.log_decay, state.memory
+    if state.lengths is not None or not all(_is_plain(x) for x in (keys, values, log_decay, memory) if x is not None):
         return False
-    return (
-        keys.dim() == 4 == values.dim() and keys.shape[:3] == values.shape[:3] and (memory is None or memory.is_contiguous())
-    )
+    if keys is None or values is None or not keys.dim() == values.dim() == 4:
+        return False
+    (B, S, G, K), V = keys.shape, values.shape[3]
+    if values.shape != (B, S, G, V) or (log_decay is not None and log_decay.shape != (B, S, G)):
+        return False
+    F = K * (K + 1) // 2
+    return memory is None or (memory.is_contiguous() and memory.shape in ((B, G, F, V), (B, G, F, V + 1)))
 
 
 def _sizes(state: PowerState) -> tuple[int, int, int, int]:
