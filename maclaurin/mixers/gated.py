@@ -94,7 +94,7 @@ class GatedSoftmax(ProjectedMixer):
         if self.numerator == "relu":
             q, k = F.relu(q), F.relu(k)
         if self.in_gate_proj is not None:
-            v = v * torch.sigmoid(self.in_gate_proj(x))[..., None]
+            v = (v * torch.sigmoid(wide(self.in_gate_proj(x)))[..., None]).to(v.dtype)
         y, attention = softmax_attention(
             q,
             k,
@@ -111,19 +111,17 @@ class GatedSoftmax(ProjectedMixer):
         )
         gate_sum = None
         if self.divisor_proj is not None:
-            g = self.divisor_proj(x)
-            g = g.to(torch.promote_types(g.dtype, torch.float32))
-            grown = without_padding(g.exp(), lengths).cumsum(1)
+            grown = without_padding(wide(self.divisor_proj(x)).exp(), lengths).cumsum(1)
             if state is not None and state.gate_sum is not None:
                 grown = grown + state.gate_sum[:, None]
             gate_sum = grown[:, -1].clone()  # a view would keep the sums of all tokens alive
-            y = (y / grown.clamp(min=1)[..., None]).to(y.dtype)
+            y = y / grown.clamp(min=1)[..., None]
         after = self.state_after(p, attention)
         return self.finish(y, x), None if after is None else replace(after, gate_sum=gate_sum)
 
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
         """What comes behind the sums: gates, norm and output matrix."""
-        y = y_BTHV
+        y = wide(y_BTHV)
         if self.out_gate == "before-norm":
             y = y * self._out_gate(x)
         y = self._normalised(y)
@@ -134,10 +132,14 @@ class GatedSoftmax(ProjectedMixer):
 
     def _out_gate(self, x: Tensor) -> Tensor:
         assert self.out_gate_proj is not None
-        g = self.out_gate_proj(x)[..., None]
+        g = wide(self.out_gate_proj(x))[..., None]
         return torch.sigmoid(g) if self.out_gate_activation == "sigmoid" else torch.exp(-g)
 
     def _normalised(self, y: Tensor) -> Tensor:
+        if isinstance(self.out_norm, nn.LayerNorm):
+            # weight and bias apart: inside, their gradients would be summed in as many pieces as there are threads
+            centred = F.layer_norm(y, self.out_norm.normalized_shape, eps=self.out_norm.eps)
+            return centred * wide(self.out_norm.weight) + wide(self.out_norm.bias)
         if self.out_norm is not None:
             normalised: Tensor = self.out_norm(y)
             return normalised
@@ -163,6 +165,11 @@ class GatedSoftmax(ProjectedMixer):
         dtype = next(self.parameters()).dtype
         gate = 0 if self.divisor_proj is None else self.num_heads * torch.promote_types(dtype, torch.float32).itemsize
         return self._token_nbytes(self.num_kv_heads) * length + self._carried_nbytes() + gate
+
+
+def wide(x: Tensor) -> Tensor:
+    """Gates and norms cancel: their products are float32 at least, as the sums between them."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 register(

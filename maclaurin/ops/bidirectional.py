@@ -27,6 +27,7 @@ from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import power_attention
+from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.tokens import without_padding
 
 Causal = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -275,7 +276,11 @@ def _one_power_memory(call: _Call, kernel: Kernel) -> Tensor:
     q_NKRT = call.q.unflatten(2, (G, -1)).permute(0, 2, 4, 3, 1).flatten(0, 1)
     pieces = []
     for q_NKRS in q_NKRT.split(SEGMENT, dim=3):
-        y_NWS = memory_NWF @ monomials(q_NKRS.flatten(2).contiguous(), kernel.orders)
+        q_NKS = q_NKRS.flatten(2).contiguous()
+        y_NWS = memory_NWF @ monomials(q_NKS, kernel.orders)
+        if call.normalize and kernel.never_negative:
+            used_NS1 = above_rounding(y_NWS[:, -1, :, None], q_NKS.transpose(1, 2), memory_NFW[..., -1], kernel, None)
+            y_NWS = y_NWS * used_NS1.transpose(1, 2)
         pieces.append(y_NWS.unflatten(2, q_NKRS.shape[2:]))
     return call.divided(torch.cat(pieces, dim=3).unflatten(0, (B, G)).permute(0, 4, 1, 3, 2).flatten(2, 3))
 

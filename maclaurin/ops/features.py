@@ -27,17 +27,36 @@ def monomial_count(dim: int, order: int) -> int:
 
 def multiplicity(dim: int, order: int) -> Tensor:
     """How many ordered index tuples give each monomial, float64, in the order of the features."""
-    # monomials of one order more, in lexical order: every index from the last one on, behind each of those there are
-    last, run = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float64)
     counts = torch.full((1,), float(math.factorial(order)), dtype=torch.float64)
+    for parent, run in _growing(dim, order):
+        counts = counts[parent] / run  # a run of m equal indices divides by m!, one factor at a time
+    return counts
+
+
+def power_of_norm(dim: int, order: int) -> Tensor:
+    """For an even order, the weights of its monomials in |x|^order = (Σ x_i²)^(order/2): zero but for squares. float64."""
+    counts = torch.full((1,), float(math.factorial(order // 2)), dtype=torch.float64)
+    before = torch.zeros(1, dtype=torch.float64)
+    for parent, run in _growing(dim, order):
+        # an index that comes an odd number of times makes no square, and m pairs of it divide by m!
+        counts = torch.where((run == 1) & (before[parent] % 2 == 1), 0.0, counts[parent])
+        counts = torch.where(run % 2 == 0, counts / (run / 2), counts)
+        before = run
+    return torch.where(before % 2 == 1, 0.0, counts)
+
+
+def _growing(dim: int, order: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The monomials of orders 1, 2, … in lexical order: which of one order less they continue, by what run of equal indices.
+
+    Behind each of those there are stands every index from the last one on.
+    """
+    last, run = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float64)
     for n in range(1, order + 1):
         size, children = monomial_count(dim, n), dim - last
         parent = torch.repeat_interleave(torch.arange(len(last)), children, output_size=size)
         step = torch.arange(size) - (children.cumsum(0) - children)[parent]
-        # a run of m equal indices divides by m!, one factor at a time
-        run = torch.where(step == 0, run[parent] + 1, 1.0)
-        counts, last = counts[parent] / run, last[parent] + step
-    return counts
+        run, last = torch.where(step == 0, run[parent] + 1, 1.0), last[parent] + step
+        yield parent, run
 
 
 @dataclass(frozen=True)
@@ -88,6 +107,16 @@ class Kernel:
     def squared(self) -> bool:
         return self.orders == (2,)
 
+    @property
+    def even(self) -> bool:
+        return all(n % 2 == 0 for n in self.orders)
+
+    @property
+    def never_negative(self) -> bool:
+        """Even orders alone, or the exponential's series up to an even order, which has no real root."""
+        highest = self.orders[-1]
+        return self.even or (highest % 2 == 0 and self.orders == tuple(range(highest + 1)))
+
     def feature_counts(self, dim: int) -> list[int]:
         return [monomial_count(dim, n) for n in self.orders]
 
@@ -123,6 +152,19 @@ class Kernel:
 def _feature_weights(kernel: Kernel, dim: int) -> Tensor:
     parts = [c * multiplicity(dim, n) for n, c in zip(kernel.orders, kernel.coefficients, strict=True)]
     return torch.cat(parts)
+
+
+@lru_cache(maxsize=32)
+def squares(kernel: Kernel, dim: int) -> list[tuple[int, Tensor, Tensor]]:
+    """For each even order n above 0: its position, which features are squares, and their weights in c_n |x|ⁿ."""
+    found, start = [], 0
+    for position, (n, c) in enumerate(zip(kernel.orders, kernel.coefficients, strict=True)):
+        if n > 0 and n % 2 == 0:
+            weights_F = c * power_of_norm(dim, n)
+            index_E = weights_F.nonzero().squeeze(1)
+            found.append((position, start + index_E, weights_F[index_E]))
+        start += monomial_count(dim, n)
+    return found
 
 
 def symmetric_power(x: Tensor, order: int = 2) -> Tensor:

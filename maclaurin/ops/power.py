@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
@@ -26,8 +27,9 @@ from maclaurin.ops.causality import causal
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES, fold_length_of, waiting
-from maclaurin.ops.power_chunked import CHUNK, Plan, above_rounding, chunked
+from maclaurin.ops.power_chunked import CHUNK, Plan, chunked
 from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
 
@@ -208,8 +210,11 @@ class _Engine:
             return y, new_memory if folded else memory
         options = (self.scale, self.normalize, self.chunk_size, folded)
         if memory is not None or self._through_memory(q, "native"):
+            if with_gradients := q.shape[1] == 1 < tokens.slots and torch.is_grad_enabled():
+                # the kernel of one token meets waiting ones apart from the memory, the backward of chunks only inside one
+                q = pad(q, (0, 0, 0, 0, tokens.slots - 1, 0))
             y, _, new_memory = native.call("chunked", q, k, v, tokens.log_decay, memory, *options)
-            return y, new_memory if folded else memory
+            return y[:, -1:] if with_gradients else y, new_memory if folded else memory
         y, _ = native.call("quadratic", q, k, v, tokens.log_decay, self.scale, False, self.normalize)
         if folded:
             a = None if tokens.log_decay is None else tokens.log_decay[:, :folded]
@@ -267,7 +272,7 @@ class _Engine:
         """Through the memory. It holds φ(k); chunks compute with plain monomials, which the roots turn into φ."""
         root_F1 = self.kernel.feature_weights(k_NSK.shape[-1], k_NSK)[:, None].sqrt()
         start_NFW = None if memory_NFW is None else memory_NFW / root_F1
-        plan = Plan(self.kernel, self.chunk_size, folded, guarded=self.normalize and self.kernel.squared)
+        plan = Plan(self.kernel, self.chunk_size, folded, self._averages)
         y_NRTW, end_NFW = chunked(q_NRTK, k_NSK, v_NSW, a_NS, start_NFW, weights_NO, plan)
         return y_NRTW, None if end_NFW is None else end_NFW * root_F1
 
@@ -296,8 +301,10 @@ class _Engine:
         q_NKQ = q_NRTK.flatten(1, 2).transpose(1, 2).contiguous()
         features_NFQ = monomials(q_NKQ, self.kernel.orders) * self.kernel.query_weights(k_NSK, weights_NO)
         read_NQW = torch.bmm(features_NFQ.transpose(1, 2), memory_NFW)
-        if self.normalize and self.kernel.squared:
-            read_NQW = read_NQW * above_rounding(read_NQW, q_NKQ.transpose(1, 2), memory_NFW)
+        if self._averages:
+            totals_NF = memory_NFW[..., -1] / self.kernel.feature_weights(k_NSK.shape[-1], k_NSK).sqrt()
+            used_NQ1 = above_rounding(read_NQW[..., -1:], q_NKQ.transpose(1, 2), totals_NF, self.kernel, weights_NO)
+            read_NQW = read_NQW * used_NQ1  # not filled: NaN stays NaN
         read_NRTW = read_NQW.view_as(y_NRTW)
         if a_NS is not None:
             read_NRTW = read_NRTW * decay.factor(sums_NS[:, None, S - T :, None], read_NRTW.dtype)
@@ -319,6 +326,11 @@ class _Engine:
         real = tokens.real()
         ones = values.new_ones(values.shape[:-1]) if real is None else real[..., None].to(dtype).expand(values.shape[:-1])
         return torch.cat([values, ones[..., None]], dim=-1)
+
+    @property
+    def _averages(self) -> bool:
+        """Whether outputs are averages of values. Weights of the orders are looked at where they are used."""
+        return self.normalize and (self.kernel.never_negative if self.weights is None else self.kernel.even)
 
     def _features(self, key_dim: int) -> int:
         return self.kernel.feature_count(key_dim)

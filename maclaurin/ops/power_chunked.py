@@ -34,9 +34,9 @@ from torch.autograd.function import once_differentiable
 from maclaurin.ops import decay
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.features import Kernel, contract, expand
+from maclaurin.ops.rounding import above_rounding
 
 CHUNK = 256
-ROUNDING = 4  # machine epsilons of the largest term
 EXPANSION_BYTES = 64 * 2**20  # how much of m(x) may exist at a time; heads beyond it wait
 
 
@@ -47,7 +47,7 @@ class Plan:
     kernel: Kernel
     chunk: int
     folded: int  # the state is returned as it stands after this many keys
-    guarded: bool = False  # squared scores with a denominator: what the memory says within its rounding error is not used
+    guarded: bool = False  # averages: what the memory says within its rounding error is not used
 
     def spans(self, S: int, T: int) -> Iterator[tuple[int, int]]:
         """Chunks of keys; one ends where the queries begin, and one where the returned state is taken."""
@@ -202,7 +202,7 @@ class _Chunked(torch.autograd.Function):
                 if not empty:
                     read_NQW = torch.bmm(chunk.monomials_of_q().transpose(1, 2), c_NF1 * memory)
                     if used_NRT1 is not None:
-                        used_NQ1 = above_rounding(read_NQW, chunk.q_NQK, memory)
+                        used_NQ1 = above_rounding(read_NQW[..., -1:], chunk.q_NQK, memory[..., -1], plan.kernel, weights_NO)
                         read_NQW *= used_NQ1
                         used_NRT1[:, :, chunk.queries] = used_NQ1.unflatten(1, (chunk.groups, -1))
                     y_NQW += chunk.from_start(read_NQW)
@@ -281,20 +281,6 @@ class _Chunked(torch.autograd.Function):
             d_decay_NS = d_sums_NS.flip(1).cumsum(1).flip(1).to(log_decay_NS.dtype)
             d_decay_NS = d_decay_NS * (log_decay_NS > decay.SMALLEST_LOG_DECAY)
         return dq_NRTK, dk_NSK, dv_NSW, d_decay_NS, None if memory_NFW is None else dmemory, d_weights_NO, None
-
-
-def above_rounding(read_NQW: Tensor, q_NQK: Tensor, memory_NFW: Tensor) -> Tensor:
-    """Which rows (N,Q,1) of φ(q)ᵀS stand above the rounding error of their denominator, the last column.
-
-    The denominator Σ w_j (q·k_j)² is a sum of terms as large as |q|² Σ w_j |k_j|², and the last factor is the trace of the
-    ones' part of the memory. Where q is orthogonal to all keys nothing but their rounding error is left, and dividing by
-    it would give values of any size.
-    """
-    K = q_NQK.shape[-1]
-    diagonal = torch.arange(K, 0, -1, device=q_NQK.device).cumsum(0) - torch.arange(K, 0, -1, device=q_NQK.device)
-    trace_N11 = memory_NFW[:, diagonal, -1].sum(1)[:, None, None]
-    largest_NQ1 = q_NQK.square().sum(-1, keepdim=True) * trace_N11
-    return read_NQW[..., -1:] > ROUNDING * torch.finfo(read_NQW.dtype).eps * largest_NQ1
 
 
 def initial_memory(memory_NFW: Tensor | None, k_NSK: Tensor, v_NSW: Tensor, kernel: Kernel) -> Tensor:

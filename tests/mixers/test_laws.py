@@ -362,6 +362,25 @@ def test_autocast_loses_no_more_than_rounding_its_linear_layers(name):
         assert relative(a.double(), c) <= 8 * relative(b, c) + 16 * eps, parameter
 
 
+@every_mixer
+def test_gradients_are_the_same_to_the_bit_for_any_number_of_threads(name):
+    mixer = build(name, torch.float32, d_model=64)
+    x = inputs(mixer, 3, 33).requires_grad_()
+    mask = torch.ones(3, 33, dtype=torch.bool)
+    mask[1, 20:] = False
+    leaves = {"x": x, **dict(mixer.named_parameters())}
+    found, usual = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            y, _ = mixer(x, attention_mask=mask)
+            found.append(torch.autograd.grad(y.square().sum(), list(leaves.values()), allow_unused=True))
+    finally:
+        torch.set_num_threads(usual)
+    for parameter, one, two in zip(leaves, *found, strict=True):
+        assert (one is None and two is None) or torch.equal(one, two), parameter
+
+
 @pytest.mark.parametrize("name", ["2mamba", "softmax", "mamba2"])
 def test_compiled_mixers_match_at_any_length(name):
     """Several lengths and decoding steps through one compiled mixer."""

@@ -280,18 +280,112 @@ def test_orthogonal_to_everything_in_the_memory_is_zero(dtype, form, exact):
         assert (y == 0).all()
 
 
+def at_an_angle(cosine, size, T=64, K=6, V=4):
+    """Queries and keys of that length in float32: the keys in one direction, the queries at one angle to it."""
+    direction = torch.nn.functional.normalize(torch.randn(K, dtype=torch.float64), dim=0)
+    k = (direction + 0.1 * torch.randn(1, T, 1, 1, dtype=torch.float64) * direction).expand(1, T, 1, K)
+    q = torch.randn(1, T, 1, K, dtype=torch.float64)
+    q = torch.nn.functional.normalize(q - (q * direction).sum(-1, keepdim=True) * direction, dim=-1)
+    q = (1 - cosine**2) ** 0.5 * q + cosine * direction
+    return (size * q).float(), (size * k).float(), torch.randn(1, T, 1, V)
+
+
+def through_a_memory(q, k, v, form, **options):
+    """The outputs, of which all but the first come from a memory as well: of the parallel form that of a state."""
+    options = {"chunk_size": 16, "fold_at": 24, "fold_every": 8, **options}
+    if form != "parallel":
+        return ops.power_attention(q, k, v, form=form, **options)[0]
+    first, state = ops.power_attention(*(x[:, :40] for x in (q, k, v)), form=form, **options)
+    rest, _ = ops.power_attention(*(x[:, 40:] for x in (q, k, v)), state=state, form=form, **options)
+    return torch.cat([first, rest], dim=1)
+
+
+AVERAGING = [2, 4, 6, (2, 4), (0, 2), (0, 2, 4), (0, 1, 2), (0, 1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("size", [1.5, 100.0])
 @pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
-def test_squared_scores_give_averages_however_ill_conditioned(form):
-    """An even order averages its values: no output may leave their range, at any angle between queries and keys."""
-    for power in range(1, 8):
-        direction = torch.nn.functional.normalize(torch.randn(16), dim=0)
-        k = direction + 0.1 * torch.randn(1, 200, 1, 1) * direction
-        k = k.expand(1, 200, 1, 16)
-        q = torch.randn(1, 200, 1, 16)
-        q = q - (q * direction).sum(-1, keepdim=True) * direction + 10.0**-power * direction
-        v = torch.randn(1, 200, 1, 4)
-        y, _ = ops.power_attention(q, k, v, form=form, chunk_size=32, fold_at=50, fold_every=8)
-        assert y.abs().max() <= 1.05 * v.abs().max() + 1e-3, power
+@pytest.mark.parametrize("order", AVERAGING, ids=str)
+def test_weights_without_signs_give_averages_at_any_angle(order, form, size):
+    """No output leaves the range of its values, and as long as a memory has digits they are right."""
+    orders = (order,) if isinstance(order, int) else order
+    coefficients = [1.0 if isinstance(order, int) else 1 / math.factorial(n) for n in orders]
+    for cosine in (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-6):
+        q, k, v = (x.requires_grad_() for x in at_an_angle(cosine, size))
+        y = through_a_memory(q, k, v, form, order=order)
+        assert y.abs().max() <= 1.05 * v.abs().max(), cosine
+        dk, dv = torch.autograd.grad(y.square().sum(), (k, v))
+        # how much larger the terms of a sum over features are than the sum: machine epsilons of them are what it loses
+        score = size**2 / 6**0.5
+        terms = sum(n * c * score**n for n, c in zip(orders, coefficients, strict=True))
+        lost = 8 * torch.finfo(torch.float32).eps * (1 + terms / sum_of(coefficients, orders, cosine * score))
+        if lost > 1:
+            continue
+        exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        expected = reference.power_attention(*exact, order=order)
+        expected_dk, expected_dv = torch.autograd.grad(expected.square().sum(), exact[1:])
+        assert distance(y, expected) < lost, cosine
+        assert distance(dv, expected_dv) < lost, cosine
+        assert distance(dk, expected_dk) < lost / cosine, cosine
+
+
+def sum_of(coefficients, orders, score):
+    return sum(c * score**n for n, c in zip(orders, coefficients, strict=True))
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+@pytest.mark.parametrize("order", [4, (2, 6)], ids=str)
+def test_weights_of_even_orders_give_averages_at_any_angle(order, form):
+    heads = torch.rand(1, 1 if isinstance(order, int) else 2)
+    for cosine in (1e-1, 1e-3, 1e-5):
+        q, k, v = at_an_angle(cosine, 2.0)
+        y = through_a_memory(q, k, v, form, order=order, order_weights=heads)
+        assert y.abs().max() <= 1.05 * v.abs().max(), cosine
+
+
+@pytest.mark.parametrize("order", AVERAGING, ids=str)
+def test_one_memory_of_a_whole_sequence_gives_averages_at_any_angle(order):
+    for cosine in (1e-1, 1e-3, 1e-5):
+        q, k, v = at_an_angle(cosine, 2.0)
+        y = ops.bidirectional_power(q, k, v, order=order, form="chunked")
+        assert y.abs().max() <= 1.05 * v.abs().max(), cosine
+
+
+def test_orders_of_both_signs_read_all_of_their_memory():
+    """1.0·x² - 0.3·x⁴ has negative sums, which are as good as others."""
+    q, k, v = (torch.randn(1, 60, 1, 4, dtype=torch.float64) for _ in range(3))
+    weights = torch.tensor([[2.0, -7.2]], dtype=torch.float64)
+    expected = reference.power_attention(q, k, v, order=(2, 4), order_weights_HN=weights)
+    for form in FORMS:
+        y = through_a_memory(q, k, v, form, order=(2, 4), order_weights=weights)
+        assert_close(y, expected, 1e-8, form)
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+def test_gradients_are_those_of_what_was_computed_where_a_memory_is_silent(form):
+    """In float64 the sixth order has no digits left below a cosine of 4e-3, where differences still tell the gradients."""
+    q, k, v = (x.double().requires_grad_() for x in at_an_angle(1e-3, 1.0, T=6, K=3, V=1))
+
+    def attend(*leaves):
+        _, state = ops.power_attention(
+            *(x[:, :3] for x in leaves), order=6, form=form, chunk_size=2, fold_at=3, fold_every=2
+        )
+        rest = (x[:, 3:] for x in leaves)
+        return ops.power_attention(*rest, order=6, state=state, form=form, chunk_size=2, fold_at=3, fold_every=2)[0]
+
+    assert distance(attend(q, k, v), reference.power_attention(q, k, v, order=6)[:, 3:]) > 0.1
+    torch.autograd.gradcheck(attend, (q, k, v), eps=1e-7, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("cosine", [1e-1, 1e-4, 1e-5])
+def test_backends_have_the_same_gradients_where_a_memory_is_silent(cosine):
+    leaves = [x.requires_grad_() for x in at_an_angle(cosine, 2.0)]
+    found = []
+    for backend in ("torch", "native"):
+        y = through_a_memory(*leaves, "recurrent", backend=backend)
+        found.append(torch.autograd.grad(y.square().sum(), leaves))
+    for plain, native in zip(*found, strict=True):
+        assert (plain - native).abs().max() < 1e-2 * max(found[0][1].abs().max(), plain.abs().max())
 
 
 @pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
