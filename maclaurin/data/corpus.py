@@ -7,9 +7,10 @@ read by `datasets` as streams, never whole; so is any dataset of the hub.
 from __future__ import annotations
 
 import hashlib
+import json
 import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ HUB_PRESETS = {
 
 
 class Corpus(ABC):
-    """Documents by split, and a key that changes with their content."""
+    """Documents by split, and a key of everything that decides what they are: content, and how it is read and split."""
 
     name: str
 
@@ -87,7 +88,8 @@ class StandardLibrary(Corpus):
                 yield (self.root / path).read_text(encoding="utf-8", errors="replace")
 
     def fingerprint(self) -> str:
-        return _digest(self.root / path for path in self.paths)
+        # a file's place in the library decides its split
+        return _digest([HELD_OUT], {path.as_posix(): self.root / path for path in self.paths})
 
 
 class LocalFiles(Corpus):
@@ -138,7 +140,9 @@ class LocalFiles(Corpus):
             yield _text(row, self.text_field, str(file))
 
     def fingerprint(self) -> str:
-        return _digest(self.files)
+        # of a file's name only the ending matters, which decides how it is read: a corpus may be moved
+        files = {f"{place}{file.suffix}": file for place, file in enumerate(self.files)}
+        return _digest([HELD_OUT, LONGEST_TEXT, self.text_field], files)
 
 
 class HubDataset(Corpus):
@@ -158,7 +162,7 @@ class HubDataset(Corpus):
                 yield text
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.dataset}/{self.configuration}@{self._revision}".encode()).hexdigest()
+        return _digest([HELD_OUT, self.dataset, self.configuration, self._revision, self.text_field], {})
 
     @cached_property
     def _revision(self) -> str:
@@ -207,10 +211,11 @@ def _text_documents(file: Path) -> Iterator[str]:
     yield "".join(lines)
 
 
-def _digest(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
+def _digest(settings: list[Any], files: Mapping[str, Path]) -> str:
+    """Of how documents are read, and of the files they are read from, in their order."""
+    digest = hashlib.sha256(json.dumps(settings).encode())
+    for name, file in files.items():
         with open(file, "rb") as stream:
-            digest.update(f"{file.name}\0".encode())
+            digest.update(f"{name}\0".encode())
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()

@@ -117,14 +117,14 @@ def test_tokens_are_cached_by_content(tmp_path):
     assert corpus.read == 1
     assert isinstance(file.tokens, np.memmap)
     tokenise(Memory(["other"]), "train", tokenizer, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob("memory-*"))) == 2
 
 
 @pytest.mark.parametrize("damage", ["tokens.bin", "ends.bin", "meta.json"])
 def test_a_half_written_cache_is_rebuilt(tmp_path, damage):
     corpus, tokenizer = Memory(["some text"]), byte_tokenizer()
     expected = tokenise(corpus, "train", tokenizer, tmp_path).tokens.tolist()
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("memory-*")
     content = (folder / damage).read_bytes()
     (folder / damage).write_bytes(content[: len(content) // 2])
     assert tokenise(corpus, "train", tokenizer, tmp_path).tokens.tolist() == expected
