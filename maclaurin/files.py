@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 KINDS: dict[type, str] = {dict: "a JSON object", list: "a JSON list"}
+LONGEST_REASON = 300  # characters of somebody else's message: some quote the whole file
 
 
 def write_text(path: Path, text: str) -> None:
@@ -39,3 +42,21 @@ def read_json(path: Path, kind: type = dict) -> Any:
     if not isinstance(content, kind):
         raise ValueError(f"{path} must hold {KINDS[kind]}, got {type(content).__name__}")
     return content
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Around foreign code that reads a file or a folder: whatever it raises becomes one sentence that begins with the name.
+
+    Parsers meet what their authors never thought of and raise anything, panics of Rust among it, which are no Exceptions.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:
+        if isinstance(error, ValueError) and str(error).startswith(str(path)):
+            raise
+        line = next(iter(str(error).strip().splitlines()), "")
+        kind = "" if isinstance(error, ValueError | OSError) and line else f"{type(error).__name__} "
+        raise ValueError(f"{path} cannot be read: {kind}{line[:LONGEST_REASON]}".rstrip()) from error

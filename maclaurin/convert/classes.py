@@ -25,6 +25,7 @@ from transformers.models.vit.modeling_vit import ViTAttention
 
 from maclaurin.convert.attention import NAME, hand_over, own_cache
 from maclaurin.convert.students import SOFTMAX, Shape, build_student, is_new
+from maclaurin.models.checked import load_checked
 from maclaurin.models.decoder import MaclaurinForCausalLM
 
 
@@ -105,7 +106,7 @@ class Linearised(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """As in transformers, but a student without its weights is refused."""
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = load_checked(cls, super().from_pretrained, *args, **kwargs)
         if lost := sorted(name for name in info["missing_keys"] if is_new(f".{name}")):
             raise ValueError(f"the checkpoint lacks {len(lost)} weights of students, such as {lost[0]}: convert it again")
         return (model, info) if output_loading_info else model

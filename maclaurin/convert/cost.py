@@ -41,7 +41,7 @@ def cost_by_length(source: Path, converted: Path, lengths: tuple[int, ...]) -> l
 
 
 def _model(folder: Path, length: int) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     config.max_position_embeddings = max(config.max_position_embeddings, length)
     name = config.architectures[0]
     if name == MaclaurinForCausalLM.__name__:

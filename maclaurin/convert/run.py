@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from maclaurin.convert.recover import recover_objective, recover_rates, with_low
 from maclaurin.convert.sources import Source, recognise
 from maclaurin.convert.stage import Objective, Stage
 from maclaurin.convert.transfer import transfer_objective, transfer_rates
-from maclaurin.files import write_json
+from maclaurin.files import read_json, write_json
+from maclaurin.models.checked import stays_inside
 
 FIGURES = "evaluation.json"
 UNTRAINED = "untrained"
@@ -59,7 +59,7 @@ def convert(plan: Plan, say: Callable[[str], None], *, lengths: tuple[int, ...] 
     data = load_data(source, plan)
     student = student_of(teacher, plan)
     figures = _load_figures(plan)
-    figures |= {"plan": json.loads((Path(plan.output) / "conversion.json").read_text()), "kind": source.kind}
+    figures |= {"plan": read_json(Path(plan.output) / "conversion.json"), "kind": source.kind}
     stages = figures.setdefault("stages", {})
     if UNTRAINED not in stages:
         stages[UNTRAINED] = evaluate(source, teacher, student, data.held_out)
@@ -144,14 +144,20 @@ def _save(source: Source, student: PreTrainedModel, plan: Plan) -> None:
     student.save_pretrained(output)
     beside = [file for file in source.path.glob("*") if file.suffix in COPIED and file.name not in LEFT_OUT]
     for file in (*beside, *source.path.glob("[0-9]_*/config.json")):  # those are modules of sentence-transformers
+        stays_inside(source.path, file)
         target = output / file.relative_to(source.path)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
 
 
 def _load_figures(plan: Plan) -> dict[str, Any]:
-    file = Path(plan.output) / FIGURES
-    figures: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    """What was measured before; measured again where the file is damaged, for the weights are in the stages' folders."""
+    try:
+        figures: dict[str, Any] = read_json(Path(plan.output) / FIGURES)
+        for stage in figures["stages"].values():
+            sentence(stage)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
     return figures
 
 

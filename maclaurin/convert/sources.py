@@ -5,7 +5,7 @@ Weights are read from safetensors only, code that comes with a model is never ru
 
 from __future__ import annotations
 
-import json
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 # under its short name transformers 5.14 has it only beside torchvision, which it does not need
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from maclaurin.convert.classes import FAMILIES, PREFIX
 from maclaurin.convert.students import SOFTMAX
+from maclaurin.files import naming, read_json
 from maclaurin.hub import from_hub
-from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.folder import best_device
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, fields
+from maclaurin.models.checked import check_size, checked_description, held_by
+from maclaurin.models.folder import best_device, tokenizer_in
 
 # what is fetched from the hub: first what describes a model, and if that will do, weights that are no pickles
 DESCRIPTION = ("*.json", "*.txt", "*.model", "*.jinja", "*/config.json")
@@ -49,23 +50,26 @@ class Source:
 
     def load(self) -> PreTrainedModel:
         """The model as its owner would load it, in float32."""
-        options = {} if self.kind == "maclaurin" else {"attn_implementation": "sdpa", "trust_remote_code": False}
-        model = self.architecture.from_pretrained(
-            self.path, use_safetensors=True, local_files_only=True, dtype="float32", **options
-        )
+        options = {} if self.kind == "maclaurin" else {"attn_implementation": "sdpa"}
+        with naming(self.path):
+            model = self.architecture.from_pretrained(
+                self.path, use_safetensors=True, local_files_only=True, trust_remote_code=False, dtype="float32", **options
+            )
         return model.eval().to(best_device())
 
     def processor(self) -> Any:
         """Its tokenizer, or what makes tensors of images."""
-        loader = AutoImageProcessor if self.kind == "vision" else AutoTokenizer
-        return loader.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
+        if self.kind != "vision":
+            return tokenizer_in(self.path)
+        with naming(self.path):
+            return AutoImageProcessor.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
 
     def pooling(self) -> str:
         """How a sentence's vector comes from those of its tokens: as its own files say, or the mean."""
         file = self.path / "1_Pooling" / "config.json"
         if not file.is_file():
             return "mean"
-        chosen = json.loads(file.read_text())
+        chosen = read_json(file)
         for key, name in (("pooling_mode_mean_tokens", "mean"), ("pooling_mode_cls_token", "class")):
             if chosen.get(key):
                 return name
@@ -84,10 +88,13 @@ def recognise(spec: str) -> Source:
     if remote:
         path = _fetched(spec, (*DESCRIPTION, WEIGHTS))
     _check_weights(path, spec, remote)
-    if kind == "maclaurin":
-        return Source(path, MaclaurinConfig.from_pretrained(path), MaclaurinForCausalLM, kind)
-    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    return Source(path, config, _architecture(described, spec), kind)
+    with naming(path / "config.json"):
+        if kind == "maclaurin":
+            return Source(path, MaclaurinConfig.from_pretrained(path), MaclaurinForCausalLM, kind)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    architecture = _architecture(described, spec)
+    check_size(path, described, lambda: architecture(copy.deepcopy(config)))
+    return Source(path, config, architecture, kind)
 
 
 def _fetched(spec: str, wanted: Sequence[str]) -> Path:
@@ -105,19 +112,14 @@ def _config_file(path: Path, spec: str) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"source {spec!r} has no config.json: it is no folder of a model")
     try:
-        described = json.loads(file.read_text())
+        return checked_description(path)
     except ValueError as error:
-        raise ValueError(f"source {spec!r} has a config.json that is no JSON: {error}") from error
-    if not isinstance(described, dict) or "model_type" not in described:
-        raise ValueError(f"source {spec!r} has a config.json without model_type: it is no model of transformers")
-    return described
+        raise ValueError(f"source {spec!r} cannot be converted: {error}") from error
 
 
 def _kind(config: dict[str, Any], spec: str) -> str:
     name = config["model_type"]
     supported = ", ".join((*FAMILIES, MaclaurinConfig.model_type))
-    if "auto_map" in config:
-        raise ValueError(f"source {spec!r} needs code of its own, which is never run; supported: {supported}")
     if name.startswith(PREFIX):
         raise ValueError(f"source {spec!r} is converted already: it is a {name}")
     if name in RELATIVE:
@@ -127,6 +129,7 @@ def _kind(config: dict[str, Any], spec: str) -> str:
         )
     if name == MaclaurinConfig.model_type:
         mixers = config.get("mixer", "")
+        fields.names(f"source {spec!r}: mixer", mixers)
         if SOFTMAX not in ([mixers] if isinstance(mixers, str) else mixers):
             raise ValueError(f"source {spec!r} has no softmax layer to convert: its mixer is {mixers!r}")
         return MaclaurinConfig.model_type
@@ -154,12 +157,10 @@ def _check_weights(path: Path, spec: str, remote: bool) -> None:
                 f"source {spec!r} has only pickled weights ({pickled}), which are never loaded: save safetensors"
             )
         raise ValueError(f"source {spec!r} has no weights: a .safetensors file is missing, and pickles are never loaded")
-    for file in files:
-        try:
-            with safe_open(file, framework="pt"):
-                pass
-        except SafetensorError as error:
-            raise ValueError(f"source {spec!r} has a broken {file.name}: {error}") from error
+    try:
+        held_by(path)
+    except ValueError as error:
+        raise ValueError(f"source {spec!r} has broken weights: {error}") from error
 
 
 def _listed(spec: str) -> list[str]:
@@ -180,6 +181,8 @@ def _check_processor(path: Path, spec: str, kind: str) -> None:
 
 def _architecture(config: dict[str, Any], spec: str) -> type[PreTrainedModel]:
     names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"source {spec!r} must have a list of names as architectures in its config.json")
     found = getattr(transformers, names[0], None) if names else None
     family = FAMILIES[config["model_type"]]
     if not isinstance(found, type) or getattr(found, "config_class", None) is not family.config:

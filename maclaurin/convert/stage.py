@@ -5,7 +5,6 @@ A stage is done when its folder holds a model; until then it holds checkpoints o
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -24,12 +23,13 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from maclaurin.convert.text import Batch
-from maclaurin.files import write_json
+from maclaurin.files import read_json, write_json
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
 from maclaurin.training.trainer import LanguageTrainer, arguments
 
 Objective = Callable[[nn.Module, Batch], Tensor]
 TIMES, LOG = "times.json", "losses.jsonl"
+CLOCKS = ("seconds", "cpu_seconds")
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,11 @@ class Stage:
 
     def times(self) -> dict[str, float]:
         """How long all its runs took together: by the clock, and of all cores together."""
-        file = self.folder / TIMES
-        times: dict[str, float] = json.loads(file.read_text()) if file.exists() else {"seconds": 0.0, "cpu_seconds": 0.0}
-        return times
+        try:
+            stored = read_json(self.folder / TIMES)
+            return {name: float(stored[name]) for name in CLOCKS}
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):  # none yet, or damaged: counted from now on
+            return dict.fromkeys(CLOCKS, 0.0)
 
     def _add(self, **seconds: float) -> None:
         times = {name: before + seconds[name] for name, before in self.times().items()}

@@ -9,7 +9,6 @@ Paper 2's softmax was trained with positions rounded to bfloat16 and evaluated w
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -20,8 +19,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from maclaurin.files import naming, read_json
 from maclaurin.mixers.published import PAPER_1, PAPER_2
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.models.checked import check_size, stays_inside
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.self_attn\.(.+)$")
 # not parameters: masks, rotary frequencies, an unused table of positions, a bias that no configuration adds
@@ -63,6 +64,7 @@ def import_checkpoint(folder: Path, output: Path, *, rounded_positions: bool = F
     model.save_pretrained(output)
     for name in BESIDE:
         if (folder / name).is_file():
+            stays_inside(folder, folder / name)
             shutil.copyfile(folder / name, output / name)
     for name in unknown:
         yield f"unknown and left out: {name}"
@@ -84,6 +86,7 @@ def load_checkpoint(folder: Path, *, rounded_positions: bool = False) -> tuple[M
             tensors, unknown = _translated({name: file.get_tensor(name) for name in names if not SKIPPED.search(name)})
     except SafetensorError as error:
         raise ValueError(f"checkpoint {str(folder)!r} has a broken model.safetensors: {error}") from error
+    check_size(folder, described, lambda: MaclaurinForCausalLM(config))
     model = MaclaurinForCausalLM(config)
     known = model.state_dict()
     unknown += [name for name in tensors if name not in known]
@@ -105,9 +108,9 @@ def _config_file(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"checkpoint {str(folder)!r} has no config.json")
     try:
-        described: dict[str, Any] = json.loads(file.read_text())
+        described: dict[str, Any] = read_json(file)
     except ValueError as error:
-        raise ValueError(f"checkpoint {str(folder)!r} has a config.json that is no JSON: {error}") from error
+        raise ValueError(f"checkpoint {str(folder)!r} cannot be imported: {error}") from error
     for name in ("attention_type", "hidden_size", "num_attention_heads"):
         if name not in described:
             raise ValueError(f"checkpoint {str(folder)!r} has no {name} in its config.json: it is none of the thesis's")
@@ -116,6 +119,8 @@ def _config_file(folder: Path) -> dict[str, Any]:
 
 def _config(described: dict[str, Any], names: list[str], folder: Path, rounded_positions: bool) -> MaclaurinConfig:
     kind = described["attention_type"]
+    if not isinstance(kind, str):
+        raise ValueError(f"checkpoint {str(folder)!r} must name its attention_type in config.json, got {kind!r:.60}")
     paper_1 = any(name.endswith(f"self_attn.{SEPARATE[0]}") for name in names)
     rows = PAPER_1 if paper_1 else PAPER_2
     if kind not in rows:
@@ -131,7 +136,8 @@ def _config(described: dict[str, Any], names: list[str], folder: Path, rounded_p
     if paper_1 and mixer != "mamba2" and "rope_theta" in described:  # paper 2's layers have one of their own, 10000
         options["rope_theta"] = described["rope_theta"]
     fields = {name: described[name] for name in FIELDS if described.get(name) is not None}
-    return MaclaurinConfig(**fields, mixer=mixer, mixer_options={mixer: options})
+    with naming(folder / "config.json"):
+        return MaclaurinConfig(**fields, mixer=mixer, mixer_options={mixer: options})
 
 
 def _translated(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from maclaurin.files import naming
 from maclaurin.hub import from_hub
 
 END = "<|endoftext|>"
@@ -31,10 +31,15 @@ def open_tokenizer(spec: str, documents: Iterable[str] | None = None) -> Any:
     is_folder = Path(spec).is_dir()
     if not is_folder and spec.count("/") != 1:
         raise ValueError(f"tokenizer {spec!r} is not 'bytes', not 'bpe:SIZE', no folder here and no owner/name of the hub")
+    if is_folder:
+        from maclaurin.models.folder import tokenizer_in
+
+        return tokenizer_in(Path(spec))
     from transformers import AutoTokenizer
 
-    with nullcontext() if is_folder else from_hub(f"tokenizer {spec!r}"):
-        return AutoTokenizer.from_pretrained(spec)
+    what = f"tokenizer {spec!r}"
+    with naming(what), from_hub(what):
+        return AutoTokenizer.from_pretrained(spec, trust_remote_code=False)
 
 
 def byte_tokenizer() -> Any:

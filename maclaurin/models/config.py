@@ -8,6 +8,7 @@ from transformers import PretrainedConfig
 
 from maclaurin.mixers.base import INITS
 from maclaurin.mixers.registry import mixer_entry
+from maclaurin.models import fields
 from maclaurin.ops.checks import one_of
 
 SIZES: dict[str, dict[str, int]] = {
@@ -54,8 +55,9 @@ class MaclaurinConfig(PretrainedConfig):
         return cls(**{**SIZES[size], **fields})
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self._check_fields()
+        fields.inherited(self, kwargs)
         super().__post_init__(**kwargs)
-        one_of("init", self.init, INITS)
         pattern = self._pattern
         if not pattern or self.num_hidden_layers % len(pattern):
             raise ValueError(
@@ -64,6 +66,27 @@ class MaclaurinConfig(PretrainedConfig):
             )
         for name in pattern:
             mixer_entry(name)
+
+    def _check_fields(self) -> None:
+        """Types and ranges, before anything is made of them."""
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings"):
+            fields.whole(name, getattr(self, name))
+        fields.whole("num_hidden_layers", self.num_hidden_layers, largest=fields.MOST_LAYERS)
+        if self.num_key_value_heads is not None:
+            fields.whole("num_key_value_heads", self.num_key_value_heads)
+        for name in ("rms_norm_eps", "initializer_range"):
+            fields.real(name, getattr(self, name))
+        for name in ("use_cache", "tie_word_embeddings"):
+            fields.flag(name, getattr(self, name))
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            value = getattr(self, name)
+            for one in value if name == "eos_token_id" and isinstance(value, list) else (value,):
+                fields.token_id(name, one)
+        one_of("init", self.init, INITS)
+        fields.names("mixer", self.mixer)
+        fields.options("mixer_options", self.mixer_options)
+        embeddings, mlps = self.vocab_size, 3 * self.intermediate_size * self.num_hidden_layers
+        fields.parameters(self.hidden_size * (embeddings + mlps + self.hidden_size * self.num_hidden_layers))
 
     @property
     def _pattern(self) -> list[str]:

@@ -21,6 +21,7 @@ from transformers.utils import logging
 from maclaurin.mixers import MixerState, build_mixer
 from maclaurin.mixers.base import RMSNorm
 from maclaurin.models.cache import StateCache
+from maclaurin.models.checked import load_checked
 from maclaurin.models.config import MaclaurinConfig
 
 LOSS_CHUNK = 2048  # tokens whose logits exist at a time while the loss is computed
@@ -89,7 +90,7 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
         logging.set_verbosity_error()  # one sentence below instead of its table
         try:
             kwargs["ignore_mismatched_sizes"] = True  # they are in the report, which is checked below
-            model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+            model, info = load_checked(cls, super().from_pretrained, *args, **kwargs)
         finally:
             logging.set_verbosity(verbosity)
         for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
+
+from maclaurin.files import naming
+from maclaurin.models.checked import check_size, checked_description
+
+TRIAL = "a b"
 
 
 def open_model(folder: str | Path) -> tuple[Any, Any]:
@@ -26,19 +29,34 @@ def open_model(folder: str | Path) -> tuple[Any, Any]:
         hint = f"; its run is not finished, {checkpoints[-1]} is its last checkpoint" if checkpoints else ""
         raise ValueError(f"model {str(folder)!r} has no config.json{hint}")
     disable_progress_bar()
-    if json.loads((path / "config.json").read_text()).get("model_type", "").startswith("maclaurin-"):
+    described = checked_description(path)
+    if described["model_type"].startswith("maclaurin-"):
         import_module("maclaurin.convert")  # makes the Auto classes know converted models
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, local_files_only=True).eval()
-    except SafetensorError as error:
-        raise ValueError(f"model {str(folder)!r} has a broken model.safetensors: {error}") from error
+    with naming(path / "config.json"):
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    if not described["model_type"].startswith("maclaurin"):  # this project's classes look for themselves
+        check_size(path, described, lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+    with naming(path):
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, use_safetensors=True, local_files_only=True, trust_remote_code=False
+        ).eval()
     # a checkpoint's tokenizer is that of its run
     home = next((place for place in (path, path.parent) if (place / "tokenizer_config.json").is_file()), None)
     if home is None:
         raise ValueError(f"model {str(folder)!r} has no tokenizer: save one there with save_pretrained")
-    tokenizer = AutoTokenizer.from_pretrained(home, local_files_only=True)
+    tokenizer = tokenizer_in(home)
     check_vocabulary(tokenizer, model.config.vocab_size)
+    model.generation_config = _special_tokens(path, model)
     return model.to(best_device()), tokenizer
+
+
+def tokenizer_in(folder: Path) -> Any:
+    """The tokenizer of a folder, which has been tried: some files are found out by the first text only."""
+    checked_description(folder)
+    with naming(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer.decode(tokenizer(TRIAL, return_tensors="pt")["input_ids"][0], skip_special_tokens=True)
+    return tokenizer
 
 
 def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
@@ -46,6 +64,24 @@ def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
         raise ValueError(
             f"the tokenizer has {len(tokenizer)} tokens, more than the {vocab_size} of the model: they do not fit"
         )
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= vocab_size:
+        raise ValueError(f"the tokenizer has a token {largest}, the model only those below {vocab_size}: they do not fit")
+
+
+def _special_tokens(folder: Path, model: Any) -> GenerationConfig:
+    """Of generation_config.json: how a text goes on is said by who asks for it, not by a file."""
+    found = {}
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = getattr(model.generation_config, name)
+        for one in value if isinstance(value, list) else (value,):
+            if one is not None and (type(one) is not int or not 0 <= one < model.config.vocab_size):
+                raise ValueError(
+                    f"model {str(folder)!r} has {name} {one!r:.60} in its generation_config.json, which is no token below "
+                    f"{model.config.vocab_size}"
+                )
+        found[name] = value
+    return GenerationConfig(**found)
 
 
 def best_device() -> torch.device:

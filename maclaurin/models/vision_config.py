@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 
 from maclaurin.mixers.base import INITS
 from maclaurin.mixers.registry import mixer_entry
+from maclaurin.models import fields
 from maclaurin.models.config import named_options
 from maclaurin.ops.checks import one_of
 
@@ -91,9 +92,9 @@ class MaclaurinVisionConfig(PretrainedConfig):
         return cls(**{**SIZES[size], **fields})
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self._check_fields()
+        fields.inherited(self, kwargs)
         super().__post_init__(**kwargs)
-        one_of("init", self.init, INITS)
-        one_of("pooling", self.pooling, POOLINGS)
         stages = len(self.depths)
         lengths = {name: len(getattr(self, name)) for name in A_STAGE}
         if len(set(lengths.values())) > 1 or not stages:
@@ -101,6 +102,30 @@ class MaclaurinVisionConfig(PretrainedConfig):
             raise ValueError(f"every list must have one entry a stage, got {shown}")
         self._check_mixers(stages)
         self.grids()
+
+    def _check_fields(self) -> None:
+        """Types and ranges, before anything is made of them."""
+        sides = self.image_size if isinstance(self.image_size, list | tuple) else [self.image_size]
+        for side in sides:
+            fields.whole("image_size", side)
+        fields.whole("num_channels", self.num_channels)
+        for name in A_STAGE:
+            values = getattr(self, name)
+            if not isinstance(values, list | tuple):
+                raise ValueError(f"{name} must be a list with one entry a stage, got {fields.shown(values)}")
+            for value in values:
+                if name == "mlp_ratios":
+                    fields.real(name, value)
+                else:
+                    fields.whole(name, value, largest=fields.MOST_LAYERS if name == "depths" else fields.LARGEST_SIZE)
+        for name in ("layer_norm_eps", "initializer_range"):
+            fields.real(name, getattr(self, name))
+        fields.flag("patch_norm", self.patch_norm)
+        one_of("init", self.init, INITS)
+        one_of("pooling", self.pooling, POOLINGS)
+        fields.names("mixer", self.mixer)
+        fields.options("mixer_options", self.mixer_options)
+        fields.parameters(sum(depth * width**2 for depth, width in zip(self.depths, self.hidden_sizes, strict=False)))
 
     def _check_mixers(self, stages: int) -> None:
         names = self.stage_mixers()

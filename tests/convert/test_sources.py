@@ -51,7 +51,7 @@ def truncated(folder):
         (truncated, "broken"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
-        (lambda folder: (folder / "config.json").write_text("{"), "no JSON"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
         (lambda folder: change_config(folder, model_type="gpt2"), "not supported"),
         (lambda folder: change_config(folder, model_type="t5"), "every pair of positions"),
         (lambda folder: change_config(folder, model_type="maclaurin-bert"), "converted already"),

@@ -248,7 +248,7 @@ def without_tensor(folder):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (break_config, "no JSON"),
+        (break_config, "not valid JSON"),
         (without("attention_type"), "attention_type"),
         (without_tensor, "decay_proj"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "broken"),
