@@ -1,0 +1,24 @@
+"""All targets by name. Nothing here imports torch: the process that hands out cases stays small."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from fuzz.case import Target
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("ops", "fuzz.ops:case", share=4),
+        Target("whole", "fuzz.whole:case"),
+
+    )
+}
+
+
+def matching(patterns: list[str]) -> list[Target]:
+    """The targets that match any of the patterns, such as "ops" and "file-*"."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in TARGETS):
+            raise ValueError(f"no target matches {pattern!r}; there are: {', '.join(TARGETS)}")
+    return [target for name, target in TARGETS.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
