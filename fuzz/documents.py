@@ -34,6 +34,31 @@ class Layout:
     argument: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Poison:
+    """One token of one document whose numbers nothing before it, and no other document, may feel."""
+
+    document: int
+    at: int
+
+    def past(self, outputs: list[Tensor]) -> dict[str, Tensor]:
+        kept = [y[: self.at] if n == self.document else y for n, y in enumerate(outputs)]
+        return {"outputs before the poisoned token": torch.cat([y.flatten() for y in kept])}
+
+
+def poisoned(draw: Draw, tokens: dict[str, Tensor], lengths: list[int]) -> tuple[dict[str, Tensor], Poison]:
+    """The tokens with a number that is none, or as large as they come, in one place."""
+    document = draw.choice([n for n, length in enumerate(lengths) if length > 1])
+    poison = draw.note("poison", Poison(document, draw.randrange(1, lengths[document])))
+    name = draw.one("poisoned input", sorted(tokens))
+    value = draw.one("poisoned with", (math.nan, math.inf, -math.inf, torch.finfo(tokens[name].dtype).max))
+    if name in ("log_decay", "dt"):
+        value = math.nan  # a decay cannot be positive, a time step not negative
+    changed = {**tokens, name: tokens[name].clone()}
+    changed[name][poison.document, poison.at] = value
+    return changed, poison
+
+
 def draw_lengths(draw: Draw, documents: int, longest: int) -> list[int]:
     """All of one length, or any, empty ones included."""
     if draw.chance(0.5):
@@ -43,10 +68,12 @@ def draw_lengths(draw: Draw, documents: int, longest: int) -> list[int]:
     return draw.note("lengths", lengths)
 
 
-def draw_cuts(draw: Draw, lengths: list[int]) -> list[list[int]]:
+def draw_cuts(draw: Draw, lengths: list[int], at_once: bool) -> list[list[int]]:
     """Where each document ends in every piece, the last one included; the same number of pieces for all."""
     longest = max(lengths)
-    if draw.chance(0.25):
+    if at_once:
+        shares = [0, longest]
+    elif draw.chance(0.25):
         singles = draw.randint(1, min(longest, 12))  # at the end: token by token, as decoding does
         shares = [0, *range(longest - singles, longest + 1)]
     else:
@@ -56,10 +83,17 @@ def draw_cuts(draw: Draw, lengths: list[int]) -> list[list[int]]:
 
 
 def in_pieces(
-    draw: Draw, tokens: dict[str, Tensor], lengths: list[int], call: Call, layouts: tuple[str, ...], differentiable: bool = False
+    draw: Draw,
+    tokens: dict[str, Tensor],
+    lengths: list[int],
+    call: Call,
+    layouts: tuple[str, ...],
+    *,
+    differentiable: bool = False,
+    at_once: bool = False,
 ) -> list[Tensor]:
-    """The outputs of every document, whole again."""
-    cuts = draw_cuts(draw, lengths)
+    """The outputs of every document, whole again. Where they are to be differentiable, states go on as they are."""
+    cuts = draw_cuts(draw, lengths, at_once)
     outputs: list[list[Tensor]] = [[] for _ in lengths]
     state: State | None = None
     for piece in range(len(cuts[0]) - 1):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fuzz import hostile
 from fuzz.case import RIGHT, Draw, Failure
-from fuzz.documents import draw_lengths, in_pieces
+from fuzz.documents import draw_lengths, in_pieces, poisoned
 from fuzz.judge import judge
 from fuzz.surroundings import restrided, surroundings
 from maclaurin import ops
@@ -156,17 +156,14 @@ def check_documents(
     draw: Draw, op: Op, batch: Batch, lengths: list[int], dtype: torch.dtype, with_gradients: bool
 ) -> None:
     """Outputs of all documents, and gradients by every input through any number of states."""
-    weights = [torch.Generator().manual_seed(draw.randrange(2**31)) for _ in lengths]
-    directions: list[Tensor] = []
 
     def results(outputs: list[Tensor], leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = {"outputs": torch.cat([y.flatten() for y in outputs])}
+        y = torch.cat([y.flatten() for y in outputs])
+        found = {"outputs": y.detach()}
         if with_gradients:
-            if not directions:
-                directions.append(torch.randn(found["outputs"].shape, generator=weights[0], dtype=torch.float64))
-            loss = (found["outputs"].double() * directions[0]).sum()
+            loss = helpers.projections([y])
             found |= {f"gradient of {name}": x for name, x in helpers.gradients(loss, leaves).items()}
-        return {name: x.detach() for name, x in found.items()}
+        return found
 
     def formula(inputs: Any) -> dict[str, Tensor]:
         leaves = {name: x.detach().requires_grad_(with_gradients) for name, x in inputs.items()}
@@ -176,7 +173,7 @@ def check_documents(
         batch = batch.leaves()
     draw.note("gradients", with_gradients)
     with nullcontext() if with_gradients else torch.no_grad():
-        outputs = in_pieces(draw, batch.tokens, lengths, caller(draw, op, batch.parameters), LAYOUTS, with_gradients)
+        outputs = in_pieces(draw, batch.tokens, lengths, caller(draw, op, batch.parameters), LAYOUTS, differentiable=with_gradients)
     for y in outputs:
         if y.numel() and y.dtype != dtype:
             raise Failure(f"outputs are {y.dtype}, inputs {dtype}")
@@ -219,24 +216,12 @@ def caller(draw: Draw, op: Op, parameters: dict[str, Tensor]) -> Any:
 
 
 def check_nothing_reaches_the_past(draw: Draw, op: Op, batch: Batch, lengths: list[int], dtype: torch.dtype) -> None:
-    """A number that is none, or a huge one, at one token: what came before it, and its neighbours, do not feel it."""
-    document = draw.choice([n for n, length in enumerate(lengths) if length > 1])
-    at = draw.note("poisoned token", draw.randrange(1, lengths[document]))
-    name = draw.one("poisoned input", sorted(batch.tokens))
-    value = draw.one("poison", (math.nan, math.inf, -math.inf, torch.finfo(dtype).max))
-    if name in ("log_decay", "dt"):
-        value = math.nan  # a decay cannot be positive, a time step not negative
-    poisoned = {key: x.detach().clone() for key, x in batch.tokens.items()}
-    poisoned[name][document, at] = value
+    tokens, poison = poisoned(draw, batch.tokens, lengths)
     with torch.no_grad():
-        outputs = in_pieces(draw, poisoned, lengths, caller(draw, op, batch.parameters), LAYOUTS)
+        outputs = in_pieces(draw, tokens, lengths, caller(draw, op, batch.parameters), LAYOUTS)
 
     def formula(inputs: Any) -> dict[str, Tensor]:
-        expected = whole_documents(op, rebuilt(batch, inputs), lengths)
-        return {"outputs before the poisoned token": joined(expected)}
+        return poison.past(whole_documents(op, rebuilt(batch, inputs), lengths))
 
-    def joined(parts: list[Tensor]) -> Tensor:
-        return torch.cat([(y[:at] if n == document else y).flatten() for n, y in enumerate(parts)])
-
-    exact = formula({key: x.detach().double() for key, x in batch.all().items()})
-    judge({"outputs before the poisoned token": joined(outputs)}, exact, dtype, formula, batch.map(Tensor.detach).all())
+    exact = formula({name: x.double() for name, x in batch.all().items()})
+    judge(poison.past(outputs), exact, dtype, formula, batch.all())

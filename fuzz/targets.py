@@ -11,6 +11,7 @@ TARGETS = {
     for target in (
         Target("ops", "fuzz.ops:case", share=4),
         Target("whole", "fuzz.whole:case"),
+        Target("mixers", "fuzz.mixers:case", share=4),
 
     )
 }
