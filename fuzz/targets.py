@@ -12,7 +12,7 @@ TARGETS = {
         Target("ops", "fuzz.ops:case", share=4),
         Target("whole", "fuzz.whole:case"),
         Target("mixers", "fuzz.mixers:case", share=4),
-
+        Target("states", "fuzz.states:case", share=2),
     )
 }
 

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fuzz.case import Draw
+from fuzz.case import Draw, Failure
 from fuzz.targets import TARGETS
 
 MOST_BYTES = 2**30  # that one case may need
@@ -93,13 +93,16 @@ def told(draw: Draw, error: BaseException) -> str:
 
 
 def cause(draw: Draw, error: BaseException) -> str:
-    """The same for two failures that are likely one fault: the op or mixer, where it was raised, the message without numbers."""
+    """The same for two failures that are likely one fault: where it was raised, and the message without its numbers.
+
+    A law that did not hold is told with the op or mixer that broke it; where the package raised says that itself.
+    """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(PROJECT)]
     where = f"{Path(frames[-1].filename).relative_to(PROJECT)}:{frames[-1].name}" if frames else "?"
     lines = str(error).splitlines() or [""]
     message = re.sub(r"-?\d[\d.e+-]*|inf\b|nan\b", "#", lines[0])[:200]
-    what = draw.chosen.get("op")
-    return f"{f'{what}: ' if what else ''}{type(error).__name__} in {where}: {message}"
+    what = f"{draw.chosen['op']}: " if isinstance(error, Failure) and "op" in draw.chosen else ""
+    return f"{what}{type(error).__name__} in {where}: {message}"
 
 
 def reset_peak() -> int:
