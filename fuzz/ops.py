@@ -90,7 +90,14 @@ def _any_orders(draw: Draw) -> Op:
     normalize = (even or positive) and draw.chance(0.7)
     weighted = not isinstance(order, int) and draw.chance(0.3)
     decay = draw.choice((None, "kv", "q"))
-    return helpers.power(f"power-{order if isinstance(order, int) else 'series'}", order, decay, positive=positive, weighted=weighted, normalize=normalize)
+    return helpers.power(
+        f"power-{order if isinstance(order, int) else 'series'}",
+        order,
+        decay,
+        positive=positive,
+        weighted=weighted,
+        normalize=normalize,
+    )
 
 
 def _any_softmax(draw: Draw) -> Op:
@@ -109,9 +116,7 @@ def _mlstm_inputs(s: Sizes) -> Batch:
     return Batch(tokens)
 
 
-def _reference_mlstm(
-    q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, **options: Any
-) -> Tensor:
+def _reference_mlstm(q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, **options: Any) -> Tensor:
     return reference.mlstm(q, k, v, input_gate, forget_gate, **options)
 
 
@@ -152,9 +157,7 @@ def work(op: Op, s: Sizes) -> float:
     return max(rows * s.T**2, rows * features * (s.T + s.V))
 
 
-def check_documents(
-    draw: Draw, op: Op, batch: Batch, lengths: list[int], dtype: torch.dtype, with_gradients: bool
-) -> None:
+def check_documents(draw: Draw, op: Op, batch: Batch, lengths: list[int], dtype: torch.dtype, with_gradients: bool) -> None:
     """Outputs of all documents, and gradients by every input through any number of states."""
 
     def results(outputs: list[Tensor], leaves: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -173,7 +176,9 @@ def check_documents(
         batch = batch.leaves()
     draw.note("gradients", with_gradients)
     with nullcontext() if with_gradients else torch.no_grad():
-        outputs = in_pieces(draw, batch.tokens, lengths, caller(draw, op, batch.parameters), LAYOUTS, differentiable=with_gradients)
+        outputs = in_pieces(
+            draw, batch.tokens, lengths, caller(draw, op, batch.parameters), LAYOUTS, differentiable=with_gradients
+        )
     for y in outputs:
         if y.numel() and y.dtype != dtype:
             raise Failure(f"outputs are {y.dtype}, inputs {dtype}")

@@ -8,7 +8,20 @@ import torch
 
 import maclaurin
 from fuzz.case import Draw, check_sentence
-from maclaurin.mixers import Mixer, attention, base, gated, inline, luna, metala, mixer_entry, mlstm, normalized, projected, recurrent
+from maclaurin.mixers import (
+    Mixer,
+    attention,
+    base,
+    gated,
+    inline,
+    luna,
+    metala,
+    mixer_entry,
+    mlstm,
+    normalized,
+    projected,
+    recurrent,
+)
 from maclaurin.mixers import delta as delta_mixer
 from maclaurin.mixers import selective_rope as selective
 from maclaurin.ops import conv, softmax

@@ -119,7 +119,9 @@ class Search:
         rows.append(("all", *map(str, totals)))
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         return "\n".join(
-            " | ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+            " | ".join(
+                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
             for row in rows
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from fuzz.case import Target
+from fuzz.kinds import KINDS
 
 TARGETS = {
     target.name: target
@@ -13,6 +14,7 @@ TARGETS = {
         Target("whole", "fuzz.whole:case"),
         Target("mixers", "fuzz.mixers:case", share=4),
         Target("states", "fuzz.states:case", share=2),
+        *(Target(f"file-{name}", "fuzz.files:case", 6 / len(KINDS), (kind,)) for name, kind in KINDS.items()),
     )
 }
 

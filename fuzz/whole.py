@@ -43,11 +43,19 @@ def case(draw: Draw) -> str:
     if kind == "rotate":
         interleaved = draw.chance(0.5)
         inputs = {"x": normal(B, T, G * R, 2 * K), "angles": normal(draw.choice((1, B)), T, G, K)}
-        return _compare(draw, dtype, inputs, lambda x, angles: ops.rotate(x, angles, interleaved=interleaved), _turned(interleaved))
+        return _compare(
+            draw, dtype, inputs, lambda x, angles: ops.rotate(x, angles, interleaved=interleaved), _turned(interleaved)
+        )
     if kind == "scalar_mlp":
         N, L = draw.randint(1, 40), draw.randint(1, 5)
         names = ("u", "weight_in", "bias_in", "weight_out", "bias_out")
-        tensors = (normal(*(draw.randint(1, 9) for _ in range(draw.randint(1, 3)))), normal(N), normal(N), normal(N, L), normal(L))
+        tensors = (
+            normal(*(draw.randint(1, 9) for _ in range(draw.randint(1, 3)))),
+            normal(N),
+            normal(N),
+            normal(N, L),
+            normal(L),
+        )
         inputs = dict(zip(names, tensors, strict=True))
         return _compare(draw, dtype, inputs, ops.scalar_mlp, lambda **x: reference.scalar_mlp(*x.values()))
     order = draw.randint(1, 4)
@@ -74,13 +82,17 @@ def _turned(interleaved: bool) -> Any:
 def _whole_sequences(draw: Draw, kind: str, dtype: torch.dtype) -> str:
     """Rows of any length, padded with NaN on the right, against the matrix of each row alone."""
     B, T = draw.randint(1, 3), draw.choice((1, 2, 3, 17, 31, 40))
-    sizes = Sizes(B, T, draw.randint(1, 2), draw.randint(1, 3), draw.choice(CHANNELS), draw.choice(CHANNELS), draw.randrange(2**31))
+    sizes = Sizes(
+        B, T, draw.randint(1, 2), draw.randint(1, 3), draw.choice(CHANNELS), draw.choice(CHANNELS), draw.randrange(2**31)
+    )
     decay = draw.choice({"power": (None, "kv"), "linear": (None, "kv", "channel")}.get(kind, (None,)))
     order = draw.choice((1, 2, 4, (0, 1, 2))) if kind == "power" else 1
     even = order not in (1,)
     normalize = draw.chance(0.6)
     inputs = helpers.attention_inputs(decay, positive=normalize and not even)(sizes).tokens
-    options: dict[str, Any] = {} if kind in ("softmax", "inline") else {"normalize": normalize, "form": draw.one("form", FORMS)}
+    options: dict[str, Any] = (
+        {} if kind in ("softmax", "inline") else {"normalize": normalize, "form": draw.one("form", FORMS)}
+    )
     if kind == "power":
         options["order"] = order
     lengths = [T, *(draw.randint(0, T) for _ in range(B - 1))]

@@ -89,7 +89,7 @@ def attempt(name: str, number: int) -> dict[str, Any]:
 
 def told(draw: Draw, error: BaseException) -> str:
     chosen = ", ".join(f"{name}={value!r}" for name, value in draw.chosen.items())
-    return f"{chosen}\n{''.join(traceback.format_exception(error))}"
+    return f"{chosen}\n{''.join(traceback.format_exception(error))}".encode("utf-8", "backslashreplace").decode()
 
 
 def cause(draw: Draw, error: BaseException) -> str:
@@ -99,8 +99,8 @@ def cause(draw: Draw, error: BaseException) -> str:
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(PROJECT)]
     where = f"{Path(frames[-1].filename).relative_to(PROJECT)}:{frames[-1].name}" if frames else "?"
-    lines = str(error).splitlines() or [""]
-    message = re.sub(r"-?\d[\d.e+-]*|inf\b|nan\b", "#", lines[0])[:200]
+    message = (str(error).splitlines() or [""])[0].encode("ascii", "backslashreplace").decode()
+    message = re.sub(r"'[^']*'|\"[^\"]*\"|/\S+|-?\d[\w.+-]*|\b(inf|nan)\b", "#", message)[:160]
     what = f"{draw.chosen['op']}: " if isinstance(error, Failure) and "op" in draw.chosen else ""
     return f"{what}{type(error).__name__} in {where}: {message}"
 
