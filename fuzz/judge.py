@@ -1,0 +1,73 @@
+"""Whether numbers are right: no further from float64 than plain PyTorch at that precision, or than rounded inputs bring it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from fuzz.case import Failure
+
+# what is right without a further look, relative to the whole
+FLOOR = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+AS_PLAIN = 8  # times what plain PyTorch loses
+AS_ROUNDED = 16  # times what rounding the inputs once changes, where all of it cancels
+ROUNDINGS = 3
+
+Named = Mapping[str, Tensor]
+Formula = Callable[[Named], Named]
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def judge(got: Named, exact: Named, dtype: torch.dtype, formula: Formula, inputs: Named, slack: float = 1.0) -> None:
+    """Every tensor of `got`, computed in `dtype`, against `exact` = formula(inputs) in float64.
+
+    Where the exact numbers are not finite, or too large for the dtype, or plain PyTorch's are not finite, there is nothing
+    to hold them to.
+    """
+    whole = math.sqrt(sum(x.double().square().sum().item() for x in exact.values()))
+    for name, expected in exact.items():
+        if got[name].shape != expected.shape:
+            raise Failure(f"{name} has shape {tuple(got[name].shape)}, expected {tuple(expected.shape)}")
+    suspects = [name for name in exact if not _near(got[name], exact[name], slack * FLOOR[dtype], 1e-3 * whole)]
+    if not suspects or not all(expected.to(dtype).isfinite().all() for expected in exact.values()):
+        return
+    plain = formula({name: x.to(compute_dtype(dtype)) for name, x in inputs.items()})
+    if not all(x.to(dtype).isfinite().all() for x in plain.values()):
+        return
+    rounded = [formula(_rounded(inputs, dtype, seed)) for seed in range(ROUNDINGS)]
+    for name in suspects:
+        expected = exact[name]
+        lost = AS_PLAIN * _distance(plain[name].to(dtype), expected)
+        lost += AS_ROUNDED * max(_distance(other[name], expected) for other in rounded)
+        allowed = slack * (lost + FLOOR[dtype] * max(expected.norm().item(), 1e-3 * whole))
+        off = _distance(got[name], expected)
+        if not off <= allowed:  # NaN is not right either
+            size = expected.norm().item()
+            raise Failure(f"{name} off by {off:.3g} where {allowed:.3g} is allowed, of a size of {size:.3g}")
+
+
+def _near(got: Tensor, expected: Tensor, tolerance: float, least: float) -> bool:
+    return _distance(got, expected) <= tolerance * max(expected.norm().item(), least)
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return (a.double() - b.double()).norm().item()
+
+
+def _rounded(inputs: Named, dtype: torch.dtype, seed: int) -> Named:
+    """Inputs in float64, each number off by about a rounding of the dtype that sums are made in."""
+    generator = torch.Generator().manual_seed(seed)
+    eps = torch.finfo(compute_dtype(dtype)).eps
+
+    def change(x: Tensor) -> Tensor:
+        noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        changed = x.double() * (1 + eps * noise)
+        return changed.where(x.isfinite(), x.double()).detach().requires_grad_(x.requires_grad)
+
+    return {name: change(x) for name, x in inputs.items()}

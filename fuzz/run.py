@@ -1,0 +1,225 @@
+"""Hands cases to worker processes for a while, replaces those that die, and says what was found."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from fuzz.case import REFUSED, RIGHT, Target
+
+ROOT = Path(__file__).parents[1]
+SECONDS_A_CASE = 60  # after which a case counts as hanging; the machine may be busy
+CASES_A_WORKER = 2000  # then a new one begins, so that what one case leaves behind does not pile up
+SEEDS_APART = 10**9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is searched and for how long: `seconds` in all, or `cases` of every target."""
+
+    targets: list[Target]
+    seconds: float | None = None
+    cases: int | None = None
+    seed: int = 0
+    jobs: int = 1
+    stop_at_first: bool = False
+    worker_options: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Found:
+    """One cause of failures, with the first case that showed it."""
+
+    target: str
+    number: int
+    cause: str
+    detail: str
+    seconds: float  # after the search began
+    times: int = 1
+
+    @property
+    def replay(self) -> str:
+        return f"python -m fuzz --replay {self.target}:{self.number}"
+
+
+class Search:
+    """The books of one search, shared by the threads that drive a worker each."""
+
+    def __init__(self, plan: Plan, tell: Callable[[str], None] = print) -> None:
+        self.plan = plan
+        self.tell = tell
+        self.ends: Counter[tuple[str, str]] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.found: dict[tuple[str, str], Found] = {}
+        self.spent: Counter[str] = Counter()
+        self._given: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def next_case(self) -> tuple[str, int] | None:
+        """From the target that is furthest behind its share of the time; None at the end."""
+        with self._lock:
+            plan = self.plan
+            if (plan.seconds is not None and self.seconds >= plan.seconds) or (plan.stop_at_first and self.found):
+                return None
+            open_targets = [t for t in plan.targets if plan.cases is None or self._given[t.name] < plan.cases]
+            if not open_targets:
+                return None
+            target = min(open_targets, key=lambda t: (self.spent[t.name] / t.share, self._given[t.name]))
+            number = plan.seed * SEEDS_APART + self._given[target.name]
+            self._given[target.name] += 1
+            self.spent[target.name] += 1e-3  # so that two workers do not begin with the same target
+            return target.name, number
+
+    def record(self, name: str, number: int, answer: dict[str, Any], seconds: float) -> None:
+        with self._lock:
+            self.spent[name] += seconds
+            if "end" in answer:
+                self.ends[name, answer["end"]] += 1
+                return
+            self.failed[name] += 1
+            key = (name, answer["cause"])
+            if key in self.found:
+                self.found[key].times += 1
+                return
+            self.found[key] = found = Found(name, number, answer["cause"], answer["detail"], self.seconds)
+            self.tell(f"FAILED {name}: {found.cause}\n    {found.replay}")
+
+    def cases(self, name: str) -> int:
+        return self.ends[name, RIGHT] + self.ends[name, REFUSED] + self.failed[name]
+
+    def progress(self) -> str:
+        total = sum(self.cases(target.name) for target in self.plan.targets)
+        return f"{self.seconds:6.0f} s  {total} cases  {self.failed.total()} failures of {len(self.found)} causes"
+
+    def table(self) -> str:
+        rows = [("target", "cases", "as usual", "refused in a sentence", "failures")]
+        for name in (target.name for target in self.plan.targets):
+            ends = (self.ends[name, RIGHT], self.ends[name, REFUSED], self.failed[name])
+            rows.append((name, *map(str, (sum(ends), *ends))))
+        totals = [sum(int(row[i]) for row in rows[1:]) for i in range(1, 5)]
+        rows.append(("all", *map(str, totals)))
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        return "\n".join(
+            " | ".join(
+                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        )
+
+
+class Worker:
+    """One process. A case that ends it is a finding like any other."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.log: IO[str] = tempfile.TemporaryFile("w+", errors="replace")
+        self.cases = 0
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fuzz.worker", *plan.worker_options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            bufsize=1,
+            cwd=ROOT,
+            env={**os.environ, **quiet(), **plan.environment},
+        )
+
+    def run(self, name: str, number: int) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.cases += 1
+        try:
+            self.process.stdin.write(f"{name} {number}\n")
+        except BrokenPipeError:
+            return self._ended()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            if not selector.select(SECONDS_A_CASE):
+                self.process.send_signal(signal.SIGABRT)  # faulthandler then writes where it was
+                return {**self._ended(), "cause": f"no end after {SECONDS_A_CASE} s {self._place()}"}
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else self._ended()
+
+    def _ended(self) -> dict[str, Any]:
+        code = self.process.wait()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return {"cause": f"the process ended with {how} {self._place()}", "detail": self._written()[-8000:]}
+
+    def _written(self) -> str:
+        self.log.seek(0)
+        return self.log.read()
+
+    def _place(self) -> str:
+        """The innermost line of the package in the last stack that faulthandler wrote."""
+        stack = self._written().rpartition("most recent call first")[2]
+        found = re.search(rf'File "{re.escape(str(ROOT))}/([^"]+)", line \d+ in (\w+)', stack)
+        return f"in {found[1]}:{found[2]}" if found else "somewhere"
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None and self.cases < CASES_A_WORKER
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+def quiet() -> dict[str, str]:
+    """One thread a worker, nothing from the network, and the instruction sets that this machine has in truth."""
+    return {
+        "OMP_NUM_THREADS": "1",
+        "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONHASHSEED": "0",
+    }
+
+
+def search(plan: Plan, tell: Callable[[str], None] = print, progress_every: float = 30) -> Search:
+    """Run the plan to its end."""
+    books = Search(plan, tell)
+    drivers = [threading.Thread(target=_drive, args=(books,)) for _ in range(plan.jobs)]
+    for driver in drivers:
+        driver.start()
+    next_line = progress_every
+    while any(driver.is_alive() for driver in drivers):
+        time.sleep(0.1)
+        if books.seconds > next_line:
+            tell(books.progress())
+            next_line += progress_every
+    return books
+
+
+def _drive(books: Search) -> None:
+    worker: Worker | None = None
+    try:
+        while case := books.next_case():
+            if worker is None or not worker.alive:
+                if worker is not None:
+                    worker.close()
+                worker = Worker(books.plan)
+            start = time.monotonic()
+            answer = worker.run(*case)
+            books.record(*case, answer, time.monotonic() - start)
+    finally:
+        if worker is not None:
+            worker.close()

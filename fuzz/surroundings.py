@@ -1,0 +1,45 @@
+"""What a call finds around it and must not depend on: default dtype, instruction set, threads, gradients, strides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from fuzz.case import Draw
+from maclaurin.ops import native
+from tests.ops.native_helpers import ISAS
+
+DEFAULT_DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float64, torch.float16)
+
+
+@contextmanager
+def surroundings(draw: Draw) -> Iterator[None]:
+    """Drawn anew for every call."""
+    dtype = draw.one("default dtype", DEFAULT_DTYPES)
+    isa = draw.one("isa", ISAS) if ISAS else None
+    torch.set_num_threads(draw.one("threads", (1, 1, 2)))
+    torch.set_default_dtype(dtype)
+    try:
+        with native.using_isa(isa) if isa else nullcontext():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(1)
+
+
+def restrided(draw: Draw, x: Tensor) -> Tensor:
+    """The same numbers, otherwise in memory: dimensions swapped, a slice of something wider, rows from the end."""
+    way = draw.choice(("as it is", "as it is", "swapped", "sliced", "offset"))
+    if way == "swapped" and x.dim() > 2:
+        a, b = draw.sample(range(x.dim()), 2)
+        return x.transpose(a, b).contiguous().transpose(a, b)
+    if way == "sliced":
+        dim = draw.randrange(x.dim())
+        wide = x.repeat_interleave(2, dim=dim)
+        return wide[(slice(None),) * dim + (slice(None, None, 2),)]
+    if way == "offset":
+        return torch.nn.functional.pad(x, (1, 1))[..., 1:-1]
+    return x
