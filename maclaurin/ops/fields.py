@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,12 +60,20 @@ class Field:
     def binds(self, tensor: Tensor, sizes: dict[str, int]) -> bool:
         """Whether the tensor agrees with the sizes that are known; it adds those that were not."""
         shape = tensor.shape
-        if (len(shape) != self.dims and not (self.open_ended and len(shape) > self.dims)) or not self.is_tensor:
+        if tensor.dtype not in self.dtypes or not self.is_tensor:
+            return False
+        if len(shape) != self.dims and not (self.open_ended and len(shape) > self.dims):
             return False
         for (letter, more), size in zip(self.letters, shape, strict=False):
             if sizes.setdefault(letter, size - more) != size - more:
                 return False
-        return tensor.dtype in self.dtypes
+        return not self.open_ended or self._binds_rest(shape, sizes)
+
+    def _binds_rest(self, shape: Sequence[int], sizes: dict[str, int]) -> bool:
+        """The sizes that have no letter, and how many they are."""
+        rest = {f"{self.name} {place}": size for place, size in enumerate(shape[self.dims :])}
+        rest[f"dimensions of {self.name}"] = len(shape)
+        return all(sizes.setdefault(name, size) == size for name, size in rest.items())
 
     @property
     def kind(self) -> str:

@@ -6,51 +6,14 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
 
 import maclaurin
 from maclaurin.mixers import MixerState
-from maclaurin.ops.states import ConvState, PowerState, State
+from maclaurin.ops.states import PowerState, State
+from tests.lies import lies, refusal
 from tests.mixers.test_laws import MIXERS, VARIANTS, build, every_mixer, inputs
 
 NEW = 3  # tokens that are handed over with a state
-
-
-def narrowed(tensor, dim):
-    return tensor.narrow(dim, 0, tensor.shape[dim] - 1) if tensor.shape[dim] else None
-
-
-def widened(tensor, dim):
-    return torch.cat([tensor, tensor.new_zeros(*tensor.shape[:dim], 1, *tensor.shape[dim + 1 :])], dim)
-
-
-def lies(state):
-    """The state with one thing changed in one field, and what was changed."""
-    for field in dataclasses.fields(state):
-        value = getattr(state, field.name)
-        if isinstance(value, State):
-            for what, nested in lies(value):
-                yield f"{field.name}.{what}", dataclasses.replace(state, **{field.name: nested})
-            changes = {"a tensor": torch.zeros(2, 3), "another state": ConvState(torch.zeros(2, 1, 1)), "None": None}
-        elif isinstance(value, Tensor):
-            changes = {
-                "no tensor": value.tolist(),
-                "None": None,
-                "a state": ConvState(torch.zeros(2, 1, 1)),
-                "complex": value.to(torch.complex64),
-                "whole numbers or not": value.float() if value.dtype == torch.int64 else value.long(),
-                "bool": value.bool(),
-                "meta": value.to("meta"),
-                "one dimension more": value[..., None],
-                "one dimension less": value[..., 0] if value.numel() else None,
-            }
-            for dim in range(value.dim()):
-                changes[f"{dim} narrower"], changes[f"{dim} wider"] = narrowed(value, dim), widened(value, dim)
-        else:
-            changes = {"a tensor": torch.zeros(2, 3), "a list": [1, 2], "a state": ConvState(torch.zeros(2, 1, 1))}
-        for what, changed in changes.items():
-            if not (changed is None and what != "None"):
-                yield f"{field.name}: {what}", dataclasses.replace(state, **{field.name: changed})
 
 
 def may_lack(state, what):
@@ -70,10 +33,7 @@ def test_a_state_that_lies_is_refused(name, form):
         for what, lie in lies(state):
             if may_lack(state, what):
                 continue
-            with pytest.raises((ValueError, TypeError)) as raised:
-                mixer(x, lie, form=form)
-                pytest.fail(f"{what} was accepted")
-            assert "state" in str(raised.value) and "\n" not in str(raised.value), what
+            assert refusal(mixer, x, lie, form=form), f"{what} was accepted"
         for key, tensor in state.tensors().items():
             assert torch.equal(tensor, before.tensors()[key]), "a refusal changes nothing"
 
@@ -115,10 +75,7 @@ def test_a_state_of_another_mixer_is_refused():
                 if maker == name:
                     mixer(x, state)
                     continue
-                with pytest.raises((ValueError, TypeError), match="state") as raised:
-                    mixer(x, state)
-                    pytest.fail(f"{name} took a state of {maker}")
-                assert "\n" not in str(raised.value)
+                assert refusal(mixer, x, state), f"{name} took a state of {maker}"
 
 
 @every_mixer

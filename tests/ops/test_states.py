@@ -1,15 +1,15 @@
 """States are values: they can be moved, picked apart, joined, saved and read again."""
 
 import dataclasses
-import json
+import inspect
 import os
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from maclaurin import ops
-from maclaurin.ops import ConvState, PowerState, State, TokenState
+from maclaurin.ops import ConvState, PowerState, ScanState, State, TokenState, native
+from tests.lies import lies, refusal
 from tests.ops.helpers import ALL, BY_NAME, FEW, Batch, Sizes, assert_close, assert_same_state, every, state_of
 
 
@@ -134,30 +134,6 @@ def test_an_old_file_survives_a_failed_save(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["state"]
 
 
-def test_files_that_are_no_state_are_refused(tmp_path):
-    (tmp_path / "text").write_bytes(b"nothing of the kind, but long enough to have a header")
-    with pytest.raises(ValueError, match="text is not a saved state"):
-        State.load(tmp_path / "text")
-    folded_state().save(tmp_path / "whole")
-    whole = (tmp_path / "whole").read_bytes()
-    (tmp_path / "half").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="half is not a saved state"):
-        State.load(tmp_path / "half")
-    save_file({"x": torch.zeros(1)}, tmp_path / "weights")
-    with pytest.raises(ValueError, match="weights is not a saved state: it has no 'state' entry"):
-        State.load(tmp_path / "weights")
-    described = json.dumps({"class": "Pickle", "states": {}, "tensors": ["x"]})
-    save_file({"x": torch.zeros(1)}, tmp_path / "unknown", metadata={"state": described})
-    with pytest.raises(ValueError, match="unknown class 'Pickle'"):
-        State.load(tmp_path / "unknown")
-    described = json.dumps({"class": "TokenState", "states": {}, "tensors": ["keys", "values"]})
-    save_file({"keys": torch.zeros(1)}, tmp_path / "part", metadata={"state": described})
-    with pytest.raises(ValueError, match="saved TokenState has lost its tensor 'values'"):
-        State.load(tmp_path / "part")
-    with pytest.raises(FileNotFoundError):
-        State.load(tmp_path / "absent")
-
-
 def test_precision_is_part_of_a_state():
     batch = BY_NAME["power-2-decay"].draw(Sizes()).to(torch.bfloat16)
     state = state_of(BY_NAME["power-2-decay"], batch)
@@ -166,3 +142,82 @@ def test_precision_is_part_of_a_state():
     tokens = Batch({name: x for name, x in batch.tokens.items() if name != "log_decay"})
     assert isinstance(ops.softmax_attention(**tokens.all())[1], TokenState)
     assert ops.softmax_attention(**tokens.all())[1].keys.dtype == torch.bfloat16
+
+
+@every(ALL)
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_state_that_lies_is_refused(op, backend, length):
+    """By every backend, before a kernel reads it. Left out decays are zero, and a memory may not be there yet."""
+    options = {"backend": backend} if "backend" in inspect.signature(op.function).parameters else {}
+    batch = op.draw(Sizes(T=11)).to(torch.float32)
+    new = batch.between(0, length)
+    with torch.no_grad():
+        state = state_of(op, batch)
+        for what, lie in lies(state):
+            if isinstance(state, TokenState) and what in ("log_decay: None", "memory: None"):
+                continue
+            assert refusal(op, new, state=lie, **options), f"{what} was accepted"
+
+
+@pytest.mark.parametrize("lengths", [[-1, 2], [0, 6]])
+def test_lengths_beyond_the_slots_are_refused(lengths):
+    op = BY_NAME["power-2-decay"]
+    batch = op.draw(Sizes(T=5))
+    state = dataclasses.replace(state_of(op, batch), lengths=torch.tensor(lengths))
+    assert refusal(op, batch, state=state)
+
+
+@pytest.mark.skipif(not native.available(), reason="built without a C++ compiler")
+def test_a_memory_in_any_layout_is_read_as_it_is():
+    op = BY_NAME["power-2-decay"]
+    batch = op.draw(Sizes(T=11)).to(torch.float32)
+    token = batch.between(0, 1)
+    with torch.no_grad():
+        state = state_of(op, batch)
+        expected, _ = op(token, state=state, backend="torch")
+        memory = state.memory.transpose(1, 2).contiguous().transpose(1, 2)
+        wider = state.memory.repeat_interleave(2, dim=-1)[..., ::2]
+        for changed in (memory, wider, state.memory.double(), state.memory.bfloat16()):
+            y, _ = op(token, state=dataclasses.replace(state, memory=changed))
+            assert_close(y, expected, 1e-2 if changed.dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize(
+    "rows", [[3], [-1], [0, 2**40], [2**70], [0.5], [True, False, True], [[0]], 1, "1", None, torch.ones(2)]
+)
+def test_rows_that_are_not_there_cannot_be_selected(rows):
+    with pytest.raises((ValueError, TypeError), match="batch_indices must") as raised:
+        folded_state().select(rows)
+    assert "\n" not in str(raised.value)
+
+
+def test_no_row_is_a_selection_too():
+    assert folded_state().select([]).batch_size == 0
+
+
+def test_states_that_differ_cannot_be_joined():
+    state = folded_state()
+    with pytest.raises(ValueError, match=r"states must be a list of at least one PowerState, got \[\]"):
+        PowerState.cat([])
+    with pytest.raises(ValueError, match="states must be a list of at least one State, got None"):
+        State.cat(None)
+    with pytest.raises(TypeError, match="states must all be of the class PowerState, got ConvState"):
+        PowerState.cat([state, ConvState(torch.zeros(1, 2, 3))])
+    with pytest.raises(TypeError, match="states must all be of the class PowerState, got int"):
+        PowerState.cat([state, 3])
+    with pytest.raises(ValueError, match=r"state.inputs must be a floating point tensor of shape"):
+        ConvState.cat([ConvState(torch.zeros(1, 2, 3)), ConvState(torch.zeros(1, 2, 4))])
+    with pytest.raises(ValueError, match=r"state.memory must be a floating point tensor of shape"):
+        ScanState.cat([ScanState(torch.zeros(1, 2)), ScanState(torch.zeros(1, 3))])
+    with pytest.raises(ValueError, match="log_decay must be given"):
+        PowerState.cat([state, dataclasses.replace(state, log_decay=None)])
+    with pytest.raises(ValueError, match="states must all be on cpu"):
+        PowerState.cat([state, state.to("meta")])
+    assert_same_state(State.cat([state, state]), PowerState.cat([state, state]), 0)
+
+
+@pytest.mark.parametrize("device", ["nowhere", "", torch.float16, 0.5, None])
+def test_a_state_goes_to_devices_only(device):
+    with pytest.raises((ValueError, TypeError), match="device must be"):
+        folded_state().to(device)
