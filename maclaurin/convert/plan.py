@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from maclaurin.convert.defaults import DECODER, OWN
 from maclaurin.convert.students import NAMES, SOFTMAX, STUDENTS
-from maclaurin.files import write_json
+from maclaurin.files import read_json, write_json
 from maclaurin.ops.checks import at_least_one, one_of
 
 FILE = "conversion.json"
@@ -107,11 +106,11 @@ class Plan:
         file = Path(self.output) / FILE
         mine = dataclasses.asdict(self)
         if file.exists():
-            stored = json.loads(file.read_text())
+            stored = read_json(file)
             for name, value in mine.items():
                 if name != "output" and stored.get(name) != value:
                     raise ValueError(
-                        f"{self.output} holds a conversion with {name} {stored.get(name)!r}, not {value!r}: "
+                        f"{self.output} holds a conversion with {name} {stored.get(name)!r:.80}, not {value!r}: "
                         "give another output"
                     )
             return
