@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -20,6 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from maclaurin.files import write_json
+from maclaurin.lock import locked
+from maclaurin.stopping import STOPS, Terminated, exit_code, raise_on_terminate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Attention from linear to softmax, exact in every form.")
 
@@ -137,6 +140,8 @@ def train(context: typer.Context) -> None:
         console.print(f"{result.steps} steps, held-out loss {result.held_out_loss:.4f}; the model is in {recipe.output}")
     else:
         console.print(f"stopped after step {result.steps}; go on with: maclaurin train --output {recipe.output} --resume")
+        if result.stopped_by == signal.SIGTERM:
+            raise Terminated
 
 
 @app.command(context_settings=RECIPE_FLAGS)
@@ -149,11 +154,16 @@ def compare(context: typer.Context) -> None:
 
     recipe, names, seeds = parse_compare(context.args)
     runs = plan(recipe, names, seeds)
-    with LiveTable(runs, recipe.steps) as table:
-        for run in runs:
-            if run.result() is None:
-                execute(run, partial(table.update, run))
-            table.update(run, {})
+    alone = locked(Path(recipe.output) / "compare.lock", f"comparison {recipe.output!r}")
+    try:
+        with alone, LiveTable(runs, recipe.steps) as table:
+            for run in runs:
+                if run.result() is None:
+                    execute(run, partial(table.update, run))
+                table.update(run, {})
+    except STOPS as stop:
+        print("maclaurin: stopped; the same command goes on", file=sys.stderr)
+        raise SystemExit(exit_code(stop)) from None
     rows = summary(runs)
     path = Path(recipe.output) / "compare.json"
     command = shlex.join(["maclaurin", "compare", *context.args])
@@ -413,6 +423,7 @@ def _console() -> Console:
 
 def main(*args: Any) -> None:
     """Bad input is one sentence and exit code 2; anything else is a bug and shows where it happened."""
+    raise_on_terminate()
     try:
         app(*args)
     except (ValueError, TypeError, OSError) as error:

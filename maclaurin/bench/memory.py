@@ -15,6 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from maclaurin.children import end_with_parent, lifeline
+
 LENGTHS = (8192, 16384, 32768)
 BESIDE_SOFTMAX = 16384
 LIMIT = 2.2
@@ -54,7 +56,9 @@ def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
 
 def _child(op: str, T: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "maclaurin.bench.memory", op, str(T)]
-    figures: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    with lifeline() as stdin:
+        answer = subprocess.run(command, stdin=stdin, check=True, capture_output=True, text=True).stdout
+    figures: dict[str, Any] = json.loads(answer)
     return figures
 
 
@@ -98,4 +102,5 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     print(json.dumps(_measure(sys.argv[1], int(sys.argv[2]))))

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from maclaurin.convert.show import cost_table, result_table
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.thesis import import_checkpoint
 from maclaurin.report import build, missing
+from maclaurin.stopping import STOPS, exit_code
 
 
 def execute(arguments: Sequence[str], console: Console) -> None:
@@ -78,8 +80,8 @@ def _convert(plan: Plan, lengths: tuple[int, ...], console: Console, *, as_json:
     keep_freed_memory()
     try:
         results = convert_all(plan, partial(print, file=sys.stderr), lengths=lengths)
-    except KeyboardInterrupt:  # between stages, or for the second time within one
-        _stop()
+    except STOPS as stop:  # between stages, or for the second time within one
+        _stop(exit_code(stop))
     figures = [result.figures for result in results]
     if as_json:
         print(json.dumps(figures, indent=2))
@@ -88,7 +90,7 @@ def _convert(plan: Plan, lengths: tuple[int, ...], console: Console, *, as_json:
             if table is not None:
                 console.print(table)
     if not all(result.finished for result in results):
-        _stop()
+        _stop(128 + signal.SIGINT)
     if sentence := missing():
         print(f"no page: {sentence}", file=sys.stderr)
         return
@@ -97,6 +99,6 @@ def _convert(plan: Plan, lengths: tuple[int, ...], console: Console, *, as_json:
     print(page, file=sys.stderr if as_json else sys.stdout)
 
 
-def _stop() -> NoReturn:
+def _stop(code: int) -> NoReturn:
     print("maclaurin: stopped; the same command goes on", file=sys.stderr)
-    raise SystemExit(130)
+    raise SystemExit(code)

@@ -19,6 +19,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from maclaurin.bench.memory import _peak, _resident
 from maclaurin.bench.timing import interleaved
+from maclaurin.children import end_with_parent, lifeline
 from maclaurin.convert.classes import linear_class
 from maclaurin.models import MaclaurinForCausalLM
 
@@ -66,7 +67,8 @@ def _forward(model: PreTrainedModel, ids: Tensor) -> None:
 
 def _in_a_process_of_its_own(folder: Path, length: int) -> int:
     command = [sys.executable, "-m", "maclaurin.convert.cost", str(folder), str(length)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    with lifeline() as stdin:
+        return int(subprocess.run(command, stdin=stdin, check=True, capture_output=True, text=True).stdout)
 
 
 def _measure(folder: Path, length: int) -> int:
@@ -79,4 +81,5 @@ def _measure(folder: Path, length: int) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     print(_measure(Path(sys.argv[1]), int(sys.argv[2])))

@@ -110,7 +110,7 @@ class Plan:
             for name, value in mine.items():
                 if name != "output" and stored.get(name) != value:
                     raise ValueError(
-                        f"{self.output} holds a conversion with {name} {stored.get(name)!r}, not {value!r}: "
+                        f"{self.output} holds a conversion with {name} {stored.get(name)!r:.80}, not {value!r}: "
                         "give another output"
                     )
             return

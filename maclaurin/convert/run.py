@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,9 @@ from maclaurin.convert.sources import Source, recognise
 from maclaurin.convert.stage import Objective, Stage
 from maclaurin.convert.transfer import transfer_objective, transfer_rates
 from maclaurin.files import read_json, write_json
+from maclaurin.lock import locked
 from maclaurin.models.checked import stays_inside
+from maclaurin.training.checkpoints import deliver, writing
 
 FIGURES = "evaluation.json"
 UNTRAINED = "untrained"
@@ -31,10 +34,13 @@ UNTRAINED = "untrained"
 LEFT_OUT = {
     "config.json",
     "generation_config.json",
+    "manifest.json",
     "model.safetensors.index.json",
     "output.txt",
     "recipe.json",
     "result.json",
+    "run.json",
+    "trainer_state.json",
     "versions.json",
 }
 COPIED = {".jinja", ".json", ".model", ".txt"}
@@ -53,6 +59,11 @@ def convert(plan: Plan, say: Callable[[str], None], *, lengths: tuple[int, ...] 
     plan.students(source.config.num_hidden_layers)
     if Path(plan.output).resolve().is_relative_to(source.path.resolve()):
         raise ValueError(f"output {plan.output!r} lies in the source's folder, which is never written to")
+    with locked(Path(plan.output) / "run.lock", f"output {plan.output!r}"):
+        return _convert(source, plan, say, lengths)
+
+
+def _convert(source: Source, plan: Plan, say: Callable[[str], None], lengths: tuple[int, ...]) -> Result:
     plan.save()
     say(f"{source.architecture.__name__} from {plan.source}")
     teacher = source.load()
@@ -141,7 +152,13 @@ def _reloaded(stage: Stage, student: PreTrainedModel) -> PreTrainedModel:
 def _save(source: Source, student: PreTrainedModel, plan: Plan) -> None:
     """The model, and of the source's folder all that is neither weights nor about them: tokenizer, pooling, …"""
     output = Path(plan.output)
-    student.save_pretrained(output)
+    staging = output / f".staging-{secrets.token_hex(8)}"
+    try:
+        with writing(output):
+            student.save_pretrained(staging)
+            deliver(staging, output)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
     beside = [file for file in source.path.glob("*") if file.suffix in COPIED and file.name not in LEFT_OUT]
     for file in (*beside, *source.path.glob("[0-9]_*/config.json")):  # those are modules of sentence-transformers
         stays_inside(source.path, file)

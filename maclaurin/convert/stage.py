@@ -6,8 +6,8 @@ A stage is done when its folder holds a model; until then it holds checkpoints o
 from __future__ import annotations
 
 import math
-import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from maclaurin.convert.text import Batch
 from maclaurin.files import read_json, write_json
+from maclaurin.stopping import Terminated
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
+from maclaurin.training.checkpoints import checkpoints, deliver, last_whole, made_by, writing
 from maclaurin.training.trainer import LanguageTrainer, arguments
 
 Objective = Callable[[nn.Module, Batch], Tensor]
@@ -53,11 +54,11 @@ class Stage:
         return (self.folder / "config.json").exists()
 
     def run(self, model: PreTrainedModel, batches: Dataset[Batch] | Sequence[Batch]) -> bool:
-        """Trains the model in place; False if it was stopped by Ctrl-C, and the next call goes on."""
+        """Trains the model in place; False if Ctrl-C stopped it, and the next call goes on."""
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in self.rates)
         self.folder.mkdir(parents=True, exist_ok=True)
-        checkpoint = get_last_checkpoint(str(self.folder))
+        checkpoint = last_whole(self.folder)
         interrupt = StopOnInterrupt()
         progress = LiveProgress(self.tokens_per_step)
         trainer = StageTrainer(
@@ -71,26 +72,28 @@ class Stage:
         )
         started, cpu = time.monotonic(), time.process_time()
         try:
-            trainer.train(resume_from_checkpoint=checkpoint)
+            with interrupt:
+                trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         finally:
             progress.close()
             self._add(seconds=time.monotonic() - started, cpu_seconds=time.process_time() - cpu)
         finished = trainer.state.global_step >= self.steps
         if finished:
-            self._finish(model)
+            self._finish(model, trainer)
+        elif interrupt.requested == signal.SIGTERM:
+            raise Terminated
         return finished
 
-    def _finish(self, model: PreTrainedModel) -> None:
+    def _finish(self, model: PreTrainedModel, trainer: LanguageTrainer) -> None:
         """By one rename of the file that says that it is done; checkpoints are not needed any more."""
         if self.at_end is not None:
             self.at_end()
-        staging = self.folder / ".finished"
-        model.save_pretrained(staging)
-        for file in sorted(staging.iterdir(), key=lambda file: file.name == "config.json"):
-            os.replace(file, self.folder / file.name)
-        staging.rmdir()
-        for old in self.folder.glob("checkpoint-*"):
-            shutil.rmtree(old)
+        with writing(self.folder):
+            model.save_pretrained(trainer.staging)
+            deliver(trainer.staging, self.folder)
+        for old in checkpoints(self.folder):
+            if made_by(old, trainer.run):
+                shutil.rmtree(old)
 
     def times(self) -> dict[str, float]:
         """How long all its runs took together: by the clock, and of all cores together."""

@@ -88,6 +88,10 @@ class StandardLibrary(Corpus):
                 yield (self.root / path).read_text(encoding="utf-8", errors="replace")
 
     def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         # a file's place in the library decides its split
         return _digest([HELD_OUT], {path.as_posix(): self.root / path for path in self.paths})
 
@@ -140,6 +144,10 @@ class LocalFiles(Corpus):
             yield _text(row, self.text_field, str(file))
 
     def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         # of a file's name only the ending matters, which decides how it is read: a corpus may be moved
         files = {f"{place}{file.suffix}": file for place, file in enumerate(self.files)}
         return _digest([HELD_OUT, LONGEST_TEXT, self.text_field], files)

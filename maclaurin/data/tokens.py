@@ -16,9 +16,10 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -154,7 +155,7 @@ def _open(folder: Path, key: str) -> TokenFile | None:
         return None
 
 
-def _sizes_fit(meta: dict[str, Any], tokens: BinaryIO, ends: BinaryIO) -> bool:
+def _sizes_fit(meta: dict[str, Any], tokens: BufferedReader, ends: BufferedReader) -> bool:
     if meta.keys() != FIELDS or meta["dtype"] not in DTYPES:
         return False
     counts = [meta[name] for name in ("tokens", "documents", "vocab_size")]
@@ -164,7 +165,7 @@ def _sizes_fit(meta: dict[str, Any], tokens: BinaryIO, ends: BinaryIO) -> bool:
     return sizes == (os.fstat(tokens.fileno()).st_size, os.fstat(ends.fileno()).st_size)
 
 
-def _checksum(meta: dict[str, Any], tokens: BinaryIO, ends: BinaryIO) -> str:
+def _checksum(meta: dict[str, Any], tokens: BufferedReader, ends: BufferedReader) -> str:
     """Of all of an entry; the files are then at their beginning again."""
     digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
     for stream in (tokens, ends):

@@ -17,6 +17,7 @@ from maclaurin.evals.show import Watcher, distance_table, result_table
 from maclaurin.evals.summary import summary
 from maclaurin.files import write_json
 from maclaurin.report import missing
+from maclaurin.stopping import STOPS, exit_code
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class Command:
         try:
             with Watcher(len(cells), done) as watch:
                 errors = run(list(cells.values()), self.folder, jobs=cores() if jobs is None else jobs, watch=watch)
-        except KeyboardInterrupt:
+        except STOPS as stop:
             print(f"maclaurin: stopped; the same command goes on with the cells in {self.folder}", file=sys.stderr)
-            raise SystemExit(130) from None
+            raise SystemExit(exit_code(stop)) from None
         self._publish([summary(experiment, self.folder, errors) for experiment in self.experiments])
         if errors:
             count = "one cell" if len(errors) == 1 else f"{len(errors)} cells"

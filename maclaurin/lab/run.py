@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from maclaurin import lab
+from maclaurin.children import end_with_pool
 from maclaurin.files import write_text
 from maclaurin.lab.result import Result
 from maclaurin.ops.checks import one_of
@@ -36,7 +37,7 @@ def run_one(name: str, options: dict[str, Any], threads: int | None = None) -> R
 def run_all(names: Sequence[str], options: dict[str, Any], jobs: int) -> Iterator[Result]:
     """As they finish, the most expensive ones started first."""
     # a fresh interpreter each: a forked one would inherit the threads of this
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), end_with_pool) as pool:
         waiting = [pool.submit(run_one, name, options, 1) for name in names]
         for future in as_completed(waiting):
             yield future.result()

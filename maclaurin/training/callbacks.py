@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,6 +15,8 @@ from torch import nn
 from transformers import IntervalStrategy, TrainerCallback
 
 from maclaurin.files import write_text
+from maclaurin.stopping import Terminated
+from maclaurin.training.checkpoints import writing
 from maclaurin.training.windows import WindowSchedule, own_windows
 
 
@@ -33,20 +36,20 @@ class JsonLog(TrainerCallback):
         self.path = path
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        lines = self.path.read_text(errors="replace").splitlines() if self.path.exists() else []
         kept = [line for line in lines if _step_of(line) <= state.global_step] if state.global_step else []
         write_text(self.path, "".join(f"{line}\n" for line in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            with open(self.path, "a") as stream:
+            with writing(self.path), open(self.path, "a") as stream:
                 stream.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")
 
 
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return float("inf")  # cut off in the middle: the run died while writing it
 
 
@@ -94,25 +97,33 @@ class LiveProgress(TrainerCallback):
 
 
 class StopOnInterrupt(TrainerCallback):
-    """The first Ctrl-C ends the run after its current step, with a checkpoint; the second one at once."""
+    """Around training: the first Ctrl-C or SIGTERM ends the run after its current step, with a checkpoint; the second one
+    at once. `requested` is then the number of the signal.
+    """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = 0
+        self.before: dict[int, Any] = {}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.before = signal.signal(signal.SIGINT, self._interrupted)
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # no other may
+            self.before = {number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        signal.signal(signal.SIGINT, self.before)
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def stop(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.requested:
             control.should_save = control.should_training_stop = True
 
-    def _interrupted(self, number: int, frame: Any) -> None:
+    on_step_end = on_evaluate = stop
+
+    def _asked(self, number: int, frame: Any) -> None:
         if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        self.requested = number
 
 
 class StochasticWindow(TrainerCallback):

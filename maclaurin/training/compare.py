@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maclaurin.files import write_json
+from maclaurin.children import lifeline
+from maclaurin.files import read_json, write_json
 from maclaurin.ops.checks import one_of
+from maclaurin.training.checkpoints import checkpoints
 from maclaurin.training.facts import layers, matched_width, parameters, state_nbytes
 from maclaurin.training.recipe import Recipe
 
@@ -61,7 +63,15 @@ class Run:
         return Path(self.recipe.output) / "result.json"
 
     def result(self) -> dict[str, Any] | None:
-        return json.loads(self.result_path.read_text()) if self.result_path.exists() else None
+        if not self.result_path.exists():
+            return None
+        result: dict[str, Any] = read_json(self.result_path)
+        for name in ("held_out_loss", "peak_bytes", "seconds", "tokens_per_second"):
+            value = result.get(name)
+            may_be_none = name == "tokens_per_second" and name in result
+            if not (value is None and may_be_none) and not _is_number(value):
+                raise ValueError(f"{self.result_path} must have a number as {name}, got {value!r:.40}")
+        return result
 
 
 def plan(base: Recipe, names: Sequence[str], seeds: int) -> list[Run]:
@@ -93,15 +103,17 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
     """Train it to its end, from its last checkpoint if it has one; `watch` sees its latest figures every second."""
     output = Path(run.recipe.output)
     flags = [f"--{field.name}={getattr(run.recipe, field.name)}" for field in dataclasses.fields(Recipe)]
-    resume = ["--resume"] if list(output.glob("checkpoint-*")) else []
+    resume = ["--resume"] if checkpoints(output) else []
     started = time.monotonic()
     output.mkdir(parents=True, exist_ok=True)
-    with open(output / "output.txt", "w") as stream:
+    with open(output / "output.txt", "w") as stream, lifeline() as stdin:
         process = subprocess.Popen(
-            [sys.executable, "-m", "maclaurin.cli", "train", *flags, *resume],
+            [sys.executable, "-m", "maclaurin.children", "train", *flags, *resume],
+            stdin=stdin,
             stdout=stream,
             stderr=subprocess.STDOUT,
             env={"OMP_WAIT_POLICY": WAIT_POLICY, **os.environ},
+            start_new_session=True,  # Ctrl-C is for the comparison, which then ends it
         )
         try:
             while True:
@@ -111,8 +123,12 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
                 watch(latest(output))
                 time.sleep(1)
         except BaseException:
-            process.terminate()
-            process.wait()
+            process.terminate()  # it saves a checkpoint first
+            try:
+                process.wait()
+            except BaseException:  # asked for the second time
+                process.kill()
+                process.wait()
             raise
     if os.waitstatus_to_exitcode(status) != 0:
         lines = (output / "output.txt").read_text().strip().splitlines()
@@ -120,6 +136,9 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
             f"{run.name} (seed {run.seed}) failed: {lines[-1] if lines else 'no output'}; see {output / 'output.txt'}"
         )
     figures = latest(output)
+    for name in ("eval_loss", "train_runtime"):
+        if not _is_number(figures.get(name)):
+            raise ValueError(f"{output / 'log.jsonl'} must have a number as {name}, got {figures.get(name)!r:.40}")
     tokens = run.recipe.steps * run.recipe.batch_size * run.recipe.length * run.recipe.accumulation
     unit = 1 if sys.platform == "darwin" else 1024
     result = {
@@ -136,12 +155,17 @@ def latest(output: Path) -> dict[str, Any]:
     """The newest value of every figure in the run's log."""
     figures: dict[str, Any] = {}
     log = output / "log.jsonl"
-    for line in log.read_text().splitlines() if log.exists() else ():
+    for line in log.read_text(errors="replace").splitlines() if log.exists() else ():
         try:
-            figures.update(json.loads(line))
-        except json.JSONDecodeError:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
             continue  # the line that is being written
+        figures.update(entry if isinstance(entry, dict) else {})
     return figures
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -12,8 +12,9 @@ from transformers import HfArgumentParser
 
 from maclaurin.ops.checks import at_least_one
 from maclaurin.training.compare import CONTENDERS
-from maclaurin.training.recipe import Recipe
+from maclaurin.training.recipe import Recipe, checked
 
+LARGEST_CONFIG = 2**20  # bytes
 # minutes on two cores, and the order of the mechanisms is visible
 COMPARE_DEFAULTS: dict[str, Any] = {
     "output": "runs/compare",
@@ -33,13 +34,13 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, bool]:
     parser = _parser("train", "Train a language model.")
     parser.add_argument("--resume", action="store_true", help="Go on from the last checkpoint in --output.")
     first, _ = parser.parse_known_args(arguments)
-    if first.config:
-        parser.set_defaults(**_from_yaml(Path(first.config)))
+    configured = _from_yaml(Path(first.config)) if first.config else {}
+    parser.set_defaults(**configured)
     if first.resume:
         output = Path(parser.parse_args(arguments).output)
         if (output / "recipe.json").exists():
-            # the run decides, flags beside --resume may change it (more steps, say)
-            parser.set_defaults(**dataclasses.asdict(Recipe.load(output)))
+            # the run decides, what is given beside --resume may change it (more steps, say)
+            parser.set_defaults(**dataclasses.asdict(Recipe.load(output)) | {"output": str(output)} | configured)
     values = vars(parser.parse_args(arguments))
     return _recipe(values), values["resume"]
 
@@ -69,11 +70,39 @@ def _recipe(values: dict[str, Any]) -> Recipe:
 
 
 def _from_yaml(path: Path) -> dict[str, Any]:
+    where = f"config {str(path)!r}"
     if not path.is_file():
-        raise ValueError(f"config {str(path)!r} is no file here")
-    values = yaml.safe_load(path.read_text()) or {}
-    known = {field.name for field in dataclasses.fields(Recipe)}
-    if not isinstance(values, dict) or not known.issuperset(values):
-        unknown = ", ".join(sorted(map(str, set(values) - known))) if isinstance(values, dict) else "no names at all"
-        raise ValueError(f"config {str(path)!r} has {unknown}; it may have {', '.join(sorted(known))}")
-    return values
+        raise ValueError(f"{where} is no file here")
+    if path.stat().st_size > LARGEST_CONFIG:
+        raise ValueError(f"{where} has {path.stat().st_size:,} bytes: a recipe has at most {LARGEST_CONFIG:,}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        _check_flat(text)
+        values = yaml.safe_load(text) or {}
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{where} cannot be read: {' '.join(str(error).split())[:300]}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{where} must have a name and a value a line, got {type(values).__name__}")
+    numbers = {name: value for name, value in values.items() if isinstance(value, str) and _is_float(name)}
+    return checked(values | {name: _as_float(value) for name, value in numbers.items()}, where)
+
+
+def _check_flat(text: str) -> None:
+    """A few lines of aliases of aliases stand for gigabytes, and brackets in brackets for minutes."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > 2 or isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"line {event.start_mark.line + 1} has an alias or is nested; a recipe is names and values")
+
+
+def _is_float(name: Any) -> bool:
+    return any(field.name == name and field.type in (float, "float") for field in dataclasses.fields(Recipe))
+
+
+def _as_float(text: str) -> Any:
+    """YAML reads 1e-3 as a text."""
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -6,9 +6,9 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from maclaurin.files import write_json
+from maclaurin.files import read_json, write_json
 from maclaurin.models.config import SIZES, MaclaurinConfig
 from maclaurin.ops.checks import at_least_one, one_of
 
@@ -17,6 +17,27 @@ PRECISIONS = ("auto", "fp32", "bf16")
 ROWS = ("packed", "documents")
 FREE_SIZES = tuple(SIZES["tiny"])
 TRACKERS = ("tensorboard", "wandb", "trackio")
+# what a run that goes on can change; all else decides its weights and its data, or stands in its checkpoint
+MAY_CHANGE = {
+    "output",
+    "corpus",  # may have been moved: its content is compared
+    "steps",
+    "schedule",
+    "warmup_steps",
+    "clip",
+    "short_window",
+    "short_window_probability",
+    "long_window_end",
+    "precision",
+    "gradient_checkpointing",
+    "eval_every",
+    "eval_rows",
+    "save_every",
+    "keep",
+    "track",
+}
+KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+LARGEST = 2**63  # of numbers in files
 
 
 @dataclass
@@ -122,4 +143,36 @@ class Recipe:
 
     @staticmethod
     def load(folder: Path) -> Recipe:
-        return Recipe(**json.loads((folder / "recipe.json").read_text()))
+        file = folder / "recipe.json"
+        values = checked(read_json(file), str(file))
+        try:
+            return Recipe(**values)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+
+    def check_goes_on(self, folder: Path, step: int) -> None:
+        """That a run in this folder can go on with this recipe from this step."""
+        if self.steps < step:
+            raise ValueError(f"steps must be at least the {step} that {str(folder)!r} has taken, got {self.steps}")
+        if not (folder / "recipe.json").exists():
+            return
+        before = Recipe.load(folder)
+        for name, value in vars(self).items():
+            if name not in MAY_CHANGE and getattr(before, name) != value:
+                raise ValueError(
+                    f"{str(folder)!r} has {name} {getattr(before, name)!r}, the recipe gives {value!r}: it cannot go on"
+                )
+
+
+def checked(values: dict[Any, Any], where: str) -> dict[str, Any]:
+    """The fields of a recipe as they come from a file: known names, and values of their types."""
+    known = get_type_hints(Recipe)
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(f"{where} has {str(name)[:40]!r}; it may have {', '.join(sorted(known))}")
+        kind = known[name]
+        fits = type(value) is kind or (kind is float and type(value) is int)
+        if not fits or (kind in (int, float) and not abs(value) < LARGEST):
+            got = f"{value!r:.40}" if isinstance(value, str | float | bool) else type(value).__name__
+            raise ValueError(f"{where} must have {KINDS[kind]} as {name}, got {got}")
+    return values

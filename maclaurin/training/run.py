@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +13,14 @@ import torch
 from torch.utils.data import Subset
 from transformers import TrainerCallback, TrainerState, TrainingArguments, set_seed
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
 from maclaurin.bfloat16 import check_bf16
 from maclaurin.data import DocumentRows, PackedRows, open_corpus, open_tokenizer, tokenise
+from maclaurin.lock import locked
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StochasticWindow, StopOnInterrupt
+from maclaurin.training.checkpoints import check_same_data, checkpoints, deliver, last_whole, step_of, writing
 from maclaurin.training.recipe import FREE_SIZES, Recipe
 from maclaurin.training.surroundings import save_surroundings
 from maclaurin.training.trainer import LanguageTrainer, arguments
@@ -29,19 +32,31 @@ class Result:
     steps: int
     finished: bool
     held_out_loss: float | None
+    stopped_by: int = 0  # the signal, if one stopped it
 
 
 def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) -> Result:
-    """Train until the recipe's last step, or until Ctrl-C. `resume` goes on from the last checkpoint in its folder."""
+    """Train until the recipe's last step, or until Ctrl-C or SIGTERM. `resume` goes on from the last whole checkpoint in its
+    folder, which no other process may be training in.
+    """
     output = Path(recipe.output)
-    checkpoint = get_last_checkpoint(str(output)) if output.is_dir() else None
-    if resume and checkpoint is None:
+    if resume and not checkpoints(output):
         raise ValueError(f"there is no checkpoint to resume from in {str(output)!r}")
-    if not resume and checkpoint is not None:
+    first = int(os.environ.get("RANK", "0")) == 0  # of the processes that torchrun starts
+    with locked(output / "run.lock", f"run {str(output)!r}") if first else nullcontext():
+        return _train(recipe, output, resume, cache)
+
+
+def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None) -> Result:
+    if not resume and checkpoints(output):
         raise ValueError(f"{str(output)!r} holds a run already: resume it with --resume, or choose another output")
-    output.mkdir(parents=True, exist_ok=True)
+    checkpoint = last_whole(output) if resume else None
+    first_step = (step_of(checkpoint) or 0) if checkpoint else 0
+    if checkpoint is not None:
+        recipe.check_goes_on(output, first_step)
 
     corpus = open_corpus(recipe.corpus, text_field=recipe.text_field)
+    check_same_data(output, recipe.corpus, corpus.fingerprint())
     tokenizer = open_tokenizer(recipe.tokenizer, corpus.documents("train"))
     rows = PackedRows if recipe.rows == "packed" else DocumentRows
     train_rows = rows(tokenise(corpus, "train", tokenizer, cache), recipe.length)
@@ -58,12 +73,6 @@ def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) ->
     if checkpoint is not None:
         _check_same_model(checkpoint, config)
     model = MaclaurinForCausalLM(config)
-    windows = _windows(recipe, model)
-    tokenizer.save_pretrained(output)
-    recipe.save(output)
-    first_step = _step_of(checkpoint) if checkpoint else 0
-    save_surroundings(output, first_step=first_step)
-
     interrupt = StopOnInterrupt()
     progress = LiveProgress(recipe.length * recipe.batch_size * recipe.accumulation)
     trainer = LanguageTrainer(
@@ -77,33 +86,40 @@ def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) ->
             JsonLog(output / "log.jsonl"),
             progress,
             interrupt,
-            *windows,
+            *_windows(recipe, model),
             *_trackers(recipe, first_step),
         ],
         keep=recipe.keep,
     )
+    tokenizer.save_pretrained(output)
+    recipe.save(output)
+    save_surroundings(output, first_step=first_step)
     if checkpoint is not None and first_step >= recipe.steps:
         # it died between its last checkpoint and the end: there is nothing left to train
-        trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
+        trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         trainer.model = model = MaclaurinForCausalLM.from_pretrained(checkpoint)
     else:
         try:
-            trainer.train(resume_from_checkpoint=checkpoint)
+            with interrupt:
+                trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         finally:
             progress.close()
     finished = trainer.state.global_step >= recipe.steps
     if finished:
-        trainer.save_model(str(output))
-        (output / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing here reads
+        _save_model(trainer, output)
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    return Result(trainer.state.global_step, finished, losses[-1] if losses else None)
+    return Result(trainer.state.global_step, finished, losses[-1] if losses else None, interrupt.requested)
 
 
-def _step_of(checkpoint: str) -> int:
-    return int(checkpoint.rsplit("-", 1)[1])
+def _save_model(trainer: LanguageTrainer, output: Path) -> None:
+    with writing(output):
+        trainer.save_model(str(trainer.staging))
+        if trainer.is_world_process_zero():
+            (trainer.staging / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing here reads
+            deliver(trainer.staging, output)
 
 
-def _check_same_model(checkpoint: str, config: MaclaurinConfig) -> None:
+def _check_same_model(checkpoint: Path, config: MaclaurinConfig) -> None:
     saved, wanted = MaclaurinConfig.from_pretrained(checkpoint).to_dict(), config.to_dict()
     for name in ("mixer", "mixer_options", "vocab_size", *FREE_SIZES):
         if saved[name] != wanted[name]:

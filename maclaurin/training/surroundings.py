@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from maclaurin.doctor import devices, versions
-from maclaurin.files import write_json
+from maclaurin.files import read_json, write_json
 
 FILE = "versions.json"
 
@@ -22,7 +21,7 @@ def save_surroundings(output: Path, *, first_step: int) -> None:
 def load_surroundings(output: Path) -> list[dict[str, Any]]:
     """The starts of a run, oldest first; none where the file is missing or damaged: a run goes on without it."""
     try:
-        starts = json.loads((output / FILE).read_text())
+        starts = read_json(output / FILE, list)
     except (OSError, ValueError):
         return []
-    return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
+    return [start for start in starts if isinstance(start, dict)]

@@ -1,21 +1,22 @@
-"""The Hugging Face Trainer, and three things it does not do: checkpoints that are whole or not there, evaluation weighted by
-tokens, and a stop at the first loss that is not finite.
+"""The Hugging Face Trainer, and what it does not do: checkpoints that are whole or not there, intervals that can change when
+a run goes on, evaluation weighted by tokens, and a stop at the first loss that is not finite.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
-from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
+from transformers.trainer_utils import EvalLoopOutput
+from transformers.utils import logging
 
-STAGING = ".staging"
+from maclaurin.training.checkpoints import WEIGHTS, checkpoints, put, reading, remove_old, run_of, seal, writing
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -45,16 +46,60 @@ class LanguageTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.remove_callback(PrinterCallback)
         self.keep = keep
+        self.run = self._agreed(run_of(Path(self.args.output_dir)) if self.is_world_process_zero() else "")
         self._staging = False
+
+    @property
+    def staging(self) -> Path:
+        """Where what is not whole yet stands: a folder of this run alone."""
+        return Path(self.args.output_dir) / f".staging-{self.run}"
+
+    def _agreed(self, text: str) -> str:
+        """What the first process says, in all of them."""
+        texts = [text]
+        if self.args.world_size > 1:
+            broadcast_object_list(texts)
+        return texts[0]
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """The intervals of a run that goes on are those it is given now, not those of its checkpoint."""
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # which it would warn of
+        try:
+            where: tuple[int, int] = super()._init_training_state(max_steps, *args, **kwargs)
+        finally:
+            logging.set_verbosity(verbosity)
+        self.state.compute_steps(self.args, max_steps)
+        return where
+
+    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        with reading(Path(checkpoint) / WEIGHTS):
+            super()._load_from_checkpoint(checkpoint, model)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        for kind, names in (("lacks", load_result.missing_keys), ("has beside the model's", load_result.unexpected_keys)):
+            if found := sorted(set(names) - set(tied)):
+                raise ValueError(f"it {kind} {len(found)} weights, such as {found[0]}")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            with reading(Path(checkpoint) / "optimizer.pt or scheduler.pt"):
+                super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            with reading(Path(checkpoint) / "rng_state.pth"):
+                super()._load_rng_state(checkpoint)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         if not bool(loss.isfinite()):
-            checkpoint = get_last_checkpoint(self.args.output_dir)
+            saved = checkpoints(Path(self.args.output_dir))
             raise NonFiniteLossError(
                 f"the loss is {loss.item()} at step {self.state.global_step + 1}: "
                 f"the first value that is not finite appears in {_first_non_finite(model, self._prepare_inputs(inputs))}; "
-                f"last good checkpoint: {checkpoint or 'none yet'}"
+                f"last good checkpoint: {saved[-1] if saved else 'none yet'}"
             )
         return loss
 
@@ -79,25 +124,24 @@ class LanguageTrainer(Trainer):
 
     def _get_output_dir(self, trial: Any) -> str:
         folder: str = super()._get_output_dir(trial)
-        return os.path.join(folder, STAGING) if self._staging else folder
+        return str(self.staging) if self._staging else folder
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Into a staging folder, then by one rename into place: a checkpoint that is there is whole."""
-        output = Path(self.args.output_dir)
+        """Into the staging folder, then by one rename into place: a checkpoint that is there is whole."""
+        output, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
         self._staging = True
         try:
-            super()._save_checkpoint(model, trial)
-            name = f"checkpoint-{self.state.global_step}"
-            final = output / name
-            if final.exists():
-                shutil.rmtree(final)
-            os.replace(output / STAGING / name, final)
+            with writing(output / name):
+                super()._save_checkpoint(model, trial)
+                self.accelerator.wait_for_everyone()
+                if self.is_world_process_zero():
+                    seal(self.staging / name, self.run)
+                    put(self.staging / name, output, self.run)
+                    remove_old(output, self.staging, self.run, self.state.global_step, self.keep)
+                self.accelerator.wait_for_everyone()
         finally:
             self._staging = False
-            shutil.rmtree(output / STAGING, ignore_errors=True)
-        checkpoints = sorted(output.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-        for old in checkpoints[: -self.keep]:
-            shutil.rmtree(old)
+            shutil.rmtree(self.staging, ignore_errors=True)
 
 
 def _first_non_finite(model: nn.Module, inputs: dict[str, Any]) -> str:

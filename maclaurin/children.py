@@ -1,0 +1,56 @@
+"""Processes that end with the one that started them, however that one ends, on every Unix.
+
+A child has the reading end of a pipe as its standard input; the writing end is its parent's alone and closes with it.
+`python -m maclaurin.children train …` is `maclaurin train …` as such a child.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+
+
+@contextmanager
+def lifeline() -> Iterator[int]:
+    """Standard input for a child that calls `end_with_parent`, open as long as this process and the block last."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def end_with_parent() -> None:
+    """In a child, first thing: once nobody holds its lifeline it gets SIGTERM, at which a training run saves itself."""
+    threading.Thread(target=_watch_input, daemon=True).start()
+
+
+def end_with_pool() -> None:
+    """The same in a process of a pool, which knows its parent."""
+    threading.Thread(target=_watch_parent, daemon=True).start()
+
+
+def _watch_input() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _watch_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    from maclaurin.cli import main
+
+    main()

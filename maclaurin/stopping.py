@@ -1,0 +1,31 @@
+"""Being asked to stop: Ctrl-C, and SIGTERM, which schedulers and `kill` send. What is running puts itself in order first."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+
+class Terminated(SystemExit):
+    """SIGTERM, with the exit code that shells give it."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
+
+STOPS = (KeyboardInterrupt, Terminated)
+
+
+def exit_code(stop: BaseException) -> int:
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+def raise_on_terminate() -> None:
+    """From now on SIGTERM is an exception: children are ended, files closed, and a sentence is said."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminated)
+
+
+def _terminated(number: int, frame: Any) -> None:
+    raise Terminated
