@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fuzz.build import ROOT, build
+from fuzz.case import Target
 from fuzz.run import Plan, search
 from fuzz.targets import KERNELS, matching
 
@@ -80,13 +81,16 @@ MUTANTS: tuple[Kernel | Check, ...] = (
 
 def main() -> int:
     missed = 0
+    known: dict[tuple[Target, ...], frozenset[tuple[str, str]]] = {}
     with tempfile.TemporaryDirectory(prefix="fuzz-mutants-") as folder:
         for number, mutant in enumerate(MUTANTS):
             plan = plan_of(mutant, Path(folder) / str(number))
-            unchanged = replace(plan, worker_options=(), stop_at_first=False)
-            known = frozenset(search(unchanged, _silent, progress_every=SECONDS).found)
-            books = search(replace(plan, known=known), _silent)
-            fresh = [found for key, found in books.found.items() if key not in known]
+            targets = tuple(plan.targets)
+            if targets not in known:
+                unchanged = replace(plan, worker_options=(), stop_at_first=False)
+                known[targets] = frozenset(search(unchanged, _silent).found)
+            books = search(replace(plan, known=known[targets]), _silent)
+            fresh = [found for key, found in books.found.items() if key not in known[targets]]
             missed += not fresh
             how = f"found after {fresh[0].seconds:.0f} s: {fresh[0].cause}" if fresh else f"NOT found in {SECONDS} s"
             print(f"{mutant.what}: {how}", flush=True)

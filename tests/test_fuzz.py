@@ -63,8 +63,9 @@ def test_numbers_are_judged_by_what_plain_pytorch_loses():
             judge.judge(wrong, exact, torch.float32, cancelling, x)
 
 
+HEADER = b'{"x": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}'
 WHOLE = {
-    "state.safetensors": b'\x37\0\0\0\0\0\0\0{"x": {"dtype":"U8", "shape":[1], "data_offsets":[0,1]}}x',
+    "state.safetensors": len(HEADER).to_bytes(8, "little") + HEADER + b"x",
     "config.json": b'{"a": 1, "b": [2, 3]}',
     "log.jsonl": b'{"a": 1}\n{"b": [2, 3]}\n',
     "optimizer.pt": b"0123456789",
