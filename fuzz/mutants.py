@@ -1,6 +1,6 @@
 """The proof that the search finds faults: kernels with one line changed and checks taken out, each found within a minute.
 
-`python -m fuzz.mutants` (make fuzz-mutants). Whatever the search finds without any change is left out of account.
+`python -m fuzz.mutants` (make fuzz-mutants). A finding counts if the same case is right without the change.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fuzz.build import ROOT, build
-from fuzz.case import Target
-from fuzz.run import Plan, search
+from fuzz.run import Found, Plan, Worker, search
 from fuzz.targets import KERNELS, matching
 
 SECONDS = 60
@@ -81,20 +80,35 @@ MUTANTS: tuple[Kernel | Check, ...] = (
 
 def main() -> int:
     missed = 0
-    known: dict[tuple[Target, ...], frozenset[tuple[str, str]]] = {}
     with tempfile.TemporaryDirectory(prefix="fuzz-mutants-") as folder:
         for number, mutant in enumerate(MUTANTS):
-            plan = plan_of(mutant, Path(folder) / str(number))
-            targets = tuple(plan.targets)
-            if targets not in known:
-                unchanged = replace(plan, worker_options=(), stop_at_first=False)
-                known[targets] = frozenset(search(unchanged, _silent).found)
-            books = search(replace(plan, known=known[targets]), _silent)
-            fresh = [found for key, found in books.found.items() if key not in known[targets]]
-            missed += not fresh
-            how = f"found after {fresh[0].seconds:.0f} s: {fresh[0].cause}" if fresh else f"NOT found in {SECONDS} s"
+            found = hunt(plan_of(mutant, Path(folder) / str(number)))
+            missed += found is None
+            how = f"NOT found in {SECONDS} s" if found is None else f"found after {found.seconds:.0f} s: {found.cause}"
             print(f"{mutant.what}: {how}", flush=True)
     return 1 if missed else 0
+
+
+def hunt(plan: Plan) -> Found | None:
+    """The first failure of a case that is right without the change; None after a minute."""
+    unchanged = Worker(replace(plan, worker_options=()))
+    spent = 0.0
+    try:
+        while spent < SECONDS:
+            books = search(replace(plan, seconds=SECONDS - spent), _silent)
+            for key, found in books.found.items():
+                found.seconds += spent
+                if key not in plan.known and "end" in unchanged.run(found.target, found.number):
+                    return found
+            # other cases: these fail without the change too
+            plan = replace(plan, seed=plan.seed + 1, known=plan.known | books.found.keys())
+            spent += books.seconds
+            if not unchanged.alive:
+                unchanged.close()
+                unchanged = Worker(replace(plan, worker_options=()))
+    finally:
+        unchanged.close()
+    return None
 
 
 def plan_of(mutant: Kernel | Check, folder: Path) -> Plan:
@@ -118,7 +132,7 @@ def plan_of(mutant: Kernel | Check, folder: Path) -> Plan:
             f"the mutant {mutant.what!r} changes a line that csrc/{mutant.file} does not have once: {mutant.old}"
         )
     path.write_text(text.replace(mutant.old, mutant.new))
-    library = build(sources, folder)
+    library = build(sources, folder, "-DCMAKE_CXX_FLAGS=-w")  # what is unused now is no news
     return Plan(matching(list(KERNELS)), SECONDS, jobs=2, stop_at_first=True, worker_options=("--library", str(library)))
 
 

@@ -69,6 +69,7 @@ class Search:
         self.failed: Counter[str] = Counter()
         self.found: dict[tuple[str, str], Found] = {}
         self.spent: Counter[str] = Counter()
+        self.stopped = False
         self._given: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._start = time.monotonic()
@@ -81,8 +82,10 @@ class Search:
         """From the target that is furthest behind its share of the time; None at the end."""
         with self._lock:
             plan = self.plan
-            if (plan.seconds is not None and self.seconds >= plan.seconds) or (
-                plan.stop_at_first and self.found.keys() - plan.known
+            if (
+                self.stopped
+                or (plan.seconds is not None and self.seconds >= plan.seconds)
+                or (plan.stop_at_first and self.found.keys() - plan.known)
             ):
                 return None
             open_targets = [t for t in plan.targets if plan.cases is None or self._given[t.name] < plan.cases]
@@ -219,8 +222,11 @@ def search(plan: Plan, tell: Callable[[str], None] = print, progress_every: floa
     books = Search(plan, tell)
     with ThreadPoolExecutor(plan.jobs) as pool:
         drivers = [pool.submit(_drive, books) for _ in range(plan.jobs)]
-        while wait(drivers, progress_every).not_done:
-            tell(books.progress())
+        try:
+            while wait(drivers, progress_every).not_done:
+                tell(books.progress())
+        except KeyboardInterrupt:
+            books.stopped = True  # after the cases that run now
     for driver in drivers:
         driver.result()  # a worker that could not start is raised here
     return books
