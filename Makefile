@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Some virtual CPUs advertise AMX and then kill the process that uses it; see docs/troubleshooting.md.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: setup compare test test-all test-floor lint bench clean
+.PHONY: setup compare test test-all test-floor fuzz fuzz-asan fuzz-mutants lint bench clean
 
 setup: .venv/.ready
 
@@ -31,6 +31,19 @@ test-floor:
 	.venv-floor/bin/python -m pip install --quiet --constraint constraints.txt torch
 	.venv-floor/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' 'transformers==5.14.*'
 	.venv-floor/bin/python -m pytest -n 2 -m 'not slow' tests/models tests/training tests/evals tests/convert tests/data/test_hub.py
+
+# a random search for what breaks the package: docs/fuzzing.md
+FUZZ_SECONDS ?= 300
+FUZZ_SEED ?= 0
+
+fuzz: setup
+	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
+
+fuzz-asan: setup
+	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) --sanitize
+
+fuzz-mutants: setup
+	$(BIN)/python -m fuzz.mutants
 
 lint: setup
 	$(BIN)/ruff check .

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
+from fuzz.build import sanitized, sanitizer_environment, sanitizer_runtime
 from fuzz.run import Plan, search
-from fuzz.targets import TARGETS, matching
+from fuzz.targets import KERNELS, TARGETS, matching
 
 
 def main() -> int:
@@ -16,16 +18,25 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="TARGET", help=f"of {', '.join(TARGETS)}; patterns like file-*")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other cases")
     parser.add_argument("--jobs", type=int, default=2, help="processes that search at the same time")
+    parser.add_argument(
+        "--sanitize", action="store_true", help="with kernels under AddressSanitizer, and targets that use them"
+    )
     parser.add_argument("--replay", metavar="TARGET:NUMBER", help="run this one case here, and show what it raises")
     arguments = parser.parse_args()
     if arguments.replay:
         return replay(arguments.replay)
     try:
-        targets = matching(arguments.only or ["*"])
+        targets = matching(arguments.only or (list(KERNELS) if arguments.sanitize else ["*"]))
     except ValueError as error:
         parser.error(str(error))
     seconds = None if arguments.cases else arguments.seconds
-    return report(Plan(targets, seconds, arguments.cases, arguments.seed, arguments.jobs))
+    plan = Plan(targets, seconds, arguments.cases, arguments.seed, arguments.jobs)
+    if arguments.sanitize:
+        if (runtime := sanitizer_runtime()) is None:
+            print("no search with a sanitizer: it needs CMake and a C++ compiler with libasan.so")
+            return 0
+        plan = replace(plan, worker_options=("--library", str(sanitized())), environment=sanitizer_environment(runtime))
+    return report(plan)
 
 
 def report(plan: Plan) -> int:

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 V = TypeVar("V")
 
 RIGHT, REFUSED = "right", "refused"  # how a case may end; anything that it raises is a failure
+READY = "ready"  # what a worker says before its first case
 LONGEST_SENTENCE = 1000
 
 
-class Failure(AssertionError):
+class Failure(AssertionError):  # noqa: N818 - it is what the search looks for
     """A law that did not hold."""
 
 

@@ -27,16 +27,17 @@ from fuzz import readers
 from fuzz.case import REFUSED, RIGHT, Draw, Failure, check_sentence
 from fuzz.kinds import Kind
 from fuzz.mutate import Trap, mutate
-from fuzz.specimens import HOME, specimens
+from fuzz.specimens import HOME, specimen
 
 MOST_BYTES = 2**30
+whole = cache(specimen)
 
 
 def case(draw: Draw, kind: Kind) -> str:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         root = Path(name).resolve()
         home, trap = root / "home", Trap(root / "marker", root / "escaped")
-        shutil.copytree(whole() / kind.home, home)
+        shutil.copytree(whole(kind.home), home)
         for module in ("evil.py", "model/evil.py"):
             if (home / module).parent.is_dir():
                 (home / module).write_text(trap.code)
@@ -58,11 +59,6 @@ def case(draw: Draw, kind: Kind) -> str:
                 f"written outside of the output folder: {', '.join(sorted(str(p.relative_to(root)) for p in stray))}"
             )
         return end
-
-
-@cache
-def whole() -> Path:
-    return specimens()
 
 
 def ended(read: Callable[[], None], root: Path, path: Path) -> str:

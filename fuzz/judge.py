@@ -1,4 +1,4 @@
-"""Whether numbers are right: no further from float64 than plain PyTorch at that precision, or than rounded inputs bring it."""
+"""Whether numbers are right: as near to float64 as plain PyTorch at that precision, or as rounded inputs leave it."""
 
 from __future__ import annotations
 

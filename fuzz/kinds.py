@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """home: the folder of the specimen that a case gets a copy of. files: patterns in it. readers: functions of readers.py."""
+    """home: the folder of specimens that a case gets a copy of. files: patterns in it. readers: functions of readers.py."""
 
     home: str
     files: tuple[str, ...]

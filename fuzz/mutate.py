@@ -1,4 +1,4 @@
-"""Files as strangers, broken disks and other versions write them: bytes changed anywhere, or the right format with lies in it."""
+"""Files as strangers, broken disks and other versions write them: bytes changed anywhere, or a right format full of lies."""
 
 from __future__ import annotations
 

@@ -14,11 +14,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from fuzz.case import REFUSED, RIGHT, Target
+from fuzz.case import READY, REFUSED, RIGHT, Target
+from fuzz.kinds import Kind
 
 ROOT = Path(__file__).parents[1]
 SECONDS_A_CASE = 60  # after which a case counts as hanging; the machine may be busy
@@ -36,6 +38,7 @@ class Plan:
     seed: int = 0
     jobs: int = 1
     stop_at_first: bool = False
+    known: frozenset[tuple[str, str]] = frozenset()  # targets and causes that do not count as the first
     worker_options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -66,6 +69,7 @@ class Search:
         self.failed: Counter[str] = Counter()
         self.found: dict[tuple[str, str], Found] = {}
         self.spent: Counter[str] = Counter()
+        self.stopped = False
         self._given: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._start = time.monotonic()
@@ -78,7 +82,11 @@ class Search:
         """From the target that is furthest behind its share of the time; None at the end."""
         with self._lock:
             plan = self.plan
-            if (plan.seconds is not None and self.seconds >= plan.seconds) or (plan.stop_at_first and self.found):
+            if (
+                self.stopped
+                or (plan.seconds is not None and self.seconds >= plan.seconds)
+                or (plan.stop_at_first and self.found.keys() - plan.known)
+            ):
                 return None
             open_targets = [t for t in plan.targets if plan.cases is None or self._given[t.name] < plan.cases]
             if not open_targets:
@@ -130,7 +138,7 @@ class Worker:
     """One process. A case that ends it is a finding like any other."""
 
     def __init__(self, plan: Plan) -> None:
-        self.log: IO[str] = tempfile.TemporaryFile("w+", errors="replace")
+        self.log: IO[str] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the process
         self.cases = 0
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fuzz.worker", *plan.worker_options],
@@ -142,6 +150,9 @@ class Worker:
             cwd=ROOT,
             env={**os.environ, **quiet(), **plan.environment},
         )
+        assert self.process.stdout is not None
+        if self.process.stdout.readline().strip() != READY:
+            raise RuntimeError(f"a worker could not start: {self._written()[-2000:]}")
 
     def run(self, name: str, number: int) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -170,6 +181,8 @@ class Worker:
     def _place(self) -> str:
         """The innermost line of the package in the last stack that faulthandler wrote."""
         stack = self._written().rpartition("most recent call first")[2]
+        if sanitizer := re.search(r"SUMMARY: AddressSanitizer: (\S+) \S*/(\w+\.\w+):\d+", self._written()):
+            return f"in {sanitizer[2]}: {sanitizer[1]}"
         found = re.search(rf'File "{re.escape(str(ROOT))}/([^"]+)", line \d+ in (\w+)', stack)
         return f"in {found[1]}:{found[2]}" if found else "somewhere"
 
@@ -194,18 +207,28 @@ def quiet() -> dict[str, str]:
     }
 
 
+def make_specimens(plan: Plan) -> None:
+    """Before the clock starts, and once for all workers."""
+    homes = {kind.home for target in plan.targets for kind in target.arguments if isinstance(kind, Kind)}
+    if homes:
+        command = [sys.executable, "-m", "fuzz.specimens", *sorted(homes)]
+        quietly = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **quiet()}, **quietly)
+
+
 def search(plan: Plan, tell: Callable[[str], None] = print, progress_every: float = 30) -> Search:
     """Run the plan to its end."""
+    make_specimens(plan)
     books = Search(plan, tell)
-    drivers = [threading.Thread(target=_drive, args=(books,)) for _ in range(plan.jobs)]
+    with ThreadPoolExecutor(plan.jobs) as pool:
+        drivers = [pool.submit(_drive, books) for _ in range(plan.jobs)]
+        try:
+            while wait(drivers, progress_every).not_done:
+                tell(books.progress())
+        except KeyboardInterrupt:
+            books.stopped = True  # after the cases that run now
     for driver in drivers:
-        driver.start()
-    next_line = progress_every
-    while any(driver.is_alive() for driver in drivers):
-        time.sleep(0.1)
-        if books.seconds > next_line:
-            tell(books.progress())
-            next_line += progress_every
+        driver.result()  # a worker that could not start is raised here
     return books
 
 

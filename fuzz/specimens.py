@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import shutil
 import sys
-from contextlib import redirect_stdout
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +15,20 @@ ROOT = Path(__file__).parents[1]
 HOME = "@HOME@"  # stands for the folder of a specimen in files that name it; a case finds its own folder in its place
 
 
-def specimens() -> Path:
-    """Their folder, made anew whenever the sources change, so that a case finds the same bytes when it is replayed."""
+def specimen(home: str) -> Path:
+    """A folder of whole files, made anew whenever the sources change: a case finds the same bytes when it is replayed."""
     sources = sorted([*ROOT.glob("maclaurin/**/*.py"), Path(__file__)])
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    folder = ROOT / "build" / "fuzz" / digest
+    folder = ROOT / "build" / "fuzz" / digest / home
     if not folder.exists():
-        temporary = folder.with_name(f"{folder.name}.{os.getpid()}")
-        make(temporary)
-        try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{home}-", dir=folder.parent))
+        MAKERS[home](temporary)
+        _without_places(temporary)
+        with contextlib.suppress(OSError):  # another process was faster
             temporary.rename(folder)
-        except OSError:  # another process was faster
-            shutil.rmtree(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
     return folder
-
-
-def make(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    _model(folder)
-    _state(folder / "state")
-    _results(folder / "results")
-    _conversion(folder / "conversion")
-    for kind in ("run", "results", "conversion"):
-        _without_places(folder / kind)
-    (folder / "yaml").mkdir()
-    lines = (
-        "mixer: 2mamba",
-        "size: tiny",
-        "length: 16",
-        "steps: 3",
-        "learning_rate: 1.0e-3",
-        'mixer_options: "{}"',
-        "corpus: stdlib",
-    )
-    (folder / "yaml" / "config.yaml").write_text("\n".join(lines) + "\n")
-    tuned = folder / "tuning" / "cache" / "crossover.json"
-    tuned.parent.mkdir(parents=True)
-    tuned.write_text(json.dumps({"native": [256, 1.8], "torch": [0, 0.25], "one memory": [-6, 0.78]}))
 
 
 def _without_places(home: Path) -> None:
@@ -59,39 +36,40 @@ def _without_places(home: Path) -> None:
         path.write_text(path.read_text().replace(str(home), HOME))
 
 
-def _model(folder: Path) -> None:
-    """A trained run with checkpoints and its token cache, and the same model in several files of weights."""
+def _run(home: Path) -> None:
+    """A trained run with checkpoints, its corpus and its token cache."""
+    from maclaurin.training import Recipe, train
+
+    songs = (json.dumps({"text": f"{i} green bottles hanging on the wall\n" * (1 + i % 3)}) for i in range(60))
+    (home / "songs.jsonl").write_text("\n".join(songs))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    amounts = {"length": 16, "batch_size": 2, "eval_rows": 2, "warmup_steps": 1, "steps": 2, "track": "none"}
+    recipe = Recipe(output=str(home / "model"), corpus=str(home / "songs.jsonl"), **amounts, **sizes)
+    train(recipe, cache=home / "cache" / "tokens")
+
+
+def _sharded(home: Path) -> None:
+    """The model of the run in several files of weights."""
     from transformers import AutoTokenizer
 
     from maclaurin.models import MaclaurinForCausalLM
-    from maclaurin.training import Recipe, train
 
-    run = folder / "run"
-    run.mkdir()
-    songs = (json.dumps({"text": f"{i} green bottles hanging on the wall\n" * (1 + i % 3)}) for i in range(60))
-    corpus = run / "songs.jsonl"
-    corpus.write_text("\n".join(songs))
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    amounts = {"length": 16, "batch_size": 2, "eval_rows": 2, "warmup_steps": 1, "steps": 2, "track": "none"}
-    recipe = Recipe(output=str(run / "model"), corpus=str(corpus), **amounts, **sizes)
-    train(recipe, cache=run / "cache" / "tokens")
-    model = MaclaurinForCausalLM.from_pretrained(run / "model")
-    model.save_pretrained(folder / "sharded", max_shard_size=4000)
-    AutoTokenizer.from_pretrained(run / "model").save_pretrained(folder / "sharded")
+    model = specimen("run") / "model"
+    MaclaurinForCausalLM.from_pretrained(model).save_pretrained(home, max_shard_size=4000)
+    AutoTokenizer.from_pretrained(model).save_pretrained(home)
 
 
-def _state(folder: Path) -> None:
+def _state(home: Path) -> None:
     import torch
 
     import maclaurin
 
-    folder.mkdir()
     torch.manual_seed(0)
     mixer = maclaurin.build_mixer("2mamba", 8, 2, rotary="rope", fold_at=3, fold_every=2)
-    mixer(torch.randn(2, 6, 8))[1].save(folder / "state.safetensors")
+    mixer(torch.randn(2, 6, 8))[1].save(home / "state.safetensors")
 
 
-def _results(folder: Path) -> None:
+def _results(home: Path) -> None:
     """Runs, a suite and the lab, for the report."""
     from maclaurin.lab.run import keep
     from maclaurin.training import Recipe
@@ -100,11 +78,11 @@ def _results(folder: Path) -> None:
     from tests.report.conftest import write_run, write_suite
 
     for run in plan(Recipe(output="compare", steps=20, length=32), ["softmax", "2mamba"], seeds=1):
-        path = folder / Path(run.recipe.output)
+        path = home / Path(run.recipe.output)
         write_run(Recipe(**{**vars(run.recipe), "output": str(path)}), 2.4)
-    (folder / "compare" / "compare.json").write_text(json.dumps({"command": "maclaurin compare", "rows": []}))
-    write_suite(folder / "suite", recall(), "recall", lambda row, own: 0.5)
-    keep(small(), folder / "lab")
+    (home / "compare" / "compare.json").write_text(json.dumps({"command": "maclaurin compare", "rows": []}))
+    write_suite(home / "suite", recall(), "recall", lambda row, own: 0.5)
+    keep(small(), home / "lab")
 
 
 def recall() -> Any:
@@ -117,22 +95,42 @@ def recall() -> Any:
     return Experiment("mqar", "Recall", rows, Setting(width=16, heads=2, inner=32), tests, tests, (1e-3,), axis="pairs")
 
 
-def _conversion(folder: Path) -> None:
+def _conversion(home: Path) -> None:
     """A small llama made linear."""
     from maclaurin.convert.plan import Plan
     from maclaurin.convert.run import convert_all
     from tests.convert.conftest import build, tokenizer
 
-    source = folder / "source"
+    source = home / "source"
     build("llama").save_pretrained(source)
     tokenizer().save_pretrained(source)
-    text = folder / "words.txt"
+    text = home / "words.txt"
     text.write_text("\n\n".join(f"THE CAT SAW {i} DOGS." for i in range(200)))
     amounts = {"max_length": 16, "batch_size": 2, "transfer_steps": 1, "recover_steps": 1, "eval_rows": 4}
-    convert_all(Plan(str(source), str(folder / "model"), corpus=str(text), **amounts), print, lengths=())
+    convert_all(Plan(str(source), str(home / "model"), corpus=str(text), **amounts), print, lengths=())
 
+
+def _yaml(home: Path) -> None:
+    lines = ("mixer: 2mamba", "size: tiny", "length: 16", "steps: 3", "learning_rate: 1.0e-3", 'mixer_options: "{}"')
+    (home / "config.yaml").write_text("\n".join((*lines, "corpus: stdlib")) + "\n")
+
+
+def _tuning(home: Path) -> None:
+    (home / "cache").mkdir()
+    lines = {"native": [256, 1.8], "torch": [0, 0.25], "one memory": [-6, 0.78]}
+    (home / "cache" / "crossover.json").write_text(json.dumps(lines))
+
+
+MAKERS = {
+    "run": _run,
+    "sharded": _sharded,
+    "state": _state,
+    "results": _results,
+    "conversion": _conversion,
+    "yaml": _yaml,
+    "tuning": _tuning,
+}
 
 if __name__ == "__main__":
-    with redirect_stdout(sys.stderr):
-        found = specimens()
-    print(found)
+    for name in sys.argv[1:]:
+        specimen(name)

@@ -1,4 +1,4 @@
-"""What a call finds around it and must not depend on: default dtype, instruction set, threads, gradients, strides."""
+"""What a call finds around it and must not depend on: default dtype and device, instruction set, threads, strides."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from maclaurin.ops import native
 from tests.ops.native_helpers import ISAS
 
 DEFAULT_DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float64, torch.float16)
+DEFAULT_DEVICES = (None,) * 9 + ("meta",)
 
 
 @contextmanager
@@ -20,12 +21,17 @@ def surroundings(draw: Draw) -> Iterator[None]:
     """Drawn anew for every call."""
     dtype = draw.one("default dtype", DEFAULT_DTYPES)
     isa = draw.one("isa", ISAS) if ISAS else None
+    device = draw.one("default device", DEFAULT_DEVICES)
     torch.set_num_threads(draw.one("threads", (1, 1, 2)))
     torch.set_default_dtype(dtype)
+    if device is not None:
+        torch.set_default_device(device)
     try:
         with native.using_isa(isa) if isa else nullcontext():
             yield
     finally:
+        if device is not None:
+            torch.set_default_device(None)
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(1)
 

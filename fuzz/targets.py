@@ -18,6 +18,8 @@ TARGETS = {
     )
 }
 
+KERNELS = ("ops", "whole", "mixers", "states")  # the targets that call the native library
+
 
 def matching(patterns: list[str]) -> list[Target]:
     """The targets that match any of the patterns, such as "ops" and "file-*"."""

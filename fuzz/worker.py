@@ -6,6 +6,7 @@ It may die of a case. Whoever started it finds the Python stack in what it left 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import importlib.util
 import json
@@ -18,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fuzz.case import Draw, Failure
+from fuzz.case import READY, Draw, Failure
 from fuzz.targets import TARGETS
 
 MOST_BYTES = 2**30  # that one case may need
@@ -35,10 +36,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     prepare(arguments.library, arguments.without)
+    print(READY, file=answers, flush=True)
     for line in sys.stdin:
         name, number = line.split()
-        answers.write(json.dumps(attempt(name, int(number))) + "\n")
-        answers.flush()
+        print(json.dumps(attempt(name, int(number))), file=answers, flush=True)
 
 
 def prepare(library: str | None, without: list[str]) -> None:
@@ -107,10 +108,8 @@ def cause(draw: Draw, error: BaseException) -> str:
 
 def reset_peak() -> int:
     """The memory in use now, from which the peak is counted; where the kernel cannot reset it, the peak so far."""
-    try:
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
     return peak()
 
 

@@ -1,4 +1,4 @@
-"""Uninitialised memory of the package, poisoned: a read of what nobody wrote shows as NaN, not as a result that is usually right."""
+"""Uninitialised memory of the package, poisoned: a read of what nobody wrote shows as NaN, not as what is usually right."""
 
 import sys
 
