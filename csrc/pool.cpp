@@ -7,8 +7,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
-#include <system_error>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -17,7 +18,12 @@ namespace {
 
 constexpr size_t LINE = 64;
 constexpr size_t LARGE_PAGES_FROM = size_t{4} << 20;  // bytes: two large pages, of which one lies inside for sure
+constexpr size_t TEAM_BYTES = size_t{1} << 20;        // more than what OpenMP notes down about a team
 constexpr size_t KEPT_BYTES = size_t{16} << 20;       // larger buffers go back when the next one is asked for
+
+void run_alone(int64_t count, Task task, void* context) {
+    for (int64_t i = 0; i < count; ++i) task(context, i);
+}
 
 // The tasks of a call, dealt out to the threads: a thread takes its own ones first, the same at every call, because its
 // cache may still have their data; then it helps the others, so uneven tasks balance.
@@ -54,7 +60,7 @@ class Pool {
     void run(int64_t count, int threads, Task task, void* context) {
         int helpers = static_cast<int>(std::min<int64_t>(threads, count)) - 1;
         if (helpers < 1 || !busy_.try_lock()) {
-            for (int64_t i = 0; i < count; ++i) task(context, i);
+            run_alone(count, task, context);
             return;
         }
         std::lock_guard<std::mutex> owner(busy_, std::adopt_lock);
@@ -80,7 +86,7 @@ class Pool {
                 const int number = static_cast<int>(workers_.size());
                 workers_.emplace_back([this, number, seen = round_] { work(number, seen); });
             }
-        } catch (const std::system_error&) {
+        } catch (const std::exception&) {
         }
         return std::min(wanted, static_cast<int>(workers_.size()));
     }
@@ -108,17 +114,39 @@ class Pool {
 };
 
 // Never destroyed: its threads may still sleep when the process ends. A forked child has no threads but a copy of their
-// bookkeeping, so it gets a pool of its own.
-Pool& pool() {
+// bookkeeping, so it gets a pool of its own. Null where there is no memory for one.
+Pool* pool() {
     static std::mutex mutex;
     static Pool* current = nullptr;
     static pid_t owner = 0;
     std::lock_guard<std::mutex> lock(mutex);
     if (current == nullptr || owner != getpid()) {
-        current = new Pool;
+        current = new (std::nothrow) Pool;
         owner = getpid();
     }
-    return *current;
+    return current;
+}
+
+// Whether the system gives that many more threads, all at once, and a little memory besides.
+bool can_start(int count) {
+    void* room = mmap(nullptr, TEAM_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED) return false;
+    std::mutex gate;
+    std::vector<std::thread> trial;
+    bool started = true;
+    {
+        const std::lock_guard<std::mutex> closed(gate);  // none ends before all have started
+        try {
+            trial.reserve(count);
+            while (static_cast<int>(trial.size()) < count)
+                trial.emplace_back([&gate] { const std::lock_guard<std::mutex> open(gate); });
+        } catch (const std::exception&) {
+            started = false;
+        }
+    }
+    for (std::thread& thread : trial) thread.join();
+    munmap(room, TEAM_BYTES);
+    return started;
 }
 
 // The threads of torch's own OpenMP, if `use_openmp` has found them. Threads of another pool would have to share the cores
@@ -130,17 +158,26 @@ class Team {
         parallel_.store(parallel);
     }
 
-    // Not in a forked child: OpenMP's threads stay behind there, and it would wait for them.
+    // Not in a forked child: OpenMP's threads stay behind there, and it would wait for them. The team is as large as torch's,
+    // even for fewer tasks: OpenMP ends the threads that a smaller one leaves out, and torch would have to start them again.
     bool run(int64_t count, int threads, Task task, void* context) {
         const OpenmpParallel parallel = parallel_.load();
-        if (parallel == nullptr || owner_ != getpid()) return false;
-        const int team = static_cast<int>(std::min<int64_t>(threads, count));
-        Shares shares(count, team, task, context);
-        parallel([](void* shares) { static_cast<Shares*>(shares)->take(); }, &shares, static_cast<unsigned>(team), 0);
+        if (parallel == nullptr || owner_ != getpid() || !has_threads(threads)) return false;
+        Shares shares(count, static_cast<int>(std::min<int64_t>(threads, count)), task, context);
+        parallel([](void* shares) { static_cast<Shares*>(shares)->take(); }, &shares, static_cast<unsigned>(threads), 0);
         return true;
     }
 
   private:
+    // OpenMP ends the process where it is refused a thread, so the first team of a size is tried out; every calling thread
+    // has a team of its own. With twice the threads, since those of the trial may still count while the team's start.
+    static bool has_threads(int wanted) {
+        static thread_local int had = 1;
+        if (wanted > had && !can_start(2 * (wanted - had))) return false;
+        had = wanted;
+        return true;
+    }
+
     std::atomic<OpenmpParallel> parallel_{nullptr};
     pid_t owner_ = 0;
 };
@@ -157,9 +194,10 @@ struct Buffer {
 
 void parallel_for(int64_t count, int threads, Task task, void* context) {
     if (threads < 2 || count < 2) {
-        for (int64_t i = 0; i < count; ++i) task(context, i);
+        run_alone(count, task, context);
     } else if (!team.run(count, threads, task, context)) {
-        pool().run(count, threads, task, context);
+        if (Pool* own = pool()) own->run(count, threads, task, context);
+        else run_alone(count, task, context);
     }
 }
 

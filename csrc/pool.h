@@ -8,7 +8,8 @@ namespace maclaurin {
 using Task = void (*)(void* context, int64_t index);
 
 // Runs task(context, 0 … count-1) on up to `threads` threads and returns when all are done. Where another call has the
-// pool (two Python threads, or a task that calls this), the caller does everything itself.
+// pool (two Python threads, or a task that calls this), or the system gives no threads, the caller does everything itself.
+// Throws nothing.
 void parallel_for(int64_t count, int threads, Task task, void* context);
 
 // GOMP_parallel(function, data, threads, flags): runs function(data) in every thread of a team and waits for all of them.
