@@ -215,7 +215,7 @@ class Attention(ProjectedMixer):
 
     @property
     def _needs_position(self) -> bool:
-        return super()._needs_position or self.position_power is not None
+        return self.rotary == "rope" or self.position_power is not None
 
     @property
     def _state_heads(self) -> int:

@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, ClassVar
 
 import torch
@@ -54,6 +53,7 @@ class Mixer(nn.Module, ABC):
         self.causal = causal
         self.kind = type(self).__name__  # or the name under which it was built
         self._seal = object()  # on the states that it has made itself
+        self._shapes_kept: MixerState | None = None
 
     def forward(
         self,
@@ -118,16 +118,18 @@ class Mixer(nn.Module, ABC):
         if not self.causal:
             raise ValueError("state must be None: a mixer built with causal=False sees whole sequences only")
         checks.initial_state(state, MixerState)
-        checks.initial_state(state.attention, type(self._first_state.attention))
+        own = self._shapes()
+        checks.initial_state(state.attention, type(own.attention))
         if isinstance(state.kind, str) and state.kind != self.kind:
             raise ValueError(f"state must come from a mixer of the kind {self.kind!r}, got one of {state.kind!r}")
-        if (device := state.check(like=self._first_state).device) != x.device:
+        if (device := state.check(like=own).device) != x.device:
             raise ValueError(f"state must be on the device of x ({x.device}), got {device}")
 
-    @cached_property
-    def _first_state(self) -> MixerState:
-        """The shapes of its states, without numbers."""
-        return self.init_state(1, device="meta")
+    def _shapes(self) -> MixerState:
+        """A state of its own without numbers. Kept, because it takes longer to make than a state to look at."""
+        if self._shapes_kept is None:
+            self._shapes_kept = self.init_state(1, device="meta")
+        return self._shapes_kept
 
     def _placement(
         self, device: torch.device | str | None, dtype: torch.dtype | None

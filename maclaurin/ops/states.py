@@ -10,7 +10,6 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import torch
@@ -88,7 +87,7 @@ class State:
         return common
 
     def _check(self, name: str, like: State | None, common: Common) -> None:
-        sizes: dict[str, int] = {} if like is None else dict(like._fixed_sizes)
+        sizes: dict[str, int] = {} if like is None else like._fixed_sizes()
         if common.rows is not None:
             sizes[ROWS] = common.rows
         for field in fields_of(type(self)):
@@ -121,7 +120,6 @@ class State:
             if common.rows is not None:
                 sizes[ROWS] = common.rows
 
-    @cached_property
     def _fixed_sizes(self) -> dict[str, int]:
         """The sizes that another state of the same mechanism has as well."""
         sizes: dict[str, int] = {}
@@ -355,7 +353,8 @@ class PowerState(TokenState):
 
     @property
     def batch_size(self) -> int:
-        return self.__dict__["source"][0].sizes[0] if "source" in self.__dict__ else super().batch_size
+        source = self.__dict__.get("source")
+        return self.keys.shape[0] if source is None else source[0].sizes[0]
 
     def _check(self, name: str, like: State | None, common: Common) -> None:
         super()._check(name, like, common)
