@@ -12,6 +12,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from maclaurin.models.weights import load_whole
+
 
 def open_model(folder: str | Path) -> tuple[Any, Any]:
     """The model, ready to run on the best device here, and its tokenizer.
@@ -22,14 +24,14 @@ def open_model(folder: str | Path) -> tuple[Any, Any]:
     if not path.is_dir():
         raise ValueError(f"model {str(folder)!r} is no folder here")
     if not (path / "config.json").is_file():
-        checkpoints = sorted(path.glob("checkpoint-*"), key=lambda found: int(found.name.split("-")[1]))
-        hint = f"; its run is not finished, {checkpoints[-1]} is its last checkpoint" if checkpoints else ""
+        steps = [int(step) for found in path.glob("checkpoint-*") if (step := found.name.split("-", 1)[1]).isdecimal()]
+        hint = f"; its run is not finished, {path / f'checkpoint-{max(steps)}'} is its last checkpoint" if steps else ""
         raise ValueError(f"model {str(folder)!r} has no config.json{hint}")
     disable_progress_bar()
     if json.loads((path / "config.json").read_text()).get("model_type", "").startswith("maclaurin-"):
         import_module("maclaurin.convert")  # makes the Auto classes know converted models
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, use_safetensors=True, local_files_only=True).eval()
+        model = load_whole(AutoModelForCausalLM, path, trust_remote_code=False).eval()
     except SafetensorError as error:
         raise ValueError(f"model {str(folder)!r} has a broken model.safetensors: {error}") from error
     # a checkpoint's tokenizer is that of its run

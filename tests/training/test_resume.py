@@ -1,4 +1,4 @@
-"""Going on: only from what is whole, only by one process, with the flags that are given; nothing of the user's is removed."""
+"""Going on: only from what is whole, only by one process, with the flags that are given; nothing of a user's is removed."""
 
 import json
 import os
@@ -258,7 +258,7 @@ def test_a_corpus_may_be_moved_but_not_changed(folder):
 
 
 def test_steps_that_are_taken_cannot_be_taken_back(folder):
-    with pytest.raises(ValueError, match="steps must be at least the 4 that .* has taken, got 3"):
+    with pytest.raises(ValueError, match=r"steps must be at least the 4 that .* has taken, got 3"):
         go_on(folder, steps=3)
 
 
@@ -464,7 +464,7 @@ def test_a_killed_comparison_takes_its_run_with_it(folder, monkeypatch):
 
 
 def test_a_child_lives_as_long_as_its_lifeline():
-    code = "import time; from maclaurin.children import end_with_parent; end_with_parent(); print(1, flush=True); time.sleep(60)"
+    code = "import time, maclaurin.children as c; c.end_with_parent(); print(1, flush=True); time.sleep(60)"
     with lifeline() as stdin:
         child = subprocess.Popen([sys.executable, "-c", code], stdin=stdin, stdout=subprocess.PIPE)
         child.stdout.readline()
