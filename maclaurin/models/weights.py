@@ -12,7 +12,7 @@ NAMED = 5  # weights in a sentence
 
 
 def load_whole(loader: Any, folder: Path, *, unused: Callable[[str], bool] = lambda name: False, **options: Any) -> Any:
-    """As `loader.from_pretrained`, from safetensors here. unused: whether nothing needs a weight, which may then be missing."""
+    """As `loader.from_pretrained`, from safetensors here. unused: of a weight, whether it may be missing."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # one sentence below instead of its table
     try:

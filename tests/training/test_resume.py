@@ -209,7 +209,7 @@ def test_a_crafted_trainer_state_is_named_by_its_field(folder, field, value):
         go_on(folder)
 
 
-def test_a_run_is_one_process_s_at_a_time(folder):
+def test_a_run_is_one_process_at_a_time(folder):
     with locked(folder / "run" / "run.lock", "test"):
         with pytest.raises(ValueError, match=rf"in use by process {os.getpid()} on {socket.gethostname()}"):
             go_on(folder)
@@ -367,6 +367,15 @@ def test_a_result_that_is_none_is_a_sentence_with_the_file(folder, content):
     run.result_path.write_bytes(content)
     with pytest.raises(ValueError, match=r"result\.json"):
         run.result()
+
+
+def test_a_result_of_another_recipe_is_no_result_of_this_one(folder):
+    result = {"held_out_loss": 1.0, "peak_bytes": 1, "seconds": 1.0, "tokens_per_second": None}
+    run = Run("linear", 0, recipe(folder, steps=6, save_every=1), 1)
+    run.result_path.write_text(json.dumps(result))
+    assert run.result() == result
+    with pytest.raises(ValueError, match="holds a result with steps 6, not 9: give another output"):
+        Run("linear", 0, recipe(folder, steps=9), 1).result()
 
 
 def test_lines_of_a_log_that_are_none_are_passed_over(folder):
