@@ -25,6 +25,7 @@ from maclaurin.hub import from_hub
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, fields
 from maclaurin.models.checked import check_size, checked_description, held_by
 from maclaurin.models.folder import best_device, tokenizer_in
+from maclaurin.models.weights import load_whole
 
 # what is fetched from the hub: first what describes a model, and if that will do, weights that are no pickles
 DESCRIPTION = ("*.json", "*.txt", "*.model", "*.jinja", "*/config.json")
@@ -49,12 +50,10 @@ class Source:
         return self.kind in ("decoder", "maclaurin")
 
     def load(self) -> PreTrainedModel:
-        """The model as its owner would load it, in float32."""
+        """The model as its owner would load it, in float32, with all of its weights."""
         options = {} if self.kind == "maclaurin" else {"attn_implementation": "sdpa"}
         with naming(self.path):
-            model = self.architecture.from_pretrained(
-                self.path, use_safetensors=True, local_files_only=True, trust_remote_code=False, dtype="float32", **options
-            )
+            model: PreTrainedModel = load_whole(self.architecture, self.path, unused=_is_pooler, dtype="float32", **options)
         return model.eval().to(best_device())
 
     def processor(self) -> Any:
@@ -161,6 +160,11 @@ def _check_weights(path: Path, spec: str, remote: bool) -> None:
         held_by(path)
     except ValueError as error:
         raise ValueError(f"source {spec!r} has broken weights: {error}") from error
+
+
+def _is_pooler(name: str) -> bool:
+    """Of a bare encoder, whose tokens are what a conversion looks at."""
+    return name.startswith("pooler.")
 
 
 def _listed(spec: str) -> list[str]:

@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from maclaurin.files import naming
 from maclaurin.models.checked import check_size, checked_description
+from maclaurin.models.weights import load_whole
 
 TRIAL = "a b"
 
@@ -25,8 +26,8 @@ def open_model(folder: str | Path) -> tuple[Any, Any]:
     if not path.is_dir():
         raise ValueError(f"model {str(folder)!r} is no folder here")
     if not (path / "config.json").is_file():
-        checkpoints = sorted(path.glob("checkpoint-*"), key=lambda found: int(found.name.split("-")[1]))
-        hint = f"; its run is not finished, {checkpoints[-1]} is its last checkpoint" if checkpoints else ""
+        steps = [int(step) for found in path.glob("checkpoint-*") if (step := found.name.split("-", 1)[1]).isdecimal()]
+        hint = f"; its run is not finished, {path / f'checkpoint-{max(steps)}'} is its last checkpoint" if steps else ""
         raise ValueError(f"model {str(folder)!r} has no config.json{hint}")
     disable_progress_bar()
     described = checked_description(path)
@@ -37,9 +38,7 @@ def open_model(folder: str | Path) -> tuple[Any, Any]:
     if not described["model_type"].startswith("maclaurin"):  # this project's classes look for themselves
         check_size(path, described, lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False))
     with naming(path):
-        model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, use_safetensors=True, local_files_only=True, trust_remote_code=False
-        ).eval()
+        model = load_whole(AutoModelForCausalLM, path, config=config).eval()
     # a checkpoint's tokenizer is that of its run
     home = next((place for place in (path, path.parent) if (place / "tokenizer_config.json").is_file()), None)
     if home is None:

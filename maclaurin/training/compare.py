@@ -27,6 +27,8 @@ from maclaurin.training.recipe import Recipe
 
 # threads that spin while they wait gain a tenth on an idle machine, and lose two thirds beside any other work
 WAIT_POLICY = "PASSIVE"
+# what a recipe may say otherwise without another result
+NO_MATTER = {"output", "corpus", "save_every", "keep", "track", "eval_every"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,19 @@ class Run:
             may_be_none = name == "tokens_per_second" and name in result
             if not (value is None and may_be_none) and not _is_number(value):
                 raise ValueError(f"{self.result_path} must have a number as {name}, got {value!r:.40}")
+        self._check_recipe()
         return result
+
+    def _check_recipe(self) -> None:
+        """That what is there is a result of this recipe, and not of one with other steps, say."""
+        folder = Path(self.recipe.output)
+        if not (folder / "recipe.json").exists():
+            return
+        before = Recipe.load(folder)
+        for name, value in vars(self.recipe).items():
+            other = getattr(before, name)
+            if name not in NO_MATTER and other != value:
+                raise ValueError(f"{str(folder)!r} holds a result with {name} {other!r}, not {value!r}: give another output")
 
 
 def plan(base: Recipe, names: Sequence[str], seeds: int) -> list[Run]:

@@ -42,8 +42,7 @@ def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) ->
     output = Path(recipe.output)
     if resume and not checkpoints(output):
         raise ValueError(f"there is no checkpoint to resume from in {str(output)!r}")
-    first = int(os.environ.get("RANK", "0")) == 0  # of the processes that torchrun starts
-    with locked(output / "run.lock", f"run {str(output)!r}") if first else nullcontext():
+    with locked(output / "run.lock", f"run {str(output)!r}") if _is_first() else nullcontext():
         return _train(recipe, output, resume, cache)
 
 
@@ -56,7 +55,8 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None) -> Re
         recipe.check_goes_on(output, first_step)
 
     corpus = open_corpus(recipe.corpus, text_field=recipe.text_field)
-    check_same_data(output, recipe.corpus, corpus.fingerprint())
+    if _is_first():
+        check_same_data(output, recipe.corpus, corpus.fingerprint())
     tokenizer = open_tokenizer(recipe.tokenizer, corpus.documents("train"))
     rows = PackedRows if recipe.rows == "packed" else DocumentRows
     train_rows = rows(tokenise(corpus, "train", tokenizer, cache), recipe.length)
@@ -109,6 +109,11 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None) -> Re
         _save_model(trainer, output)
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     return Result(trainer.state.global_step, finished, losses[-1] if losses else None, interrupt.requested)
+
+
+def _is_first() -> bool:
+    """Of the processes that torchrun starts."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _save_model(trainer: LanguageTrainer, output: Path) -> None:

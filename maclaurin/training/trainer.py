@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
@@ -58,7 +57,7 @@ class LanguageTrainer(Trainer):
         """What the first process says, in all of them."""
         texts = [text]
         if self.args.world_size > 1:
-            broadcast_object_list(texts)
+            torch.distributed.broadcast_object_list(texts, src=0)
         return texts[0]
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:

@@ -30,9 +30,11 @@ from maclaurin.convert.sources import recognise
 from maclaurin.convert.stage import Stage, rate_factor
 from maclaurin.convert.students import STUDENTS
 from maclaurin.generation import continue_text
+from maclaurin.lock import locked
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.folder import open_model
 from maclaurin.report import build
+from maclaurin.stopping import Terminated
 from maclaurin.training.callbacks import StopOnInterrupt
 from maclaurin.training.recipe import Recipe
 from tests.convert.conftest import SMALL, TEXT
@@ -110,8 +112,8 @@ def test_a_finished_conversion_is_not_run_again(converted):
         convert(dataclasses.replace(mine, recover_steps=7), silent)
 
 
-@pytest.mark.parametrize("stage", ["transfer", "recover"])
-def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(converted, stage, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("stage", "number"), [("transfer", signal.SIGINT), ("recover", signal.SIGTERM)])
+def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(converted, stage, number, tmp_path, monkeypatch):
     mine, *_ = converted
     other = dataclasses.replace(mine, output=str(tmp_path / "again"))
     begin = StopOnInterrupt.on_step_end
@@ -120,12 +122,20 @@ def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(converted, sta
     def interrupted(self, args, state, control, **kwargs):
         if stage in args.output_dir and state.global_step == 3 and not runs:
             runs.append(stage)
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         begin(self, args, state, control, **kwargs)
 
     monkeypatch.setattr(StopOnInterrupt, "on_step_end", interrupted)
-    assert not convert(other, silent).finished
+    if number == signal.SIGTERM:
+        with pytest.raises(Terminated):
+            convert(other, silent)
+    else:
+        assert not convert(other, silent).finished
+    (Path(other.output) / stage / "checkpoint-best").mkdir()  # nothing of a user's is removed
+    with locked(Path(other.output) / "run.lock"), pytest.raises(ValueError, match="in use by process"):
+        convert(other, silent)
     assert convert(other, silent).finished and runs
+    assert (Path(other.output) / stage / "checkpoint-best").is_dir()
     mine_weights, other_weights = (load_file(f"{folder}/model.safetensors") for folder in (mine.output, other.output))
     assert all(torch.equal(mine_weights[name], tensor) for name, tensor in other_weights.items())
 
@@ -333,14 +343,15 @@ def test_the_command_compares_students_and_measures(source, corpus, tmp_path):
     assert (tmp_path / "report.html").exists() and (tmp_path / "elu" / "model.safetensors").exists()
 
 
-def test_ctrl_c_between_stages_says_how_to_go_on(source, corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_being_stopped_between_stages_says_how_to_go_on(source, corpus, tmp_path, monkeypatch, stop, code):
     def interrupted(*arguments):
-        raise KeyboardInterrupt
+        raise stop
 
     monkeypatch.setattr("maclaurin.convert.run.evaluate", interrupted)
     arguments = ["convert", str(source("bert")), "--output", str(tmp_path / "out"), "--corpus", corpus, "--batch-size", "8"]
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 130 and "the same command goes on" in result.stderr
+    assert result.exit_code == code and "the same command goes on" in result.stderr
 
 
 @pytest.mark.parametrize(

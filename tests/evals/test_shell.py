@@ -55,15 +55,16 @@ def test_the_shell_runs_a_suite_and_goes_on_after_a_kill(tmp_path, capsys):
     assert "gla-selective" in printed and "published elsewhere" in printed and "eval.html" in printed
 
 
-def test_the_shell_is_interrupted_with_one_sentence(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_shell_is_interrupted_with_one_sentence(tmp_path, number, code):
     long = ("--suite", "track", "--mixers", "softmax", "--steps", "100000", "--jobs", "1", "--output", tmp_path)
     process = subprocess.Popen(command(*long), stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "worker-0.txt").exists():
         time.sleep(0.05)
     time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert "the same command goes on" in process.communicate(timeout=120)[1]
-    assert process.returncode == 130
+    assert process.returncode == code
 
 
 @pytest.mark.parametrize(

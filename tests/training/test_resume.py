@@ -1,4 +1,4 @@
-"""Going on: only from what is whole, only by one process, with the flags that are given; nothing of the user's is removed."""
+"""Going on: only from what is whole, only by one process, with the flags that are given; nothing of a user's is removed."""
 
 import json
 import os
@@ -209,7 +209,7 @@ def test_a_crafted_trainer_state_is_named_by_its_field(folder, field, value):
         go_on(folder)
 
 
-def test_a_run_is_one_process_s_at_a_time(folder):
+def test_a_run_is_one_process_at_a_time(folder):
     with locked(folder / "run" / "run.lock", "test"):
         with pytest.raises(ValueError, match=rf"in use by process {os.getpid()} on {socket.gethostname()}"):
             go_on(folder)
@@ -258,7 +258,7 @@ def test_a_corpus_may_be_moved_but_not_changed(folder):
 
 
 def test_steps_that_are_taken_cannot_be_taken_back(folder):
-    with pytest.raises(ValueError, match="steps must be at least the 4 that .* has taken, got 3"):
+    with pytest.raises(ValueError, match=r"steps must be at least the 4 that .* has taken, got 3"):
         go_on(folder, steps=3)
 
 
@@ -369,6 +369,15 @@ def test_a_result_that_is_none_is_a_sentence_with_the_file(folder, content):
         run.result()
 
 
+def test_a_result_of_another_recipe_is_no_result_of_this_one(folder):
+    result = {"held_out_loss": 1.0, "peak_bytes": 1, "seconds": 1.0, "tokens_per_second": None}
+    run = Run("linear", 0, recipe(folder, steps=6, save_every=1), 1)
+    run.result_path.write_text(json.dumps(result))
+    assert run.result() == result
+    with pytest.raises(ValueError, match="holds a result with steps 6, not 9: give another output"):
+        Run("linear", 0, recipe(folder, steps=9), 1).result()
+
+
 def test_lines_of_a_log_that_are_none_are_passed_over(folder):
     with open(folder / "run" / "log.jsonl", "ab") as stream:
         stream.write(b"\n".join([*GARBAGE.values(), b'{"eval_loss": 7', b'"step"', b"null"]))
@@ -464,7 +473,7 @@ def test_a_killed_comparison_takes_its_run_with_it(folder, monkeypatch):
 
 
 def test_a_child_lives_as_long_as_its_lifeline():
-    code = "import time; from maclaurin.children import end_with_parent; end_with_parent(); print(1, flush=True); time.sleep(60)"
+    code = "import time, maclaurin.children as c; c.end_with_parent(); print(1, flush=True); time.sleep(60)"
     with lifeline() as stdin:
         child = subprocess.Popen([sys.executable, "-c", code], stdin=stdin, stdout=subprocess.PIPE)
         child.stdout.readline()

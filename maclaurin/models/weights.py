@@ -1,0 +1,40 @@
+"""A model all of whose weights come from its folder: what is missing there is never drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging
+
+NAMED = 5  # weights in a sentence
+
+
+def load_whole(loader: Any, folder: Path, *, unused: Callable[[str], bool] = lambda name: False, **options: Any) -> Any:
+    """As `loader.from_pretrained`, from safetensors here. unused: of a weight, whether it may be missing."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # one sentence below instead of its table
+    try:
+        model, info = loader.from_pretrained(
+            folder,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report, which is checked below
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            **options,
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+    lost = sorted(name for name in info["missing_keys"] if not unused(name))
+    if lost:
+        raise ValueError(f"{folder} lacks {_named(lost)}: its weights are not all there")
+    if others := sorted(name for name, *_ in info["mismatched_keys"]):
+        raise ValueError(f"{folder} has other shapes than its config.json says for {_named(others)}")
+    return model
+
+
+def _named(weights: list[str]) -> str:
+    more = f" and {len(weights) - NAMED} more" if len(weights) > NAMED else ""
+    return ", ".join(weights[:NAMED]) + more
