@@ -149,10 +149,17 @@ def tensor(name: str, value: object, dimensions: str) -> None:
     expected = dimensions.count(",") + 1
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    not_traced()
     if value.dim() != expected:
         raise ValueError(f"{name} must have {expected} dimensions ({dimensions}), got shape {shape(value)}")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be a floating point tensor, got {value.dtype}")
+
+
+def not_traced() -> None:
+    """A trace would keep the sizes of one call, and what kernels wrote in it, as constants."""
+    if torch.jit.is_tracing():
+        raise RuntimeError("torch.jit.trace cannot record maclaurin's ops: use torch.export or torch.compile")
 
 
 def form_and_backend(form: str, backend: str, backends: Sequence[str] = BACKENDS) -> None:

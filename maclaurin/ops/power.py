@@ -75,7 +75,8 @@ def power_attention(
     """
     usual = order == 2 and order_weights is None and scale is None and form in ("auto", "recurrent") and backend == "auto"
     ragged = attention_mask is not None or cu_seqlens is not None or lengths is not None
-    if isinstance(state, PowerState) and return_state and usual and not ragged and not torch.compiler.is_compiling():
+    unseen = not torch.compiler.is_compiling() and not native.is_transformed()
+    if isinstance(state, PowerState) and return_state and usual and not ragged and unseen:
         done = native.plain_step(q, k, v, log_decay, state, normalize, fold_at, fold_every)
         if done is not None:
             return done

@@ -125,6 +125,7 @@ def _normal(factor: Tensor) -> Tensor:
 
 
 def _check(x: Tensor, log_decay: Tensor, state: ScanState | None) -> None:
+    checks.not_traced()
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x must be a floating point tensor, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
     if x.dim() < 3 or x.shape[1] == 0:

@@ -5,7 +5,7 @@ To add one: its struct and functions in `library.py`, its `operator` in a file b
 
 from maclaurin.ops.native import attention, conv, linear, scan, selective
 from maclaurin.ops.native.library import available, isa, refusal, using_isa
-from maclaurin.ops.native.operators import call
+from maclaurin.ops.native.operators import call, is_transformed
 from maclaurin.ops.native.step import plain_step
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "available",
     "call",
     "conv",
+    "is_transformed",
     "isa",
     "linear",
     "plain_step",

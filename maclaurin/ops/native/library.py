@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from maclaurin.ops.native.operators import is_transformed
+
 FILE = Path("lib", "libmaclaurin_native.so")
 CPU = torch.device("cpu")
 ISA_VARIABLE = "MACLAURIN_ISA"  # avx512, avx2 or portable, instead of the fastest that the CPU has
@@ -152,6 +154,8 @@ def refusal(q: Tensor, dtype: torch.dtype) -> str | None:
         return f"tensors on the CPU, not on {q.device}"
     if dtype != torch.float32:
         return f"float32 or less, not {dtype}"
+    if is_transformed():
+        return "a call without forward-mode differentiation and torch.func"
     return None if available() else "a maclaurin that was built where a C++ compiler is found"
 
 

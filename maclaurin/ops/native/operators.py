@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import register_flop_formula
@@ -39,7 +40,7 @@ def operator(
 
     def define(kernel: Function) -> Function:
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        _LIBRARY.impl(name, kernel, "CPU")
+        _LIBRARY.impl(name, _without_tangents(kernel), "CPU")
         torch.library.register_fake(f"maclaurin::{name}", fake, lib=_LIBRARY)
         if backward is not None:
             torch.library.register_autograd(f"maclaurin::{name}", backward, setup_context=save, lib=_LIBRARY)
@@ -50,11 +51,30 @@ def operator(
     return define
 
 
+def _without_tangents(kernel: Function) -> Function:
+    """A kernel would drop them: refused, instead of a derivative that is silently zero."""
+
+    def checked(*arguments: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            raise NotImplementedError("the native backend has no forward-mode derivatives: use backend='torch' for them")
+        return kernel(*arguments)
+
+    return checked
+
+
 def call(name: str, *arguments: Any) -> Any:
     """torch.ops.maclaurin.<name>(*arguments), directly where no gradient, compiler, mode or kind of tensor asks for more."""
     if torch.compiler.is_compiling() or is_watched(arguments):
         return getattr(torch.ops.maclaurin, name)(*arguments)
     return _KERNELS[name](*arguments)
+
+
+def is_transformed() -> bool:
+    """Whether forward-mode differentiation, `torch.func` or `torch.jit.trace` looks on: none of them sees into a kernel."""
+    if torch.compiler.is_compiling():
+        return False
+    levels = forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return levels or torch._C._is_tracing()
 
 
 def is_watched(arguments: tuple[Any, ...]) -> bool:
