@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-KINDS = {dict: "a JSON object", list: "a JSON list"}
+KINDS: dict[type, str] = {dict: "a JSON object", list: "a JSON list"}
 LONGEST_REASON = 300  # characters of somebody else's message: some quote the whole file
 
 

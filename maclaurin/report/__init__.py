@@ -48,7 +48,8 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "", s
     broken: list[str] = []
     runs, evaluated, converted = shown_alone(collect(folders)), suites.collect(folders), _conversions(folders, broken.append)
     claims = lab.shown_alone([result for folder in folders for result in found_in(folder, broken.append)], broken.append)
-    for sentence in (*broken, *(f"{item.folder}: {item.problem}" for item in (*runs, *evaluated) if item.problem)):
+    damaged = [(run.folder, run.problem) for run in runs] + [(suite.folder, suite.problem) for suite in evaluated]
+    for sentence in (*broken, *(f"{folder}: {problem}" for folder, problem in damaged if problem)):
         say(sentence)
     if broken and not (runs or evaluated or converted or claims):
         raise ValueError(f"there is nothing to show: {broken[0]}")

@@ -223,7 +223,8 @@ def _recipe(folder: Path) -> Recipe:
     """Whose fields are what they should be, and whose layers can be built."""
     recipe = Recipe.load(folder)
     for entry in dataclasses.fields(Recipe):
-        value, kind = getattr(recipe, entry.name), type(entry.default)
+        value: Any = getattr(recipe, entry.name)
+        kind = type(entry.default)
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ValueError(f"{entry.name} must be of type {kind.__name__}, got {value!r:.60}")
         if kind in (int, float) and not abs(value) <= LARGEST:
