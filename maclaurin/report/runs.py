@@ -227,7 +227,7 @@ def _recipe(folder: Path) -> Recipe:
         kind = type(entry.default)
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ValueError(f"{entry.name} must be of type {kind.__name__}, got {value!r:.60}")
-        if kind in (int, float) and not abs(value) <= LARGEST:
+        if isinstance(value, int | float) and not abs(value) <= LARGEST:
             raise ValueError(f"{entry.name} must be finite and at most {LARGEST:g}")
     layers(recipe)
     return recipe
