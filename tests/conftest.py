@@ -22,6 +22,10 @@ settings.load_profile("suite")
 # a shell starts background processes with Ctrl-C ignored, and those that tests interrupt would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# a device context learns at its first use which functions make tensors: it must see them before they are wrapped below
+with torch.device("meta"):
+    torch.empty(0)
+
 
 @pytest.fixture(autouse=True)
 def _one_thread_one_seed():

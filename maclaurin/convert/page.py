@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from maclaurin.convert.show import STAGES, command_of, gap_closed, name_of
+from maclaurin.files import naming, read_json
 from maclaurin.mixers.overview import size_text
 from maclaurin.report import figures
 from maclaurin.report.figures import PALETTE, SYMBOLS, Line, Style
@@ -16,11 +16,22 @@ from maclaurin.report.page import Cell, Chart, Column, DataTable, Section
 FIGURES = "evaluation.json"
 
 
-def conversions(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """The figures of all conversions in the folders and below."""
-    files = sorted({file for folder in folders for file in folder.rglob(FIGURES)})
-    found = (json.loads(file.read_text()) for file in files)
-    return [result for result in found if "stages" in result and "plan" in result]
+def conversions(folders: Sequence[Path], broken: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The figures of all conversions in the folders and below; `broken` is told of files that cannot be shown."""
+    found = []
+    for file in sorted({file for folder in folders for file in folder.rglob(FIGURES)}):
+        try:
+            with naming(file):
+                result = read_json(file)
+                if "stages" not in result or "plan" not in result:
+                    continue  # of something else
+                section([result]).html()
+                headline([result])
+        except ValueError as error:
+            broken(str(error))
+        else:
+            found.append(result)
+    return found
 
 
 def headline(results: Sequence[dict[str, Any]]) -> str:

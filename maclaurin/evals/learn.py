@@ -75,7 +75,14 @@ class Outcome:
             Score(**score | {"by_distance": [tuple(bucket) for bucket in score["by_distance"]]})
             for score in values["scores"]
         ]
-        return cls(**values | {"scores": scores})
+        made = cls(**values | {"scores": scores})
+        numbers = [made.validation, made.parameters, made.steps, made.seconds, made.diverged]
+        for score in scores:
+            numbers += [score.accuracy, score.exact, score.examples, score.length, score.state_bytes or 0]
+            numbers += [number for _, _, *counted in score.by_distance for number in counted]
+        if not all(isinstance(number, int | float) and 0 <= number < math.inf for number in numbers):
+            raise ValueError("an outcome holds numbers that are not negative, and nothing else")
+        return made
 
 
 def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:

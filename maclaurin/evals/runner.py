@@ -19,7 +19,7 @@ from typing import Any
 
 from maclaurin.evals.cells import Cell
 from maclaurin.evals.learn import Outcome
-from maclaurin.files import write_json
+from maclaurin.files import read_json, write_json
 from maclaurin.ops.checks import at_least_one
 
 # threads that spin while they wait take the core of the cell beside them
@@ -53,9 +53,10 @@ def path_of(cell: Cell, folder: Path) -> Path:
 def load(cell: Cell, folder: Path) -> Outcome | None:
     """The outcome of a cell, if it is done. A file that cannot be read is none: the cell is trained again."""
     try:
-        return Outcome.from_dict(json.loads(path_of(cell, folder).read_text())["outcome"])
-    except (OSError, ValueError, KeyError, TypeError):
+        outcome = Outcome.from_dict(read_json(path_of(cell, folder))["outcome"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+    return outcome if len(outcome.scores) == len(cell.test) else None
 
 
 def save(cell: Cell, outcome: Outcome, folder: Path) -> None:

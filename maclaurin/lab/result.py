@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from maclaurin.files import naming
 from maclaurin.lab.claims import Claim
 
 if TYPE_CHECKING:
@@ -111,13 +112,21 @@ class Result:
 
     @classmethod
     def from_json(cls, text: str) -> Result:
-        values = json.loads(text)
-        plots = [
-            Matrix(**plot) if "values" in plot else Plot(**plot | {"curves": [Curve(**curve) for curve in plot["curves"]]})
-            for plot in values["plots"]
-        ]
-        claims = [Claim(**claim) for claim in values["claims"]]
-        return cls(**values | {"claims": claims, "grids": [Grid(**grid) for grid in values["grids"]], "plots": plots})
+        """The result that `to_json` wrote; of anything else, in whatever way it differs, a ValueError."""
+        with naming("this result of the lab"):
+            values = json.loads(text)
+            plots = [
+                Matrix(**plot)
+                if "values" in plot
+                else Plot(**plot | {"curves": [Curve(**curve) for curve in plot["curves"]]})
+                for plot in values["plots"]
+            ]
+            claims = [Claim(**claim) for claim in values["claims"]]
+            made = cls(**values | {"claims": claims, "grids": [Grid(**grid) for grid in values["grids"]], "plots": plots})
+            if not (isinstance(made.name, str) and isinstance(made.title, str) and isinstance(made.seconds, int | float)):
+                raise ValueError("name and title must be texts, seconds a number")
+            made.table()  # all that is wrong with its parts shows here
+        return made
 
 
 def claims_table(claims: Sequence[tuple[str, Claim]], title: str = "Claims") -> Table:

@@ -14,7 +14,7 @@ import torch
 
 from maclaurin import lab
 from maclaurin.children import end_with_pool
-from maclaurin.files import write_text
+from maclaurin.files import naming, write_text
 from maclaurin.lab.result import Result
 from maclaurin.ops.checks import one_of
 
@@ -49,8 +49,14 @@ def keep(result: Result, folder: Path) -> Path:
     return path
 
 
-def found_in(folder: Path) -> list[Result]:
-    """The results kept in a folder and below, in the order of the experiments."""
-    kept = [Result.from_json(path.read_text()) for path in sorted(folder.rglob("*.lab.json"))]
+def found_in(folder: Path, broken: Callable[[str], None]) -> list[Result]:
+    """The results kept in a folder and below, in the order of the experiments; `broken` is told of files that hold none."""
+    kept = []
+    for path in sorted(folder.rglob("*.lab.json")):
+        try:
+            with naming(path):
+                kept.append(Result.from_json(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            broken(str(error))
     order = list(lab.EXPERIMENTS)
     return sorted(kept, key=lambda result: order.index(result.name) if result.name in order else len(order))

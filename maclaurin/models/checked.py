@@ -122,7 +122,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def held_by(folder: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of the weights, from the heads of their files."""
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder):
         with naming(file), safe_open(file, framework="pt") as opened:
             if (opened.metadata() or {}).get("format", "pt") != "pt":

@@ -69,17 +69,18 @@ def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
 
 
 def _special_tokens(folder: Path, model: Any) -> GenerationConfig:
-    """Of generation_config.json: how a text goes on is said by who asks for it, not by a file."""
+    """Of its files, which do not say how a text goes on: who asks for it does. A token the model does not have is none."""
     found = {}
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = getattr(model.generation_config, name)
-        for one in value if isinstance(value, list) else (value,):
-            if one is not None and (type(one) is not int or not 0 <= one < model.config.vocab_size):
+        several = value if isinstance(value, list) else [] if value is None else [value]
+        for one in several:
+            if type(one) is not int:
                 raise ValueError(
-                    f"model {str(folder)!r} has {name} {one!r:.60} in its generation_config.json, which is no token below "
-                    f"{model.config.vocab_size}"
+                    f"{folder / 'generation_config.json'} must have a token's number as {name}, got {one!r:.60}"
                 )
-        found[name] = value
+        known = [one for one in several if 0 <= one < model.config.vocab_size]
+        found[name] = known if isinstance(value, list) and known else next(iter(known), None)
     return GenerationConfig(**found)
 
 

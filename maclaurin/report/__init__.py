@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "missing"]
 
+Say = Callable[[str], None]
+
+
+def to_stderr(sentence: str) -> None:
+    print(f"maclaurin: {sentence}", file=sys.stderr)
+
 
 def missing() -> str:
     """What must be installed before a page can be made, as a sentence; empty if nothing."""
@@ -19,10 +26,11 @@ def missing() -> str:
     return f"a report needs {' and '.join(absent)}: pip install 'maclaurin[report]'" if absent else ""
 
 
-def build(folders: Sequence[Path], *, measure: bool = True, command: str = "") -> Page:
+def build(folders: Sequence[Path], *, measure: bool = True, command: str = "", say: Say = to_stderr) -> Page:
     """The page of all runs, suites and results of the lab in the folders and below.
 
-    measure: time a layer of each mixer, up to 20 seconds. command: what was typed to get it, shown in the page.
+    measure: time a layer of each mixer, up to 20 seconds. command: what was typed to get it, shown in the page. say: gets a
+    sentence for each file that cannot be used; the page names it too, and shows the rest.
     """
     if sentence := missing():
         raise ValueError(sentence)
@@ -32,12 +40,19 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "") -
     from maclaurin.report.headline import headline, lead
     from maclaurin.report.page import Page
     from maclaurin.report.runs import collect, grouped
+    from maclaurin.report.sections import shown_alone
 
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{str(folder)!r} is no folder here")
-    runs, evaluated, converted = collect(folders), suites.collect(folders), _conversions(folders)
-    claims = [result for folder in folders for result in found_in(folder)]
+    broken: list[str] = []
+    runs, evaluated, converted = shown_alone(collect(folders)), suites.collect(folders), _conversions(folders, broken.append)
+    claims = lab.shown_alone([result for folder in folders for result in found_in(folder, broken.append)], broken.append)
+    damaged = [(run.folder, run.problem) for run in runs] + [(suite.folder, suite.problem) for suite in evaluated]
+    for sentence in (*broken, *(f"{folder}: {problem}" for folder, problem in damaged if problem)):
+        say(sentence)
+    if broken and not (runs or evaluated or converted or claims):
+        raise ValueError(f"there is nothing to show: {broken[0]}")
     if not runs and not evaluated and not converted and not claims:
         places = ", ".join(repr(str(folder)) for folder in folders)
         raise ValueError(
@@ -60,6 +75,8 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "") -
         parts.append(sections.all_runs(runs))
     if evaluated:
         parts.append(suites.making(evaluated))
+    if broken:
+        parts.append(sections.unreadable(broken))
     parts.append(sections.making(folders, groups, runs, command))
     if runs:
         return Page("Maclaurin: training runs compared", headline(groups), lead(groups, runs), parts)
@@ -70,11 +87,11 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "") -
     return Page("Maclaurin: the lab", lab.headline(claims), [lab.LEAD], parts)
 
 
-def _conversions(folders: Sequence[Path]) -> list[tuple[Section, str]]:
+def _conversions(folders: Sequence[Path], broken: Say) -> list[tuple[Section, str]]:
     """A section about the conversions in the folders, and what it says in a sentence; none where there are none."""
     if not any(next(folder.rglob("conversion.json"), None) for folder in folders):
         return []
     from maclaurin.convert.page import conversions, headline, section
 
-    results = conversions(folders)
+    results = conversions(folders, broken)
     return [(section(results), headline(results))] if results else []

@@ -48,7 +48,7 @@ def _gaps(ranked: Sequence[Group]) -> list[str]:
     seeds = min(len(best.losses), len(second.losses))
     gap = second.loss - best.loss
     sentence = f"The best of {len(ranked)} is {best.name}; {second.name} follows {gap:.4f} nats a token behind"
-    sentence += f" ({gap / second.loss:.1%})" if gap / second.loss >= 5e-4 else ""
+    sentence += f" ({gap / second.loss:.1%})" if gap >= 5e-4 * second.loss > 0 else ""
     sentence += "." if last is second else f", {last.name} is last, {last.loss - best.loss:.4f} behind."
     if seeds < 2:
         chance = "One of the first two has a single seed, so how much of their gap is chance is not known."

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from maclaurin.files import naming, read_json
 from maclaurin.training.compare import CONTENDERS
 from maclaurin.training.facts import Layers, layers, parameters, state_nbytes
 from maclaurin.training.recipe import Recipe
@@ -23,6 +24,7 @@ Points = list[tuple[int, float]]  # step and loss
 OWN = ("output", "seed", "mixer", "mixer_options", "intermediate_size")
 # these change nothing that is learned
 HOUSEKEEPING = ("save_every", "keep", "eval_every", "gradient_checkpointing")
+LARGEST = 1e18  # number of a file that is counted with
 
 
 @dataclass(frozen=True)
@@ -188,20 +190,25 @@ def _varying(groups: Sequence[Group]) -> list[str]:
 
 
 def _read(folder: Path) -> SavedRun:
-    try:
-        recipe = Recipe.load(folder)
-        layers(recipe)
-    except FileNotFoundError:
+    if not (folder / "recipe.json").is_file():
         return SavedRun(folder, problem="recipe.json is missing")
-    except (OSError, ValueError, TypeError) as error:
-        return SavedRun(folder, problem=f"recipe.json cannot be used: {error}")
     try:
-        entries = _entries(folder / "log.jsonl")
-    except FileNotFoundError:
+        with naming("recipe.json"):
+            recipe = _recipe(folder)
+    except ValueError as error:
+        return SavedRun(folder, problem=str(error).replace("cannot be read", "cannot be used", 1))
+    if not (folder / "log.jsonl").is_file():
         return SavedRun(folder, recipe, problem="log.jsonl is missing")
-    except (OSError, ValueError) as error:
-        return SavedRun(folder, recipe, problem=f"log.jsonl cannot be read: {error}")
-    starts = load_surroundings(folder)
+    try:
+        with naming("log.jsonl"):
+            entries = _entries(folder / "log.jsonl")
+    except ValueError as error:
+        return SavedRun(folder, recipe, problem=str(error))
+    try:
+        with naming("versions.json"):
+            starts = load_surroundings(folder)
+    except ValueError as error:
+        return SavedRun(folder, recipe, problem=str(error))
     return SavedRun(
         folder,
         recipe,
@@ -212,13 +219,27 @@ def _read(folder: Path) -> SavedRun:
     )
 
 
+def _recipe(folder: Path) -> Recipe:
+    """Whose fields are what they should be, and whose layers can be built."""
+    recipe = Recipe.load(folder)
+    for entry in dataclasses.fields(Recipe):
+        value: Any = getattr(recipe, entry.name)
+        kind = type(entry.default)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{entry.name} must be of type {kind.__name__}, got {value!r:.60}")
+        if isinstance(value, int | float) and not abs(value) <= LARGEST:
+            raise ValueError(f"{entry.name} must be finite and at most {LARGEST:g}")
+    layers(recipe)
+    return recipe
+
+
 def _entries(path: Path) -> list[dict[str, Any]]:
     entries = []
     for line in path.read_text().splitlines():
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # cut off in the middle, or being written just now
+        except (ValueError, RecursionError):
+            continue  # cut off in the middle, being written just now, or no line of a log
         if isinstance(entry, dict):
             entries.append(entry)
     return entries
@@ -239,9 +260,7 @@ def _result(
 ) -> dict[str, Any]:
     """What `maclaurin compare` measured from outside, or else what the log knows."""
     try:
-        result = json.loads((folder / "result.json").read_text())
-        if isinstance(result, dict):
-            return result
+        return cast(dict[str, Any], read_json(folder / "result.json"))
     except (OSError, ValueError):
         pass  # a run of `maclaurin train` has none
     seconds = next(
@@ -253,6 +272,7 @@ def _result(
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """A finite one of a sane size: what is beyond would break the arithmetic of all other runs."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         return None
     return value

@@ -10,18 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from maclaurin.doctor import devices, versions
+from maclaurin.files import naming, read_json
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.overview import crossover_length, size_text
 from maclaurin.report import figures
 from maclaurin.report.cost import MEASURED, forward_seconds, multiply_adds
 from maclaurin.report.figures import Line, Mark, Style
+from maclaurin.report.headline import headline, lead
 from maclaurin.report.page import Cell, Chart, Code, Column, DataTable, Section
-from maclaurin.report.runs import Group, Points, SavedRun, tokens_per_step
-from maclaurin.training.facts import crossover, layers
+from maclaurin.report.runs import Group, Points, SavedRun, grouped, tokens_per_step
+from maclaurin.training.facts import Layers, crossover, layers
 from maclaurin.training.recipe import Recipe
 
 LENGTHS = tuple(2**n for n in range(8, 17))
 STATE_LENGTHS = tuple(2**n for n in range(6, 18))
+LARGEST_LAYER = 2**29  # bytes of one that is built to be counted
 REFERENCE = Style("#888888", "circle-open", "dot")
 
 
@@ -87,11 +90,17 @@ def curves(groups: Sequence[Group]) -> Section:
 
 def costs(groups: Sequence[Group], measure: bool) -> Section:
     """One layer of every mechanism; the mean layer of a hybrid."""
-    mechanisms = _mechanisms(groups)
-    models = {name: layers(group.recipe, "cpu") for name, group, _ in mechanisms}
-    counted = []
-    for name, _, style in mechanisms:
-        by_layer = [(multiply_adds(mixer, LENGTHS), count) for mixer, count in models[name]]
+    mechanisms, left_out = [], []
+    models, counted = {}, []
+    for name, group, style in _mechanisms(groups):
+        try:
+            with naming(name):
+                models[name] = _built(group)
+                by_layer = [(multiply_adds(mixer, LENGTHS), count) for mixer, count in models[name]]
+        except ValueError as error:
+            left_out.append(str(error).replace("cannot be read: ", "", 1))
+            continue
+        mechanisms.append((name, group, style))
         counted.append(Line(name, style, LENGTHS, [_mean_layer(by_layer, T) for T in LENGTHS]))
     caption = (
         "Counted: multiply-adds of the matrix products in the chunked form, the one that trains in linear time. Elementwise "
@@ -99,7 +108,7 @@ def costs(groups: Sequence[Group], measure: bool) -> Section:
     )
     charts = [Chart("cost-counted", figures.against_length(counted, "multiply-adds a token and layer"), caption)]
     if measure:
-        parts = {f"{name} {i}": mixer for name, model in models.items() for i, (mixer, _) in enumerate(model)}
+        parts = {f"{name} {i}": mixer for name, _, _ in mechanisms for i, (mixer, _) in enumerate(models[name])}
         seconds = forward_seconds(parts)
         lengths = [T for T in MEASURED if all(T in times for times in seconds.values())]
         measured = []
@@ -115,7 +124,16 @@ def costs(groups: Sequence[Group], measure: bool) -> Section:
         "Where a line is flat, a token costs the same however long the text is; where it rises with the length, training "
         "takes quadratic time. For short texts the quadratic form is cheaper, and every mixer runs it there by itself."
     )
-    return Section("Cost against length", intro, charts)
+    return Section("Cost against length", f"{intro}{''.join(f' Left out: {sentence}.' for sentence in left_out)}", charts)
+
+
+def _built(group: Group) -> Layers:
+    """A layer of each kind, to be run; a recipe can ask for one that this machine could not hold."""
+    for mixer, _ in group.layers:
+        size = sum(4 * parameter.numel() for parameter in mixer.parameters()) + mixer.state_nbytes(MEASURED[-1])
+        if size > LARGEST_LAYER:
+            raise ValueError(f"its layer and state take {size_text(size)}, more than {size_text(LARGEST_LAYER)}")
+    return layers(group.recipe, "cpu")
 
 
 def memory(groups: Sequence[Group]) -> Section:
@@ -180,6 +198,27 @@ def making(folders: Sequence[Path], groups: Sequence[Group], runs: Sequence[Save
     return Section("How it was made", "", parts)
 
 
+def unreadable(sentences: Sequence[str]) -> Section:
+    return Section("Files that cannot be shown", "", [Code("Files", "\n".join(sentences))])
+
+
+def shown_alone(runs: Sequence[SavedRun]) -> list[SavedRun]:
+    """The runs, with those as broken that no page could show: what is wrong with one must not take the others along."""
+    return [run if run.problem else _tried(run) for run in runs]
+
+
+def _tried(run: SavedRun) -> SavedRun:
+    groups = grouped([run])
+    try:
+        with naming("its files"):
+            for part in (results(groups), curves(groups), memory(groups), all_runs([run]), making([], groups, [run], "")):
+                part.html()
+            headline(groups), lead(groups, [run])
+    except ValueError as error:
+        return SavedRun(run.folder, problem=str(error))
+    return run
+
+
 def _loss_lines(group: Group, style: Style, key: str) -> list[Line]:
     done = [getattr(run, key) for run in group.done if getattr(run, key)]
     lines = [_mean(group.name, style, done, tokens_per_step(group.recipe))] if done else []
@@ -239,8 +278,8 @@ def _bytes(value: int | None) -> Cell:
 
 def _command_of(path: Path) -> str:
     try:
-        command = json.loads(path.read_text()).get("command")
-    except (OSError, ValueError, AttributeError):
+        command = read_json(path).get("command")
+    except (OSError, ValueError):
         return ""
     return command if isinstance(command, str) else ""
 

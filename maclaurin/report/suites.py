@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maclaurin.evals.page import LEAD, headline, section, settings
+from maclaurin.files import naming, read_json
 from maclaurin.report.page import Code, Section
 
 
@@ -60,15 +60,18 @@ def making(suites: Sequence[SavedSuite]) -> Section:
 
 def _read(path: Path) -> SavedSuite | None:
     try:
-        results = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        return SavedSuite(path.parent, problem=f"results.json cannot be read: {error}")
+        with naming("results.json"):
+            results = read_json(path, object)
+    except ValueError as error:
+        return SavedSuite(path.parent, problem=str(error))
     if not (isinstance(results, dict) and isinstance(results.get("suite"), str) and isinstance(results.get("tables"), list)):
         return None
     suite = SavedSuite(path.parent, results["suite"], str(results.get("command", "")), results["tables"])
     try:
-        for part in (*sections([suite]), making([suite])):
-            part.html()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return SavedSuite(path.parent, problem=f"results.json has other fields than this version writes: {error!r}")
+        with naming("results.json"):
+            for part in (*sections([suite]), making([suite])):
+                part.html()
+            headline_of([suite])
+    except ValueError as error:
+        return SavedSuite(path.parent, problem=f"{error}: it has other fields than this version writes")
     return suite

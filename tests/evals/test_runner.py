@@ -1,12 +1,15 @@
 """Many cells: what is kept, what is trained again, and what a bad one costs the others."""
 
+import json
 import os
 import signal
 from dataclasses import replace
 
+import pytest
+
 from maclaurin.evals.cells import Cell, Problem, Row
-from maclaurin.evals.learn import learn
-from maclaurin.evals.runner import load, path_of, run
+from maclaurin.evals.learn import Outcome, Score, learn
+from maclaurin.evals.runner import load, path_of, run, save
 from tests.evals.helpers import TEST, TINY, cell, without_time
 
 
@@ -46,3 +49,21 @@ def test_a_process_that_dies_takes_only_its_cell_with_it(tmp_path):
     errors = run(cells, tmp_path, jobs=1, watch=kill)
     assert list(errors) == [cells[0].key] and "ended with code -9" in errors[cells[0].key]
     assert load(cells[1], tmp_path) is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"validation": "x"}, {"seconds": float("nan")}, {"scores": []}, {"scores": 3}, {"steps": None}, {"parameters": -1}],
+    ids=str,
+)
+def test_a_cell_whose_file_was_changed_is_trained_again(tmp_path, change):
+    own = cell()
+    outcome = Outcome(0.5, [Score(0.5, 0.5, 10, 8, None, []) for _ in own.test], 10, 5, False, 1.0)
+    save(own, outcome, tmp_path)
+    assert load(own, tmp_path) == outcome
+    file = path_of(own, tmp_path)
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps(stored | {"outcome": stored["outcome"] | change}))
+    assert load(own, tmp_path) is None
+    file.write_text("[" * 50_000 + "]" * 50_000)
+    assert load(own, tmp_path) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -12,6 +13,7 @@ from maclaurin.lab.flags import parse
 from maclaurin.lab.page import page
 from maclaurin.lab.result import Curve, Grid, Matrix, Plot, Result
 from maclaurin.lab.run import found_in, keep
+from maclaurin.report import build
 from maclaurin.report.png import on_paper
 
 
@@ -59,7 +61,7 @@ def test_one_false_claim_is_enough() -> None:
 
 def test_a_result_is_kept_and_read_again(tmp_path) -> None:
     keep(small(), tmp_path / "below")
-    (read,) = found_in(tmp_path)
+    (read,) = found_in(tmp_path, pytest.fail)
     assert read.to_json() == small().to_json()
     assert read.table() == small().table()
 
@@ -114,3 +116,28 @@ def test_a_prediction_has_the_colour_of_what_it_predicts_and_no_legend() -> None
 def test_a_file_says_its_settings_and_its_seed() -> None:
     title = on_paper(small().plot()[0]).layout.title.text
     assert "A curve." in title and "lengths 1 2" in title and "seed 3" in title
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", "{}", "[" * 50_000 + "]" * 50_000, '{"name": 3}', '{"plots": [3], "claims": [], "grids": []}'],
+    ids=lambda text: text[:12],
+)
+def test_a_file_that_is_no_result_is_named_and_the_rest_is_shown(tmp_path, capsys, text) -> None:
+    keep(small(), tmp_path)
+    (tmp_path / "bad.lab.json").write_text(text)
+    with pytest.raises(ValueError, match=r"^this result of the lab cannot be read"):
+        Result.from_json(text)
+    page = build([tmp_path], measure=False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "bad.lab.json" in line and "bad.lab.json" in page.html()
+    assert [chart.key for chart in page.charts()] == ["series-curve", "series-square"]
+
+
+@pytest.mark.parametrize("field", ["name", "title", "settings", "claims", "grids", "plots", "notes", "seconds"])
+def test_a_field_of_another_kind_never_stops_the_page(tmp_path, capsys, field) -> None:
+    keep(small(), tmp_path)
+    for value in (3, "x", None, [3], {"a": 1}, float("nan"), [[1]]):
+        (tmp_path / "bad.lab.json").write_text(json.dumps(json.loads(small().to_json()) | {field: value}))
+        assert "A small one" in build([tmp_path], measure=False).html()
+        assert len(capsys.readouterr().err.splitlines()) <= 1

@@ -288,7 +288,7 @@ def test_a_file_that_is_no_description_is_named(folder, name, text):
         ("config.json", {"model_type": "no such"}),
         ("config.json", {"mixer": "no such"}),
         ("generation_config.json", {"eos_token_id": "x"}),
-        ("generation_config.json", {"eos_token_id": 10**30}),
+        ("generation_config.json", {"eos_token_id": [1, None]}),
         ("tokenizer_config.json", {"tokenizer_class": 3}),
         ("tokenizer_config.json", {"model_max_length": {}}),
         ("tokenizer_config.json", {"added_tokens_decoder": 3}),
@@ -315,7 +315,9 @@ def test_ids_beyond_the_vocabulary_are_refused(folder):
 
 
 def test_a_file_does_not_decide_how_a_text_goes_on(folder):
-    change(folder / "generation_config.json", num_beams=10**9, num_return_sequences=10**9, min_length=10**9)
+    change(
+        folder / "generation_config.json", eos_token_id=10**30, num_beams=10**9, num_return_sequences=10**9, min_length=10**9
+    )
     model, tokenizer = open_model(folder)
     assert maclaurin.generation.continue_text(model, tokenizer, "ab", max_new_tokens=2, temperature=0).new_tokens == 2
 

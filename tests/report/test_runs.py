@@ -118,3 +118,53 @@ def test_no_runs_and_no_folder_are_one_sentence(tmp_path):
     for place, sentence in ((tmp_path, "there is no run in"), (tmp_path / "nowhere", "is no folder here")):
         with pytest.raises(ValueError, match=sentence):
             build([place])
+
+
+DEEP = "[" * 50_000 + "]" * 50_000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("recipe.json", '{"seed": "x"}', "seed must be of type int"),
+        ("recipe.json", '{"track": 3}', "recipe.json cannot be used"),
+        ("recipe.json", '{"steps": 1e999}', "recipe.json cannot be used"),
+        ("recipe.json", '{"seed": %s}' % ("9" * 400), "seed must be"),
+        ("recipe.json", '{"hidden_size": 10000000000000}', "recipe.json cannot be used: hidden_size"),
+        ("recipe.json", DEEP, "recipe.json cannot be used"),
+        ("log.jsonl", b"\xff\xfe", "log.jsonl cannot be read"),
+    ],
+)
+def test_one_bad_run_leaves_the_others_and_is_named_on_the_terminal(comparison, capsys, name, text, says):
+    path = comparison / "2mamba-seed0" / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    page = build([comparison], measure=False).html()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path.parent) in line and says in line
+    assert says in page and "softmax" in page
+
+
+def test_lines_of_a_log_that_are_no_figures_are_passed_over(comparison):
+    path = comparison / "2mamba-seed0" / "log.jsonl"
+    lines = [DEEP, "9" * 5000, '{"step": 1e400, "loss": 1}', '{"step": 3, "loss": %s}' % ("9" * 400)]
+    path.write_text(path.read_text() + "\n".join(lines) + "\n")
+    (run,) = (run for run in collect([comparison]) if run.folder == path.parent)
+    assert run.finished and run.step == 100
+
+
+def test_losses_of_zero_are_compared(tmp_path):
+    for mixer in ("softmax", "linear"):
+        folder = write_run(Recipe(output=str(tmp_path / mixer), mixer=mixer, steps=100), 2.0)
+        (folder / "log.jsonl").write_text('{"step": 100, "loss": 0.0, "eval_loss": 0.0}\n')
+    groups = grouped(collect([tmp_path]))
+    assert "0.0000 nats a token behind" in " ".join(lead(groups, collect([tmp_path])))
+    build([tmp_path], measure=False).html()
+
+
+def test_a_recipe_of_layers_too_large_to_build_has_no_cost(tmp_path):
+    write_run(Recipe(output=str(tmp_path / "large"), mixer="softmax", steps=100, hidden_size=2**16), 2.0)
+    write_run(Recipe(output=str(tmp_path / "small"), mixer="linear", steps=100), 2.0)
+    page = build([tmp_path], measure=False)
+    assert "Left out: softmax" in page.html()
+    (cost,) = (chart for chart in page.charts() if chart.key == "cost-counted")
+    assert [line.name for line in cost.figure.data] == ["linear"]

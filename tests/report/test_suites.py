@@ -78,3 +78,21 @@ def test_a_broken_suite_is_named(suites, text, problem):
 def test_other_results_are_no_suite(suites):
     (suites / "needle" / "results.json").write_text(json.dumps({"rows": []}))
     assert not any("passkey" in chart.key for chart in build([suites], measure=False).charts())
+
+
+@pytest.mark.parametrize("value", [3, "x", None, [], {}, float("nan"), 10**400, [[1]]])
+@pytest.mark.parametrize("field", ["experiment", "axis", "rows", "train", "setting", "points", "label", "by_distance"])
+def test_a_suite_with_a_field_of_another_kind_is_shown_or_named(suites, capsys, field, value):
+    file = suites / "recall" / "results.json"
+    results = json.loads(file.read_text())
+    table = results["tables"][0]
+    place = next(part for part in (table, table["rows"][0], table["rows"][0]["points"][0]) if field in part)
+    place[field] = value
+    file.write_text(json.dumps(results))
+    sections_, suites_ = sections_of(suites), capsys.readouterr().err.splitlines()
+    assert "longer" in sections_ and len(suites_) <= 1
+    assert not suites_ or str(file.parent) in suites_[0]
+
+
+def sections_of(folder):
+    return "".join(section.html() for section in build([folder / "recall", folder / "longer"], measure=False).sections)

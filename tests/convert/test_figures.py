@@ -1,0 +1,64 @@
+"""Figures and plans of conversions as files that anybody may have written: shown, done again, or named in a sentence."""
+
+import json
+
+import pytest
+
+from maclaurin.convert.plan import Plan
+from maclaurin.convert.run import _load_figures
+from maclaurin.convert.stage import Stage
+from maclaurin.report import build
+
+STAGE = {"rows": 3, "teacher_loss": 1.0, "loss": 2.0, "kl": 0.1, "same_token": 0.5, "layers": [{"error": 0.1, "kl": 0.2}]}
+COST = {"length": 64, "ratio": 0.5, "source_ms": 1.0, "converted_ms": 2.0, "source_bytes": 10, "converted_bytes": 20}
+PLAN = {"source": "a/<b>", "output": "out", "student": "2mamba", "layers": "", "keep_softmax": ""}
+WHOLE = {"plan": PLAN, "kind": "decoder", "stages": {"untrained": STAGE, "transfer": STAGE}, "cost": [COST]}
+WRONG = (None, 3, "x", [], [3], {}, {"a": 1}, float("nan"), 10**400, [[[]]])
+DEEP = "[" * 50_000 + "]" * 50_000
+
+
+def write(folder, figures):
+    folder.mkdir(exist_ok=True)
+    (folder / "conversion.json").write_text(json.dumps(PLAN))
+    (folder / "evaluation.json").write_text(figures if isinstance(figures, str) else json.dumps(figures))
+
+
+@pytest.mark.parametrize(
+    "path", ["plan", "plan source", "stages", "stages untrained", "stages untrained layers", "cost", "cost 0"]
+)
+def test_one_bad_conversion_leaves_the_others_and_is_named(tmp_path, capsys, path):
+    write(tmp_path / "good", WHOLE)
+    for value in WRONG:
+        figures = json.loads(json.dumps(WHOLE))
+        *parents, last = (int(key) if key.isdigit() else key for key in path.split())
+        place = figures
+        for key in parents:
+            place = place[key]
+        place[last] = value
+        write(tmp_path / "bad", figures)
+        page = build([tmp_path], measure=False).html()
+        assert "2mamba" in page and "<b>" not in page.split("<main>")[1].split("</main>")[0]
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) <= 1 and all(str(tmp_path / "bad" / "evaluation.json") in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "3", DEEP, '{"stages": {"untrained": {}}}', '{"stages": 3}', '{"stages": {"a": 1}}']
+)
+def test_damaged_figures_are_measured_again(tmp_path, text):
+    write(tmp_path, text)
+    assert _load_figures(Plan(source="a", output=str(tmp_path))) == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", DEEP])
+def test_a_damaged_plan_is_named(tmp_path, text):
+    (tmp_path / "conversion.json").write_text(text)
+    with pytest.raises(ValueError, match=r"conversion\.json"):
+        Plan(source="a", output=str(tmp_path)).save()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"seconds": "x", "cpu_seconds": 1}', DEEP])
+def test_damaged_times_are_counted_from_now_on(tmp_path, text):
+    (tmp_path / "times.json").write_text(text)
+    stage = Stage(tmp_path, lambda model, batch: None, {}, 1, 1, 0, 0)
+    assert stage.times() == {"seconds": 0.0, "cpu_seconds": 0.0}
