@@ -11,16 +11,40 @@ Besides y they return the divisor of every row, which is for the backward alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Attention, Strided, buffer, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
 LONGEST_CHUNK = 128  # of csrc/chunks.h
 BACK, FORTH, ALL = 1, 2, 3  # MaclaurinWay
+SHAPES = Shapes(
+    {
+        "q": "BTHK",
+        "k": "BSGK",
+        "v": "BSGV",
+        "log_decay": "BSG",
+        "memory": "BGFW",
+        "y": "BTHV",
+        "dy": "BTHV",
+        "total": "BTH",
+        "new_memory": lambda size: "BGFW" if size["folded"] else "0",
+        "dnew_memory": "BGFW",
+    },
+    derived={"F": lambda size: size["K"] * (size["K"] + 1) // 2, "W": lambda size: size["V"] + size["normalize"]},
+    rules={
+        "the heads of k to divide those of q": lambda size: 0 < size["G"] <= size["H"] and size["H"] % size["G"] == 0,
+        "at least as many keys as queries": lambda size: size["T"] <= size["S"],
+        "a chunk of at least 1": lambda size: size.get("chunk", 1) >= 1,
+        "no more folded keys than there are": lambda size: 0 <= size.get("folded", 0) <= size["S"],
+    },
+)
+WHOLE = replace(SHAPES, rules={**SHAPES.rules, "as many keys as queries": lambda size: size["T"] == size["S"]})
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay"
 Shape = tuple[int, ...]
 
@@ -98,6 +122,7 @@ def _quadratic_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, *_: Any, 
 
 @operator(
     f"quadratic({INPUTS}, float scale, bool exponential, bool normalize) -> (Tensor, Tensor)",
+    shapes=SHAPES,
     fake=_quadratic_fake,
     flops=_quadratic_flops,
     save=_save,
@@ -116,6 +141,7 @@ def _quadratic(
 @operator(
     f"quadratic_backward(Tensor dy, {INPUTS}, Tensor y, Tensor total, float scale, bool exponential, bool normalize) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
+    shapes=SHAPES,
     fake=_quadratic_backward_fake,
     flops=_quadratic_backward_flops,
     save=save_nothing,
@@ -133,7 +159,7 @@ def _quadratic_backward(
     exponential: bool,
     normalize: bool,
 ) -> tuple[Tensor, ...]:
-    given = {"log_decay": log_decay, "y": y, "total": total, "dy": rows(dy)}
+    given = {"log_decay": log_decay, "y": rows(y), "total": total, "dy": rows(dy)}
     return _gradients("quadratic_backward", (q, k, v), given, scale, normalize, exponential=exponential)
 
 
@@ -182,6 +208,7 @@ def _chunked_backward_flops(dy: Shape, dnew: Any, q: Shape, k: Shape, v: Shape, 
 
 @operator(
     f"chunked({INPUTS}, Tensor? memory, float scale, bool normalize, int chunk, int folded) -> (Tensor, Tensor, Tensor)",
+    shapes=SHAPES,
     fake=_chunked_fake,
     flops=_chunked_flops,
     save=_save,
@@ -211,6 +238,7 @@ def _chunked(
 @operator(
     f"chunked_backward(Tensor dy, Tensor? dnew_memory, {INPUTS}, Tensor? memory, Tensor y, Tensor total, Tensor new_memory, "
     "float scale, bool normalize, int chunk, int folded) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    shapes=SHAPES,
     fake=_chunked_backward_fake,
     flops=_chunked_backward_flops,
     save=save_nothing,
@@ -232,8 +260,9 @@ def _chunked_backward(
     chunk: int,
     folded: int,
 ) -> tuple[Tensor, ...]:
-    dy, q, k, v = rows(dy), rows(q), rows(k), rows(v)
+    dy, q, k, v, y = rows(dy), rows(q), rows(k), rows(v), rows(y)
     memory, dnew_memory = (None if x is None else x.contiguous() for x in (memory, dnew_memory))
+    new_memory = new_memory.contiguous()
     dq, dk, dv, da, dmemory = _dense_like(q, k, v, log_decay, memory)
     tensors = {"log_decay": log_decay, "y": y, "total": total, "dy": dy, "dq": dq, "dk": dk, "dv": dv}
     decay = {} if log_decay is None else {"dlog_decay": da}
@@ -273,6 +302,7 @@ def _whole_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, a: Shape | No
 
 @operator(
     f"whole({INPUTS}, float scale, bool normalize) -> (Tensor, Tensor)",
+    shapes=WHOLE,
     fake=_whole_fake,
     flops=_whole_flops,
     save=_save,
@@ -292,6 +322,7 @@ def _whole(
 @operator(
     f"whole_backward(Tensor dy, {INPUTS}, Tensor y, Tensor total, float scale, bool normalize) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
+    shapes=WHOLE,
     fake=_quadratic_backward_fake,
     flops=_whole_backward_flops,
     save=save_nothing,
@@ -308,7 +339,7 @@ def _whole_backward(
     scale: float,
     normalize: bool,
 ) -> tuple[Tensor, ...]:
-    given = {"log_decay": log_decay, "y": y, "total": total, "dy": rows(dy)}
+    given = {"log_decay": log_decay, "y": rows(y), "total": total, "dy": rows(dy)}
     gradients = [
         _gradients("chunked_backward", (q, k, v), given, scale, normalize, chunk=LONGEST_CHUNK, way=way)
         for way in _ways(log_decay)

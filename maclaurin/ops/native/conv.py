@@ -1,6 +1,6 @@
 """The causal short convolution as a torch operator: forward, backward, shapes for the compiler, flops."""
 
-# B batch, T time, C channels
+# B batch, T time, C channels, W width, P = W-1
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Conv, Strided, buffer, buffers_like, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
+SHAPES = Shapes(
+    {"x": "BTC", "weight": "CW", "bias": "C", "before": "BPC", "dy": "BTC"},
+    derived={"P": lambda size: size["W"] - 1},
+    rules={"a width of at least 1": lambda size: size["W"] >= 1},
+)
 INPUTS = "Tensor x, Tensor weight, Tensor? bias, Tensor? before, bool silu"
 
 
@@ -58,7 +64,7 @@ def _backward_flops(dy: Any, x: Any, weight: Any, *_: Any, **__: Any) -> int:
     return 4 * _taps(x, weight)
 
 
-@operator(f"short_conv({INPUTS}) -> Tensor", fake=_fake, flops=_flops, save=_keep, backward=_gradients)
+@operator(f"short_conv({INPUTS}) -> Tensor", shapes=SHAPES, fake=_fake, flops=_flops, save=_keep, backward=_gradients)
 def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, silu: bool) -> Tensor:
     """x (B,T,C), weight (C,width), bias (C,), and the width-1 inputs before x (B,width-1,C), zeros if absent."""
     x = rows(x)
@@ -72,6 +78,7 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | 
 
 @operator(
     f"short_conv_backward(Tensor dy, {INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    shapes=SHAPES,
     fake=_backward_fake,
     flops=_backward_flops,
     save=save_nothing,

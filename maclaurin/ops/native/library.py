@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -195,6 +196,13 @@ def buffer(*shape: int) -> Tensor:
 def buffers_like(*tensors: Tensor | None) -> tuple[Tensor, ...]:
     """A buffer of the shape of each tensor, and an empty one for each that is absent."""
     return tuple(buffer(*((0,) if x is None else x.shape)) for x in tensors)
+
+
+def raise_again(error: RuntimeError, name: str) -> NoReturn:
+    """As a MemoryError where torch, which has no error of its own for it, found no memory."""
+    if any(words in str(error) for words in ("DefaultCPUAllocator", "bad_alloc")):
+        raise MemoryError(f"{name} found no memory for its tensors") from error
+    raise error
 
 
 def rows(x: Tensor) -> Tensor:

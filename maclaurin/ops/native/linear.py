@@ -13,9 +13,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Linear, Strided, buffer, buffers_like, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
+SHAPES = Shapes(
+    {
+        "q": "BTHK",
+        "k": "BTGK",
+        "v": "BTGV",
+        "log_decay": "BTG|BTGK",
+        "memory": "BGKW",
+        "y": "BTHV",
+        "dy": "BTHV",
+        "total": lambda size: "BTH" if size["normalize"] else "0",
+        "new_memory": lambda size: "BGKW" if size["keep"] else "0",
+        "dnew_memory": "BGKW",
+    },
+    derived={"W": lambda size: size["V"] + size["normalize"]},
+    rules={
+        "the heads of k to divide those of q": lambda size: 0 < size["G"] <= size["H"] and size["H"] % size["G"] == 0,
+        "a chunk of at least 1": lambda size: size["chunk"] >= 1,
+    },
+)
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? memory"
 OPTIONS = "float q_scale, float k_scale, bool normalize, int chunk, bool keep"
 BLOCK = {3: 32, 4: 16}  # tokens that the kernels take at a time, by the dimensions of log_decay
@@ -80,6 +100,7 @@ def _backward_flops(dy: Any, dnew_memory: Any, q: Any, k: Any, v: Any, log_decay
 
 @operator(
     f"linear({INPUTS}, {OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    shapes=SHAPES,
     fake=_fake,
     flops=_flops,
     save=_keep,
@@ -104,6 +125,7 @@ def linear(
 @operator(
     f"linear_backward(Tensor dy, Tensor? dnew_memory, {INPUTS}, Tensor y, Tensor total, Tensor new_memory, {OPTIONS}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    shapes=SHAPES,
     fake=_backward_fake,
     flops=_backward_flops,
     save=save_nothing,
@@ -123,10 +145,11 @@ def linear_backward(
     *options: Any,
 ) -> tuple[Tensor, ...]:
     """The gradients of q, k, v, log_decay and memory; those of absent ones are empty."""
-    dy, q, k, v = rows(dy), rows(q), rows(k), rows(v)
+    dy, q, k, v, y = rows(dy), rows(q), rows(k), rows(v), rows(y)
     log_decay = None if log_decay is None else rows(log_decay)
     memory = None if memory is None else memory.contiguous()
     dnew_memory = None if dnew_memory is None else dnew_memory.contiguous()
+    new_memory = new_memory.contiguous()
     found = buffers_like(q, k, v, log_decay, memory)
     call = _call(q, k, v, log_decay, options, y=y, dy=dy, dq=found[0], dk=found[1], dv=found[2])
     if options[2]:

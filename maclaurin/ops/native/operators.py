@@ -8,6 +8,7 @@ looks on, it has nothing to do, and `call` goes past it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import register_flop_formula
+
+from maclaurin.ops.native.layouts import Layouts, Shapes
+from maclaurin.ops.native.library import raise_again
 
 Function = Callable[..., Any]
 
@@ -26,6 +30,7 @@ _KERNELS: dict[str, Function] = {}
 def operator(
     schema: str,
     *,
+    shapes: Shapes,
     fake: Function,
     flops: Function,
     save: Function | None = None,
@@ -33,12 +38,22 @@ def operator(
 ) -> Callable[[Function], Function]:
     """Makes the decorated function the CPU kernel of `schema`, "name(Tensor x, …) -> Tensor".
 
+    shapes: what the tensors must be. The kernel sees no others, and where torch finds no memory it ends in a MemoryError.
     fake: tensors of the right shapes from the same arguments. flops: their number, from shapes instead of tensors.
     save(ctx, inputs, output) and backward(ctx, *gradients) as in `torch.autograd.Function`.
     """
     name = schema.partition("(")[0]
+    layouts = Layouts(schema, shapes)
 
-    def define(kernel: Function) -> Function:
+    def define(function: Function) -> Function:
+        @wraps(function)
+        def kernel(*arguments: Any) -> Any:
+            layouts.check(arguments)
+            try:
+                return function(*arguments)
+            except RuntimeError as error:
+                raise_again(error, f"the native operator {name}")
+
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(name, _without_tangents(kernel), "CPU")
         torch.library.register_fake(f"maclaurin::{name}", fake, lib=_LIBRARY)

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Scan, Strided, buffer, buffers_like, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
+SHAPES = Shapes({"log_decay": "BTC", "x": "BTC", "y": "BTC", "dy": "BTC", "start": "BC"})
 INPUTS = "Tensor log_decay, Tensor? start"
 
 
@@ -42,7 +44,9 @@ def _backward_flops(dy: Any, *_: Any, **__: Any) -> int:
     return int(3 * dy[0] * dy[1] * dy[2])
 
 
-@operator(f"linear_scan(Tensor x, {INPUTS}) -> Tensor", fake=_fake, flops=_flops, save=_keep, backward=_gradients)
+@operator(
+    f"linear_scan(Tensor x, {INPUTS}) -> Tensor", shapes=SHAPES, fake=_fake, flops=_flops, save=_keep, backward=_gradients
+)
 def linear_scan(x: Tensor, log_decay: Tensor, start: Tensor | None) -> Tensor:
     """All h of x and log_decay (B,T,C), from `start` (B,C) or zero."""
     x, log_decay = rows(x), rows(log_decay)
@@ -55,6 +59,7 @@ def linear_scan(x: Tensor, log_decay: Tensor, start: Tensor | None) -> Tensor:
 
 @operator(
     f"linear_scan_backward(Tensor dy, Tensor y, {INPUTS}) -> (Tensor, Tensor, Tensor)",
+    shapes=SHAPES,
     fake=_backward_fake,
     flops=_backward_flops,
     save=save_nothing,

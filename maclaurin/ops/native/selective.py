@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Selective, Strided, buffer, buffers_like, pointer, rows, run
 from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
 
+SHAPES = Shapes(
+    {"x": "BTC", "dt": "BTC", "rate": "CN", "b": "BTN", "c": "BTN", "start": "BCN", "dy": "BTC", "dnew_memory": "BCN"}
+)
 INPUTS = "Tensor x, Tensor dt, Tensor rate, Tensor b, Tensor c, Tensor? start"
 CHANNELS = 64  # a task's: the kernel returns the gradients of b and c in as many parts, so that tasks do not wait
 
@@ -61,7 +65,9 @@ def _backward_flops(dy: Any, dnew_memory: Any, x: Any, dt: Any, rate: Any, *_: A
     return 18 * _entries(x, rate)
 
 
-@operator(f"selective_scan({INPUTS}) -> (Tensor, Tensor)", fake=_fake, flops=_flops, save=_keep, backward=_gradients)
+@operator(
+    f"selective_scan({INPUTS}) -> (Tensor, Tensor)", shapes=SHAPES, fake=_fake, flops=_flops, save=_keep, backward=_gradients
+)
 def selective_scan(*inputs: Any) -> tuple[Tensor, Tensor]:
     """y (B,T,C) of x, dt (B,T,C), rate (C,N), b, c (B,T,N) and the memory before (B,C,N); and the memory after."""
     x, dt, rate, b, c, start = _dense(*inputs)
@@ -74,6 +80,7 @@ def selective_scan(*inputs: Any) -> tuple[Tensor, Tensor]:
 
 @operator(
     f"selective_scan_backward(Tensor dy, Tensor dnew_memory, {INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    shapes=SHAPES,
     fake=_backward_fake,
     flops=_backward_flops,
     save=save_nothing,

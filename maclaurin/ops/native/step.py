@@ -26,7 +26,7 @@ from maclaurin.ops.states import PowerState
 SPARE = 128  # slots behind the tokens that a first room is made of
 _ROOM = struct.Struct("6q 8q 4q fi")  # MaclaurinRoom: sizes and slots, strides of a token, buffers and memory, options
 _TOKEN = struct.Struct("8q")  # MaclaurinToken
-_NO_MEMORY, _GROWS = 1, 2  # what the kernel answers where it has done nothing
+_NO_MEMORY = 1  # an answer of the kernel, which has then done nothing
 
 Step = tuple[Tensor, PowerState]
 Layout = list[Any]  # whether to normalize, and shape and strides of q, k, v and, where there is one, log_decay
@@ -63,6 +63,10 @@ class Room:
         mine = object()
         usable = slot < self.slots and self.is_inference == torch.is_inference_mode_enabled()
         return usable and self.taken.setdefault(slot, mine) is mine  # setdefault is one step for all Python threads
+
+    def leave(self, slot: int) -> None:
+        """The step that took it was not done: the next one takes it."""
+        del self.taken[slot]
 
     def view(self, name: str, S: int) -> Tensor | None:
         if name == "log_decay":
@@ -108,42 +112,52 @@ def plain_step(
     """y and the state after one more token, as `power_attention` defines them; None where this is not a plain step."""
     if library.step is None or _get_current_dispatch_mode() is not None:
         return None
+    with_gradients = torch.is_grad_enabled()
     layout: Layout = [normalize]
     pointers = []
     for x in (q, k, v) if log_decay is None else (q, k, v, log_decay):
-        if not _is_plain(x) or (x.requires_grad and torch.is_grad_enabled()):
+        # as `_is_plain`, without the calls
+        if type(x) is not Tensor or x.dtype is not torch.float32 or not x.is_cpu or (with_gradients and x.requires_grad):
             return None
         layout.append((x.shape, x.stride()))
         pointers.append(x.data_ptr())
     source: tuple[Room, int] | None = state.__dict__.get("source")
     if source is None and not _is_plain_state(state):
         return None
-    if torch.is_grad_enabled() and any(x.requires_grad for x in state.tensors().values()):
+    if with_gradients and any(x.requires_grad for x in state.tensors().values()):
         return None
     room, kept = source or (None, state.keys.shape[1])
     B, _, K, V = room.sizes if room is not None else _sizes(state)
     memory, S = state.memory, kept + 1
     if memory is None and S >= (second_order_fold(K, V, normalize) if fold_at is None else fold_at):
         return None  # the first fold is a large one
-    if room is None or not room.take(kept):
-        room = Room.of(state, S + SPARE if memory is None else max(S, fold_every))
-        room.take(kept)
-    packed = room.pack(layout)
-    if packed is None:
-        return None
-    y = buffer(B, 1, q.shape[2], V)
-    new_memory = buffer(*memory.shape) if memory is not None and S >= fold_every else None
+    slots = S + SPARE if memory is None else max(S, fold_every)
+    new_memory = after = None
+    try:  # all that is allocated, before anything changes
+        room = room or Room.of(state, slots)
+        packed = room.pack(layout)
+        if packed is None:
+            return None
+        y = buffer(B, 1, q.shape[2], V)
+        if memory is not None and S >= fold_every:
+            new_memory = buffer(*memory.shape)
+            after = Room(room.sizes, fold_every, log_decay is not None, new_memory)
+        if not room.take(kept):
+            room = Room.of(state, slots)
+            packed = room.pack(layout)
+            room.take(kept)
+    except RuntimeError as error:
+        library.raise_again(error, "the native decoding step")
     if log_decay is None:
         pointers.append(0)
     new_pointer = 0 if new_memory is None else new_memory.data_ptr()
     status = library.step(packed, _TOKEN.pack(S, *pointers, y.data_ptr(), new_pointer, torch.get_num_threads()))
-    if status == _NO_MEMORY:
-        raise MemoryError("the native decoding step found no memory for its blocks")
-    if status == _GROWS:
-        return None  # the general way says what is wrong
-    if new_memory is not None:
-        room, S = Room(room.sizes, fold_every, log_decay is not None, new_memory), 0
-    return y, PowerState.within(room, S, room.memory)
+    if status:
+        room.leave(kept)
+        if status == _NO_MEMORY:
+            raise MemoryError("the native decoding step found no memory for its blocks")
+        return None  # a decay grows: the general way says what is wrong
+    return y, PowerState.within(room, S, memory) if after is None else PowerState.within(after, 0, new_memory)
 
 
 def _is_plain(x: Tensor) -> bool:
