@@ -111,6 +111,7 @@ class Student(nn.Module, ABC):
         window: int | None = None,
     ) -> tuple[Tensor, MixerState | None]:
         """attention_mask (B,T): 1 at tokens, 0 at padding, on either side. window: how far back the source could look."""
+        checks.sound_state(state, MixerState, x)
 
         def dense(inputs: Inputs, state: MixerState | None, lengths: Tensor | None) -> tuple[Tensor, MixerState | None]:
             q, k, v, x = inputs

@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -55,25 +56,22 @@ class Field:
         if self.open_ended:
             letters.pop()
         self.dims = len(letters)
-        self.letters = [(letter.removesuffix("+1"), int(letter.endswith("+1"))) for letter in letters]
+        self.letters = [letter.removesuffix("+1") for letter in letters]
+        self.more = [int(letter.endswith("+1")) for letter in letters]
+        self.as_named = not any(self.more) and not self.open_ended
 
     def binds(self, tensor: Tensor, sizes: dict[str, int]) -> bool:
         """Whether the tensor agrees with the sizes that are known; it adds those that were not."""
-        shape = tensor.shape
+        shape: Sequence[int] = tensor.shape
         if tensor.dtype not in self.dtypes or not self.is_tensor:
             return False
-        if len(shape) != self.dims and not (self.open_ended and len(shape) > self.dims):
+        letters = self.letters
+        if not self.as_named:
+            letters = letters + [f"{self.name} {place}" for place in range(self.dims, len(shape) * self.open_ended)]
+            shape = [size - more for size, more in zip_longest(shape, self.more, fillvalue=0)]
+        if len(shape) != len(letters):
             return False
-        for (letter, more), size in zip(self.letters, shape, strict=False):
-            if sizes.setdefault(letter, size - more) != size - more:
-                return False
-        return not self.open_ended or self._binds_rest(shape, sizes)
-
-    def _binds_rest(self, shape: Sequence[int], sizes: dict[str, int]) -> bool:
-        """The sizes that have no letter, and how many they are."""
-        rest = {f"{self.name} {place}": size for place, size in enumerate(shape[self.dims :])}
-        rest[f"dimensions of {self.name}"] = len(shape)
-        return all(sizes.setdefault(name, size) == size for name, size in rest.items())
+        return all(sizes.setdefault(letter, size) == size for letter, size in zip(letters, shape, strict=True))
 
     @property
     def kind(self) -> str:
@@ -86,7 +84,8 @@ class Field:
 
     def expected(self, sizes: dict[str, int]) -> str:
         """For people: "a floating point tensor of shape (2, S, 4, 8)"."""
-        known = [str(sizes[letter] + more) if letter in sizes else letter + "+1" * more for letter, more in self.letters]
+        named = zip(self.letters, self.more, strict=True)
+        known = [str(sizes[letter] + more) if letter in sizes else letter + "+1" * more for letter, more in named]
         known += ["..."] * self.open_ended
         kind = "whole numbers (int64)" if self.dtypes == WHOLE else "a floating point tensor"
         return f"{kind} of shape ({', '.join(known)}{',' * (len(known) == 1)})"

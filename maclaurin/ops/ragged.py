@@ -38,6 +38,20 @@ def over_documents(
     packed in one row, and the state then has N rows. The output has the layout of the inputs and is zero at padding.
     The op finds zeros at padding, whatever the caller left there: a NaN times a gradient of zero would still be NaN.
     """
+    output, after = _by_document(op, inputs, state, attention_mask, cu_seqlens, lengths)
+    if after is not None:
+        after.__dict__["sound_on"] = output.device  # no field: what is made of this state is looked at again
+    return output, after
+
+
+def _by_document(
+    op: DenseOp[S],
+    inputs: Inputs,
+    state: S | None,
+    attention_mask: Tensor | None,
+    cu_seqlens: Tensor | Sequence[int] | None,
+    lengths: Tensor | None,
+) -> tuple[Tensor, S | None]:
     x = next(tensor for tensor in inputs if tensor is not None)
     B, T = x.shape[:2]
     given = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}

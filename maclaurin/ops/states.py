@@ -92,13 +92,17 @@ class State:
             sizes[ROWS] = common.rows
         for field in fields_of(type(self)):
             value = getattr(self, field.name)
-            given = None if like is None else getattr(like, field.name)
-            if like is not None and (value is None) != (given is None) and not field.later:
-                needed = "None" if given is None else "given"
-                raise ValueError(f"{name}.{field.name} must be {needed}, as in every state of the mechanism it is handed to")
+            given = None
+            if like is not None:
+                given = getattr(like, field.name)
+                if (value is None) != (given is None) and not field.later:
+                    needed = "None" if given is None else "given"
+                    raise ValueError(
+                        f"{name}.{field.name} must be {needed}, as in every state of the mechanism it is handed to"
+                    )
             if isinstance(value, Tensor) and field.binds(value, sizes):
                 if common.device is None:
-                    common.rows, common.device = value.shape[0], value.device
+                    common.rows, common.device = sizes[ROWS], value.device
                 elif value.device != common.device:
                     raise ValueError(f"{name}.{field.name} must be on {common.device} as others are, got {value.device}")
             elif value is not None or not field.optional:
