@@ -267,7 +267,7 @@ class Taylor(Attention):
     def __init__(self, d_model: int, num_heads: int, *, order: int | tuple[int, ...] = 2, **options: Any) -> None:
         if not isinstance(order, tuple):
             checks.at_least_one("order", order)
-            order = tuple(range(order + 1))
+            order = Kernel.of(range(order + 1)).orders
         super().__init__(d_model, num_heads, order=order, **options)
 
 

@@ -99,9 +99,10 @@ class ProjectedMixer(Mixer):
         for name, given in (("head_dim", head_dim), ("key_dim", key_dim)):
             if given is not None:
                 checks.at_least_one(name, given)
-        checks.number("decay_scale", decay_scale)
-        if decay_scale <= 0:
-            raise ValueError(f"decay_scale must be positive, got {decay_scale}")
+        for name, factor in (("decay_scale", decay_scale), ("rope_theta", rope_theta)):
+            checks.number(name, factor)
+            if factor <= 0:
+                raise ValueError(f"{name} must be positive, got {factor}")
         self.head_dim = head_dim or d_model // num_heads
         self.key_dim = key_dim or max(1, self.head_dim // self.key_divisor)
         self.num_kv_heads = num_kv_heads or num_heads

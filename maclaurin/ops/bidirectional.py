@@ -42,7 +42,7 @@ def bidirectional_softmax(
     lengths (B,): how many tokens of each row are real; those behind them have no influence and give zero.
     """
     checks.heads(q, k, v)
-    checks.number("scale", scale)
+    checks.scale(scale)
     if lengths is None:
         return _softmax(q, k, v, None, default_scale(scale, q))
     q, k, v = (without_padding(x, lengths) for x in (q, k, v))
@@ -77,7 +77,7 @@ def bidirectional_power(
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
     checks.one_of("form", form, checks.FORMS)
-    checks.number("scale", scale)
+    checks.scale(scale)
     kernel = Kernel.of(order)
     if kernel == Kernel.of(1) and order_weights is None:
         return bidirectional_linear(q, k, v, log_decay, scale=scale, normalize=normalize, form=form, lengths=lengths)
@@ -131,7 +131,7 @@ def bidirectional_linear(
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k, per_channel=True)
     checks.one_of("form", form, checks.FORMS)
-    checks.number("scale", scale)
+    checks.scale(scale)
     call = _Call.of(q, k, v, log_decay, scale, normalize, lengths)
     if log_decay is None or log_decay.dim() == 3:  # a decay a channel is not one number a pair
         if form == "auto":

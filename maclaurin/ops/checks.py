@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -15,6 +15,8 @@ S = TypeVar("S", bound=State)
 
 FORMS = ("auto", "parallel", "chunked", "recurrent")
 FEW_NUMBERS = 64
+LARGEST_SCALE = 1e18  # its square is in the range of float32
+LARGEST = 2**62  # twice as many still fit into the kernels' 64 bits
 BACKENDS = ("auto", "torch")
 BACKENDS_WITH_NATIVE = (*BACKENDS, "native")
 
@@ -138,6 +140,8 @@ def at_least(smallest: int, name: str, value: object) -> None:
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if value < smallest:
         raise ValueError(f"{name} must be at least {smallest}, got {value}")
+    if value > LARGEST:
+        raise ValueError(f"{name} must be at most 2**{LARGEST.bit_length() - 1}, got a number of {value.bit_length()} bits")
 
 
 def at_least_one(name: str, value: object) -> None:
@@ -145,8 +149,14 @@ def at_least_one(name: str, value: object) -> None:
 
 
 def number(name: str, value: object) -> None:
-    if value is not None and (not isinstance(value, int | float) or not math.isfinite(value)):
-        raise ValueError(f"{name} must be a finite number or None, got {value!r}")
+    if value is not None and (not isinstance(value, int | float) or not abs(value) <= sys.float_info.max):
+        raise ValueError(f"{name} must be a finite number or None, got {value!r:.40}")
+
+
+def scale(value: object) -> None:
+    number("scale", value)
+    if isinstance(value, int | float) and abs(value) > LARGEST_SCALE:
+        raise ValueError(f"scale must be between -{LARGEST_SCALE:g} and {LARGEST_SCALE:g}, got {value:g}")
 
 
 def tensor(name: str, value: object, dimensions: str) -> None:

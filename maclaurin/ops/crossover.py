@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from maclaurin.files import write_json
+from maclaurin.files import read_json, write_json
+
+MOST = 10**9  # tokens, and tokens a feature
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,18 @@ def store(lines: dict[str, Line]) -> None:
 
 @cache
 def _tuned() -> dict[str, Line]:
+    path = tuned_file()
+    if not path.exists():
+        return {}
     try:
-        stored = json.loads(tuned_file().read_text())
-        return {rival: Line(int(start), float(slope)) for rival, (start, slope) in stored.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}  # never tuned, or not by this version
+        return {rival: _checked(rival, line) for rival, line in read_json(path).items()}
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{path} is ignored, what it should hold is built in: {error}", stacklevel=2)
+        return {}
+
+
+def _checked(rival: str, line: Any) -> Line:
+    numbers = isinstance(line, list) and all(isinstance(x, int | float) and not isinstance(x, bool) for x in line)
+    if not numbers or len(line) != 2 or not all(abs(x) <= MOST for x in line):
+        raise ValueError(f"{rival!r} must be two numbers between -{MOST} and {MOST}")
+    return Line(int(line[0]), float(line[1]))

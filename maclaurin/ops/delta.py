@@ -59,7 +59,7 @@ def delta_rule(
     checks.log_decay(log_decay, q, k)
     checks.beta(beta, q, k)
     checks.one_of("form", form, checks.FORMS)
-    checks.number("scale", scale)
+    checks.scale(scale)
     checks.at_least_one("order", order)
     if chunk_size is None:
         chunk_size = CHUNKS.get(order, CHUNK_OF_HIGHER_ORDERS)

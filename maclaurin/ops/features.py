@@ -14,11 +14,13 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 GATHER_BELOW = 8  # tokens a head
+HIGHEST_ORDER = 170  # whose factorial float64 holds
 
 
 def monomial_count(dim: int, order: int) -> int:
@@ -72,12 +74,12 @@ class Kernel:
     @staticmethod
     def of(order: int | Iterable[int]) -> Kernel:
         taylor = isinstance(order, Iterable)
-        orders = tuple(order) if isinstance(order, Iterable) else (order,)
-        valid = orders and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in orders)
+        orders = tuple(islice(order, HIGHEST_ORDER + 2)) if isinstance(order, Iterable) else (order,)
+        valid = orders and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= HIGHEST_ORDER for n in orders)
         if not valid or list(orders) != sorted(set(orders)) or orders == (0,):
             raise ValueError(
                 "order must be a whole number >= 1, or an increasing sequence of whole numbers >= 0 "
-                f"for those terms of the Taylor series, got {order!r}"
+                f"for those terms of the Taylor series, none above {HIGHEST_ORDER}, got {order!r:.80}"
             )
         return Kernel(orders, tuple(1 / math.factorial(n) if taylor else 1.0 for n in orders))
 

@@ -61,7 +61,7 @@ def inline_attention(
     """
     checks.heads(q, k, v)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
-    checks.number("scale", scale)
+    checks.scale(scale)
     checks.sound_state(state, InlineState, q)
     memory_shape = (k.shape[2], k.shape[3] + 1, v.shape[3])
     if state is not None and tuple(state.memory.shape[1:]) != memory_shape:
@@ -112,7 +112,7 @@ def bidirectional_inline(
     lengths (B,): how many tokens of each row are real; those behind them have no influence and give zero.
     """
     checks.heads(q, k, v)
-    checks.number("scale", scale)
+    checks.scale(scale)
     return _whole(q, k, v, default_scale(scale, q), lengths)
 
 

@@ -56,7 +56,7 @@ def linear_attention(
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k, per_channel=True)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
-    checks.number("scale", scale)
+    checks.scale(scale)
     checks.at_least_one("chunk_size", chunk_size)
     if form == "auto":
         form = "parallel" if q.shape[1] <= PARALLEL_UP_TO else "chunked"

@@ -83,7 +83,7 @@ def power_attention(
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
-    checks.number("scale", scale)
+    checks.scale(scale)
     checks.sound_state(state, PowerState, q)
     kernel = Kernel.of(order)
     weights = _checked_weights(order_weights, kernel, q)

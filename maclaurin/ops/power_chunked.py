@@ -70,7 +70,7 @@ def chunked(
 
     Where `plan.folded` is 0 there is no new state: None. `weights_NO` weighs the orders of the kernel, one row a head.
     """
-    rows = q_NRTK.shape[1] * plan.chunk
+    rows = q_NRTK.shape[1] * min(plan.chunk, k_NSK.shape[1])
     per_head = plan.kernel.feature_count(q_NRTK.shape[-1]) * rows * q_NRTK.element_size()
     heads = max(1, EXPANSION_BYTES // per_head)
     inputs = (q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO)

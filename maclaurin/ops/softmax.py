@@ -65,10 +65,11 @@ def softmax_attention(
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
-    checks.number("scale", scale)
+    checks.scale(scale)
     checks.sound_state(state, TokenState, q)
     checks.one_of("numerator", numerator, NUMERATORS)
     checks.one_of("divisor", divisor, DIVISORS)
+    checks.number("score_cap", score_cap)
     if window is not None:
         checks.at_least_one("window", window)
     checks.at_least_one("chunk_size", chunk_size)
@@ -105,6 +106,11 @@ class _Weights:
     @property
     def plain(self) -> bool:
         return self.numerator == "exp" and self.divisor == "sum" and not self.detach_divisor and self.score_cap is None
+
+    @property
+    def fused(self) -> bool:
+        """Whether PyTorch's own attention computes it. It multiplies a mask of -inf by the scale: not by 0 or less."""
+        return self.plain and self.scale > torch.finfo(torch.float32).tiny
 
     def first_seen(self, query: int) -> int:
         """The first key that the query at that slot sees."""
@@ -185,7 +191,7 @@ def _dense(
         inputs = (q.float(), tokens.keys.float(), tokens.values.float(), tokens.log_decay)
         y, _ = torch.ops.maclaurin.quadratic(*inputs, weights.scale, True, True)
         return y.to(q.dtype), kept
-    if form == "auto" and weights.plain and tokens.log_decay is None and tokens.first is None:
+    if form == "auto" and weights.fused and tokens.log_decay is None and tokens.first is None:
         return _fused(weights, q, tokens, chunk_size), kept
 
     B, H, G = q.shape[0], q.shape[2], k.shape[2]

@@ -167,6 +167,21 @@ def test_a_state_of_another_kind_is_refused():
         maclaurin.build_mixer("softmax", 32, 4)(x, {})
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("softmax", {"rope_theta": 0.0}, "rope_theta must be positive, got 0"),
+        ("softmax", {"rope_theta": float("nan")}, "rope_theta must be a finite number"),
+        ("softmax", {"head_dim": 2**70}, r"head_dim must be at most 2\*\*62"),
+        ("taylor", {"order": 10**9}, "order must be a whole number .* none above 170"),
+        ("2mamba", {"fold_every": 2**63}, r"fold_every must be at most 2\*\*62"),
+    ],
+)
+def test_absurd_numbers_are_refused_before_anything_is_made_of_them(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        maclaurin.build_mixer(name, 32, 4, **options)
+
+
 def test_an_unknown_published_name_is_refused():
     with pytest.raises(ValueError, match="name must be one of"):
         published_mixer(1, "softmax_unheard_of", 32, 4)

@@ -132,12 +132,25 @@ def test_sizes_of_chunks_are_checked(attention):
     refused(attention, ValueError, "chunk_size must be at least 1, got 0", **qkv(), chunk_size=0)
 
 
+@pytest.mark.parametrize("size", [2**63, 2**64, 10**400])
+@ATTENTION
+def test_sizes_beyond_64_bits_are_refused(attention, size):
+    """As a pointer-sized number they would wrap around: a chunk of -2⁶³ tokens never ends."""
+    refused(attention, ValueError, r"chunk_size must be at most 2\*\*62", **qkv(), chunk_size=size)
+
+
+@pytest.mark.parametrize("scale", [1e38, -1e19, 10**400, float("inf"), float("nan"), "1"])
+@ATTENTION
+def test_scales_are_checked(attention, scale):
+    refused(attention, ValueError, "scale must be", **qkv(), scale=scale)
+
+
 def test_folding_is_checked():
     refused(ops.power_attention, ValueError, "fold_every must be at least 1, got 0", **qkv(), fold_every=0)
     refused(ops.power_attention, ValueError, "fold_at must be at least 1, got -3", **qkv(), fold_at=-3)
 
 
-@pytest.mark.parametrize("order", [0, -2, 2.5, True, (), (0,), (2, 1), (1, 1, 2), (-1, 1)])
+@pytest.mark.parametrize("order", [0, -2, 2.5, True, (), (0,), (2, 1), (1, 1, 2), (-1, 1), 10**9, (0, 10**9), range(10**9)])
 def test_orders_are_checked(order):
     refused(ops.power_attention, ValueError, "order must be a whole number >= 1, or an increasing", **qkv(), order=order)
 

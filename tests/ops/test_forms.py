@@ -196,8 +196,13 @@ def test_a_tuned_crossover_is_kept_and_a_broken_file_ignored(tmp_path, monkeypat
     crossover.store({"native": crossover.Line(10, 0.5)})
     assert crossover.longest_direct("native", 100) == 60
     assert crossover.longest_direct("torch", 100) == 25
-    for text in ("", "[]", '{"native": 3}'):
+    huge = f"[1{'0' * 400}, 1]"
+    lines = ("3", "[10]", "[1, 2, 3]", '["10", 0.5]', "[Infinity, 1]", "[10, NaN]", "[[1], 2]", "[true, 1]", huge)
+    for text in ("", "[]", "{", "[" * 10**5, *(f'{{"native": {line}}}' for line in lines)):
         crossover.tuned_file().write_text(text)
         crossover._tuned.cache_clear()
-        assert crossover.longest_direct("native", 100) == 256 + 180
+        with pytest.warns(UserWarning, match=r"crossover\.json is ignored") as warned:
+            found = [crossover.longest_direct("native", 100) for _ in range(2)]
+        assert found == 2 * [256 + 180]
+        assert len(warned) == 1, text
     crossover._tuned.cache_clear()

@@ -197,6 +197,15 @@ def test_scores_and_decays_of_ten_thousand_compete_in_softmax():
         assert_close(y, reference.softmax_attention(q, k, v, log_decay), 1e-12, form)
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-300])
+def test_softmax_takes_any_sign_of_its_scale(scale):
+    q, k, v = (torch.randn(1, 12, 2, 4) for _ in range(3))
+    expected = reference.softmax_attention(*(x.double() for x in (q, k, v)), scale=scale)
+    for form in (*FORMS, "auto"):
+        for decay in (None, torch.zeros(1, 12, 2)):
+            assert_close(ops.softmax_attention(q, k, v, decay, scale=scale, form=form)[0], expected, 1e-6, form)
+
+
 def test_capped_scores_keep_undivided_weights_finite():
     q = torch.full((1, 5, 1, 4), 1e3)
     for form in (*FORMS, "auto"):

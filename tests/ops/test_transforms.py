@@ -10,6 +10,7 @@ import maclaurin
 from maclaurin import ops
 from tests.ops.helpers import ALL, FORMS, Batch, Sizes, distance, every
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit.trace itself is
 REFUSALS = (NotImplementedError, RuntimeError)
 BACKENDS = ("auto", "torch")
 
