@@ -201,6 +201,7 @@ def quiet() -> dict[str, str]:
     """One thread a worker, nothing from the network, and the instruction sets that this machine has in truth."""
     return {
         "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",  # two threads on a busy machine would spin for each other
         "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
