@@ -30,7 +30,7 @@ FORMS = ("auto", "parallel", "chunked", "recurrent")
 CHUNKS = (1, 2, 5, 16, 63, 64, 100, 256)
 LENGTHS = (1, 2, 3, 7, 16, 17, 31, 63, 64, 65, 127, 128, 129, 200, 257)
 CHANNELS = (1, 2, 3, 5, 8, 13, 16, 17, 32, 33, 64)
-MOST_WORK = 1e6  # numbers in the largest tensor that the reference makes
+MOST_WORK = 3e5  # numbers in the largest tensor that the reference makes
 
 
 def case(draw: Draw) -> str:
@@ -50,7 +50,7 @@ def case(draw: Draw) -> str:
 
 def draw_op(draw: Draw) -> Op:
     """One of the tests' ops, one whose options nobody wrote down, an mLSTM, or a convolution with its activation."""
-    drawn = draw.choice((_listed, _listed, _listed, _any_orders, _any_softmax, _any_mlstm, _any_conv))(draw)
+    drawn = draw.choice((_listed, _listed, _listed, _any_orders, _any_orders, _any_softmax, _any_mlstm, _any_conv))(draw)
     draw.note("op", drawn.name)
     draw.note("options", drawn.options)
     return drawn
@@ -80,8 +80,8 @@ def _any_conv(draw: Draw) -> Op:
 
 def _any_orders(draw: Draw) -> Op:
     """Outputs are divided by sums of weights only where these have one sign: elsewhere no precision is enough."""
-    if draw.chance(0.5):
-        order: Any = draw.randint(1, 6)
+    if draw.chance(0.7):
+        order: Any = draw.choice((2, 2, 2, 2, 1, 3, 4, 5, 6))  # 2 has kernels of its own
         even = order % 2 == 0
     else:
         order = tuple(sorted(draw.sample(range(6), draw.randint(1, 4))))
@@ -200,13 +200,14 @@ def rebuilt(batch: Batch, inputs: dict[str, Tensor]) -> Batch:
 
 def caller(draw: Draw, op: Op, parameters: dict[str, Tensor]) -> Any:
     """A call in drawn form, backend, chunks, strides and surroundings."""
-    fold = (draw.randint(1, 140), draw.randint(1, 40))
+    fold = draw.note("fold", (draw.choice((1, 5, 16, 64, 130)), draw.choice((1, 2, 3, 8, 32))))
     backends = ("auto", "torch", "native") if "backend" in inspect.signature(op.function).parameters else ("auto",)
 
     def call(tokens: dict[str, Tensor], layout: dict[str, Any], state: State | None) -> tuple[Tensor, State | None]:
         options = {"form": draw.one("form", FORMS), **layout}
         backend = draw.one("backend", backends)
-        chunk = draw.one("chunk", CHUNKS)
+        longest = next(iter(tokens.values())).shape[1]
+        chunk = draw.note("chunk", max(draw.choice(CHUNKS), longest // 16))  # hundreds of chunks show no more than some
         given = Batch({name: restrided(draw, x) for name, x in tokens.items()}, parameters)
         with surroundings(draw):
             if backend != "auto":

@@ -15,7 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,8 +39,8 @@ class Plan:
     seed: int = 0
     jobs: int = 1
     stop_at_first: bool = False
-    known: frozenset[tuple[str, str]] = frozenset()  # targets and causes that do not count as the first
     worker_options: tuple[str, ...] = ()
+    only_by_options: bool = False  # a failure counts only where the case is right in a worker without the options
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -85,7 +86,7 @@ class Search:
             if (
                 self.stopped
                 or (plan.seconds is not None and self.seconds >= plan.seconds)
-                or (plan.stop_at_first and self.found.keys() - plan.known)
+                or (plan.stop_at_first and self.found)
             ):
                 return None
             open_targets = [t for t in plan.targets if plan.cases is None or self._given[t.name] < plan.cases]
@@ -200,6 +201,7 @@ def quiet() -> dict[str, str]:
     """One thread a worker, nothing from the network, and the instruction sets that this machine has in truth."""
     return {
         "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",  # two threads on a busy machine would spin for each other
         "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -233,16 +235,34 @@ def search(plan: Plan, tell: Callable[[str], None] = print, progress_every: floa
 
 
 def _drive(books: Search) -> None:
-    worker: Worker | None = None
-    try:
+    with ExitStack() as stack:
+        worker = stack.enter_context(Replaced(books.plan))
+        unchanged = stack.enter_context(Replaced(replace(books.plan, worker_options=())))
         while case := books.next_case():
-            if worker is None or not worker.alive:
-                if worker is not None:
-                    worker.close()
-                worker = Worker(books.plan)
             start = time.monotonic()
             answer = worker.run(*case)
+            if "cause" in answer and books.plan.only_by_options and "end" not in unchanged.run(*case):
+                continue
             books.record(*case, answer, time.monotonic() - start)
-    finally:
-        if worker is not None:
-            worker.close()
+
+
+class Replaced:
+    """A worker, started when it is needed, and a new one in its place when it has ended."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.worker: Worker | None = None
+
+    def __enter__(self) -> Replaced:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.worker is not None:
+            self.worker.close()
+
+    def run(self, name: str, number: int) -> dict[str, Any]:
+        if self.worker is not None and not self.worker.alive:
+            self.worker.close()
+            self.worker = None
+        self.worker = self.worker or Worker(self.plan)
+        return self.worker.run(name, number)

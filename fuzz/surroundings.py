@@ -22,7 +22,7 @@ def surroundings(draw: Draw) -> Iterator[None]:
     dtype = draw.one("default dtype", DEFAULT_DTYPES)
     isa = draw.one("isa", ISAS) if ISAS else None
     device = draw.one("default device", DEFAULT_DEVICES)
-    torch.set_num_threads(draw.one("threads", (1, 1, 2)))
+    torch.set_num_threads(draw.one("threads", (1, 1, 1, 1, 2)))
     torch.set_default_dtype(dtype)
     if device is not None:
         torch.set_default_device(device)

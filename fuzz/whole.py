@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,126 +26,144 @@ FORMS = ("auto", "parallel", "chunked", "recurrent")
 CHANNELS = (1, 2, 3, 5, 8, 16, 17)
 
 
+@dataclass(frozen=True)
+class Question:
+    """Inputs by name, in float64; the op; and the formula that it must equal."""
+
+    inputs: dict[str, Tensor]
+    op: Callable[..., Tensor]
+    formula: Callable[..., Tensor]
+
+
 def case(draw: Draw) -> str:
-    kind = draw.one("op", ("softmax", "power", "linear", "inline", "rotary", "rotate", "scalar_mlp", "symmetric_power"))
+    ask = draw.choice((softmax, power, linear, inline, rotary, rotate, scalar_mlp, symmetric_power))
+    draw.note("op", ask.__name__)
     dtype = draw.one("dtype", DTYPES)
+    question = ask(draw)
+    inputs = {name: x.to(dtype) for name, x in question.inputs.items()}
+    given = {name: restrided(draw, x.clone()) for name, x in inputs.items()}
+    with torch.no_grad(), surroundings(draw):
+        y = question.op(**given)
+    if y.dtype not in (dtype, torch.promote_types(dtype, torch.float32)):
+        raise Failure(f"outputs are {y.dtype}, inputs {dtype}")
+
+    def formula(tensors: Any) -> dict[str, Tensor]:
+        return {"outputs": question.formula(**tensors)}
+
+    judge({"outputs": y}, formula({name: x.double() for name, x in inputs.items()}), dtype, formula, inputs)
+    return RIGHT
+
+
+def normal(draw: Draw, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(draw.randrange(2**31))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    if kind in ("softmax", "power", "linear", "inline"):
-        return _whole_sequences(draw, kind, dtype)
-    B, T, G, R, K = (draw.randint(1, n) for n in (3, 40, 3, 3, 8))
-    if kind == "rotary":
-        turns = {"theta": draw.choice((10.0, 1e4, 1e6)), "interleaved": draw.chance(0.5)}
-        positions = torch.randint(0, draw.choice((40, 10**6)), draw.choice(((B, T), (T,))), generator=generator)
-        formula = lambda x: reference.rotary(x, positions.expand(B, T), **turns)  # noqa: E731
-        return _compare(draw, dtype, {"x": normal(B, T, G, 2 * K)}, lambda x: ops.rotary(x, positions, **turns), formula)
-    if kind == "rotate":
-        interleaved = draw.chance(0.5)
-        inputs = {"x": normal(B, T, G * R, 2 * K), "angles": normal(draw.choice((1, B)), T, G, K)}
-        return _compare(
-            draw, dtype, inputs, lambda x, angles: ops.rotate(x, angles, interleaved=interleaved), _turned(interleaved)
-        )
-    if kind == "scalar_mlp":
-        N, L = draw.randint(1, 40), draw.randint(1, 5)
-        names = ("u", "weight_in", "bias_in", "weight_out", "bias_out")
-        tensors = (
-            normal(*(draw.randint(1, 9) for _ in range(draw.randint(1, 3)))),
-            normal(N),
-            normal(N),
-            normal(N, L),
-            normal(L),
-        )
-        inputs = dict(zip(names, tensors, strict=True))
-        return _compare(draw, dtype, inputs, ops.scalar_mlp, lambda **x: reference.scalar_mlp(*x.values()))
-    order = draw.randint(1, 4)
-    return _compare(
-        draw,
-        dtype,
-        {"x": normal(B, T, K)},
-        lambda x: ops.symmetric_power(x, order),
-        lambda x: reference.symmetric_power(x, order),
+def rotary(draw: Draw) -> Question:
+    B, T, H, K = (draw.randint(1, n) for n in (3, 40, 9, 8))
+    turns: dict[str, Any] = {"theta": draw.choice((10.0, 1e4, 1e6)), "interleaved": draw.chance(0.5)}
+    positions = (normal(draw, *draw.choice(((B, T), (T,)))).abs() * draw.choice((10, 10**6))).long()
+    return Question(
+        {"x": normal(draw, B, T, H, 2 * K)},
+        lambda x: ops.rotary(x, positions, **turns),
+        lambda x: reference.rotary(x, positions.expand(B, T), **turns),
     )
 
 
-def _turned(interleaved: bool) -> Any:
+def rotate(draw: Draw) -> Question:
+    B, T, G, R, K = (draw.randint(1, n) for n in (3, 40, 3, 3, 8))
+    interleaved = draw.chance(0.5)
+
     def formula(x: Tensor, angles: Tensor) -> Tensor:
-        turn = torch.polar(torch.ones_like(angles), angles).repeat_interleave(x.shape[2] // angles.shape[2], 2)
+        turn = torch.polar(torch.ones_like(angles), angles).repeat_interleave(R, 2)
         if interleaved:
             return torch.view_as_real(torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2))) * turn).flatten(-2)
         turned = torch.complex(*x.chunk(2, dim=-1)) * turn
         return torch.cat([turned.real, turned.imag], dim=-1)
 
-    return formula
+    inputs = {"x": normal(draw, B, T, G * R, 2 * K), "angles": normal(draw, draw.choice((1, B)), T, G, K)}
+    return Question(inputs, lambda x, angles: ops.rotate(x, angles, interleaved=interleaved), formula)
 
 
-def _whole_sequences(draw: Draw, kind: str, dtype: torch.dtype) -> str:
-    """Rows of any length, padded with NaN on the right, against the matrix of each row alone."""
+def scalar_mlp(draw: Draw) -> Question:
+    N, L = draw.randint(1, 40), draw.randint(1, 5)
+    shapes = {"weight_in": (N,), "bias_in": (N,), "weight_out": (N, L), "bias_out": (L,)}
+    inputs = {"u": normal(draw, *(draw.randint(1, 9) for _ in range(draw.randint(1, 3))))}
+    inputs |= {name: normal(draw, *shape) for name, shape in shapes.items()}
+    return Question(inputs, ops.scalar_mlp, lambda **x: reference.scalar_mlp(*x.values()))
+
+
+def symmetric_power(draw: Draw) -> Question:
+    order = draw.randint(1, 4)
+    inputs = {"x": normal(draw, draw.randint(1, 3), draw.randint(1, 40), draw.randint(1, 8))}
+    return Question(inputs, lambda x: ops.symmetric_power(x, order), lambda x: reference.symmetric_power(x, order))
+
+
+def softmax(draw: Draw) -> Question:
+    return _rows(draw, ops.bidirectional_softmax, lambda q, k, v: attend(scores(q, k).softmax(2), v, normalize=False))
+
+
+def inline(draw: Draw) -> Question:
+    return _rows(draw, ops.bidirectional_inline, lambda q, k, v: reference.inline_attention(q, k, v, causal=False))
+
+
+def power(draw: Draw) -> Question:
+    order = draw.choice((1, 2, 4, (0, 1, 2)))
+    normalize, decay = draw.chance(0.6), draw.choice((None, "kv"))
+
+    def matrix(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None) -> Tensor:
+        weight = Kernel.of(order)(scores(q, k))
+        if log_decay is not None:
+            weight = weight * matrix_of_decays(log_decay).repeat_interleave(q.shape[2] // k.shape[2], 3)
+        return attend(weight, v, normalize)
+
+    options = {"order": order, "normalize": normalize, "form": draw.one("form", FORMS)}
+    return _rows(draw, ops.bidirectional_power, matrix, decay, positive=normalize and order == 1, options=options)
+
+
+def linear(draw: Draw) -> Question:
+    normalize, decay = draw.chance(0.6), draw.choice((None, "kv", "channel"))
+
+    def matrix(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None) -> Tensor:
+        R, weight = q.shape[2] // k.shape[2], scores(q, k)
+        if decay == "kv":
+            weight = weight * matrix_of_decays(log_decay).repeat_interleave(R, 3)
+        elif log_decay is not None:
+            decays = matrix_of_decays(log_decay.repeat_interleave(R, 2))
+            weight = torch.einsum("bthk,bshk,btshk->btsh", q, k.repeat_interleave(R, 2), decays) * q.shape[3] ** -0.5
+        return attend(weight, v, normalize)
+
+    options = {"normalize": normalize, "form": draw.one("form", FORMS)}
+    return _rows(draw, ops.bidirectional_linear, matrix, decay, positive=normalize, options=options)
+
+
+def _rows(
+    draw: Draw,
+    op: Callable[..., Tensor],
+    matrix: Callable[..., Tensor],
+    decay: str | None = None,
+    *,
+    positive: bool = False,
+    options: dict[str, Any] | None = None,
+) -> Question:
+    """Rows of any length, with NaN as padding on the right, against the matrix of each row alone."""
     B, T = draw.randint(1, 3), draw.choice((1, 2, 3, 17, 31, 40))
-    sizes = Sizes(
-        B, T, draw.randint(1, 2), draw.randint(1, 3), draw.choice(CHANNELS), draw.choice(CHANNELS), draw.randrange(2**31)
-    )
-    decay = draw.choice({"power": (None, "kv"), "linear": (None, "kv", "channel")}.get(kind, (None,)))
-    order = draw.choice((1, 2, 4, (0, 1, 2))) if kind == "power" else 1
-    even = order not in (1,)
-    normalize = draw.chance(0.6)
-    inputs = helpers.attention_inputs(decay, positive=normalize and not even)(sizes).tokens
-    options: dict[str, Any] = (
-        {} if kind in ("softmax", "inline") else {"normalize": normalize, "form": draw.one("form", FORMS)}
-    )
-    if kind == "power":
-        options["order"] = order
-    lengths = [T, *(draw.randint(0, T) for _ in range(B - 1))]
+    heads, channels = (draw.randint(1, 2), draw.randint(1, 3)), (draw.choice(CHANNELS), draw.choice(CHANNELS))
+    sizes = draw.note("sizes", Sizes(B, T, *heads, *channels, seed=draw.randrange(2**31)))
+    lengths = draw.note("lengths", [T, *(draw.randint(0, T) for _ in range(B - 1))])
     padding = {"lengths": torch.tensor(lengths)} if min(lengths) < T else {}
 
-    def call(**tensors: Tensor) -> Tensor:
+    def padded(**tensors: Tensor) -> Tensor:
         for row, length in enumerate(lengths):
             for x in tensors.values():
                 x[row, length:] = torch.nan
-        return getattr(ops, f"bidirectional_{kind}")(**tensors, **options, **padding)
+        return op(**tensors, **(options or {}), **padding)
 
     def formula(**tensors: Tensor) -> Tensor:
-        rows = [
-            torch.nn.functional.pad(
-                _matrix(kind, order, normalize, {name: x[row : row + 1, :length] for name, x in tensors.items()}),
-                (0, 0, 0, 0, 0, T - length),
-            )
-            for row, length in enumerate(lengths)
-        ]
-        return torch.cat(rows)
+        y = torch.zeros(B, T, *tensors["q"].shape[2:3], *tensors["v"].shape[3:], dtype=tensors["q"].dtype)
+        for row, length in enumerate(lengths):
+            if length:
+                y[row, :length] = matrix(**{name: x[row : row + 1, :length] for name, x in tensors.items()})[0]
+        return y
 
-    return _compare(draw, dtype, inputs, call, formula)
-
-
-def _matrix(kind: str, order: Any, normalize: bool, x: dict[str, Tensor]) -> Tensor:
-    q, k, v, a = x["q"], x["k"], x["v"], x.get("log_decay")
-    if kind == "inline":
-        return reference.inline_attention(q, k, v, causal=False) if q.shape[1] else q.new_zeros(1, 0, q.shape[2], v.shape[3])
-    heads = q.shape[2] // k.shape[2]
-    if kind == "softmax":
-        weight, normalize = scores(q, k).softmax(2), False
-    elif a is not None and a.dim() == 4:
-        decays = matrix_of_decays(a.repeat_interleave(heads, 2))
-        weight = torch.einsum("bthk,bshk,btshk->btsh", q, k.repeat_interleave(heads, 2), decays) * q.shape[3] ** -0.5
-    else:
-        weight = Kernel.of(order)(scores(q, k))
-        if a is not None:
-            weight = weight * matrix_of_decays(a).repeat_interleave(heads, 3)
-    return attend(weight, v, normalize)
-
-
-def _compare(draw: Draw, dtype: torch.dtype, inputs: dict[str, Tensor], call: Any, formula: Any) -> str:
-    inputs = {name: x.to(dtype) for name, x in inputs.items()}
-    given = {name: restrided(draw, x.clone()) for name, x in inputs.items()}
-    with torch.no_grad(), surroundings(draw):
-        y = call(**given)
-    if y.dtype not in (dtype, torch.promote_types(dtype, torch.float32)):
-        raise Failure(f"outputs are {y.dtype}, inputs {dtype}")
-
-    def named(tensors: Any) -> dict[str, Tensor]:
-        return {"outputs": formula(**tensors)}
-
-    judge({"outputs": y}, named({name: x.double() for name, x in inputs.items()}), dtype, named, inputs)
-    return RIGHT
+    return Question(helpers.attention_inputs(decay, positive)(sizes).tokens, padded, formula)

@@ -99,7 +99,8 @@ def cause(draw: Draw, error: BaseException) -> str:
     A law that did not hold is told with the op or mixer that broke it; where the package raised says that itself.
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(PROJECT)]
-    where = f"{Path(frames[-1].filename).relative_to(PROJECT)}:{frames[-1].name}" if frames else "?"
+    own = [f for f in frames if Path(f.filename).is_relative_to(f"{PROJECT}/maclaurin")] or frames
+    where = f"{Path(own[-1].filename).relative_to(PROJECT)}:{own[-1].name}" if own else "?"
     message = (str(error).splitlines() or [""])[0].encode("ascii", "backslashreplace").decode()
     message = re.sub(r"'[^']*'|\"[^\"]*\"|/\S+|-?\d[\w.+-]*|\b(inf|nan)\b", "#", message)[:160]
     what = f"{draw.chosen['op']}: " if isinstance(error, Failure) and "op" in draw.chosen else ""
