@@ -75,9 +75,9 @@ def power_attention(
     """
     usual = order == 2 and order_weights is None and scale is None and form in ("auto", "recurrent") and backend == "auto"
     ragged = attention_mask is not None or cu_seqlens is not None or lengths is not None
-    unseen = not torch.compiler.is_compiling() and not native.is_transformed()
-    if isinstance(state, PowerState) and return_state and usual and not ragged and unseen:
-        done = native.plain_step(q, k, v, log_decay, state, normalize, fold_at, fold_every)
+    if isinstance(state, PowerState) and return_state and usual and not ragged and not torch.compiler.is_compiling():
+        transformed = native.is_transformed()
+        done = None if transformed else native.plain_step(q, k, v, log_decay, state, normalize, fold_at, fold_every)
         if done is not None:
             return done
     checks.heads(q, k, v)
@@ -211,7 +211,8 @@ class _Engine:
             return y, new_memory if folded else memory
         options = (self.scale, self.normalize, self.chunk_size, folded)
         if memory is not None or self._through_memory(q, "native"):
-            if with_gradients := q.shape[1] == 1 < tokens.slots and torch.is_grad_enabled():
+            inputs = (q, k, v, tokens.log_decay, memory)
+            if with_gradients := q.shape[1] == 1 < tokens.slots and native.needs_gradients(inputs):
                 # the kernel of one token meets waiting ones apart from the memory, the backward of chunks only inside one
                 q = pad(q, (0, 0, 0, 0, tokens.slots - 1, 0))
             y, _, new_memory = native.call("chunked", q, k, v, tokens.log_decay, memory, *options)

@@ -5,7 +5,7 @@ To add one: its struct and functions in `library.py`, its `operator` in a file b
 
 from maclaurin.ops.native import attention, conv, linear, scan, selective
 from maclaurin.ops.native.library import available, isa, refusal, using_isa
-from maclaurin.ops.native.operators import call, is_transformed
+from maclaurin.ops.native.operators import call, is_transformed, needs_gradients
 from maclaurin.ops.native.step import plain_step
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "is_transformed",
     "isa",
     "linear",
+    "needs_gradients",
     "plain_step",
     "refusal",
     "scan",

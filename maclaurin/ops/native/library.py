@@ -155,7 +155,7 @@ def refusal(q: Tensor, dtype: torch.dtype) -> str | None:
         return f"tensors on the CPU, not on {q.device}"
     if dtype != torch.float32:
         return f"float32 or less, not {dtype}"
-    if is_transformed():
+    if not torch.compiler.is_compiling() and is_transformed():
         return "a call without forward-mode differentiation and torch.func"
     return None if available() else "a maclaurin that was built where a C++ compiler is found"
 

@@ -86,8 +86,6 @@ def call(name: str, *arguments: Any) -> Any:
 
 def is_transformed() -> bool:
     """Whether forward-mode differentiation, `torch.func` or `torch.jit.trace` looks on: none of them sees into a kernel."""
-    if torch.compiler.is_compiling():
-        return False
     levels = forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
     return levels or torch._C._is_tracing()
 
@@ -95,11 +93,11 @@ def is_transformed() -> bool:
 def is_watched(arguments: tuple[Any, ...]) -> bool:
     if _get_current_dispatch_mode() is not None:
         return True
-    with_gradients = torch.is_grad_enabled()
-    for x in arguments:
-        if isinstance(x, Tensor) and (type(x) not in (Tensor, Parameter) or (with_gradients and x.requires_grad)):
-            return True
-    return False
+    return needs_gradients(arguments) or any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter) for x in arguments)
+
+
+def needs_gradients(arguments: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
 
 
 def no_second_derivative(ctx: Any, *_: Any) -> None:
