@@ -16,7 +16,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from maclaurin.ops.native.operators import is_transformed
+from maclaurin.ops.native.watching import is_transformed
 
 FILE = Path("lib", "libmaclaurin_native.so")
 CPU = torch.device("cpu")

@@ -1,0 +1,27 @@
+"""Who looks on while an operator runs: what sees only torch's own operators must not be kept from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+
+def is_transformed() -> bool:
+    """Whether forward-mode differentiation, `torch.func` or `torch.jit.trace` looks on: none of them sees into a kernel."""
+    levels = forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return levels or torch._C._is_tracing()
+
+
+def is_watched(arguments: tuple[Any, ...]) -> bool:
+    if _get_current_dispatch_mode() is not None:
+        return True
+    return needs_gradients(arguments) or any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter) for x in arguments)
+
+
+def needs_gradients(arguments: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
