@@ -1,5 +1,8 @@
+// Nothing here throws, and so nothing is used that does, such as std::thread: where there is no memory for what C++ notes
+// down about an exception, to throw one ends the process.
 #include "pool.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -7,11 +10,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
-#include <exception>
 #include <mutex>
 #include <new>
-#include <thread>
-#include <vector>
 
 namespace maclaurin {
 namespace {
@@ -25,6 +25,35 @@ void run_alone(int64_t count, Task task, void* context) {
     for (int64_t i = 0; i < count; ++i) task(context, i);
 }
 
+// What a thread keeps from call to call. Not `thread_local`, for which a thread needs memory when it first comes here.
+struct Own {
+    float* data;  // its scratch memory
+    size_t bytes;
+    unsigned number;  // among the threads that have come here
+    int team;         // threads of the last team that it has run
+
+    // Null where memory ran out.
+    static Own* of_this_thread() {
+        static pthread_key_t key;
+        static const bool made = pthread_key_create(&key, forget) == 0;
+        static std::atomic<unsigned> threads{0};
+        if (!made) return nullptr;
+        if (void* own = pthread_getspecific(key)) return static_cast<Own*>(own);
+        void* own = std::malloc(sizeof(Own));
+        if (own == nullptr || pthread_setspecific(key, own) != 0) {
+            std::free(own);
+            return nullptr;
+        }
+        return new (own) Own{nullptr, 0, threads++, 1};
+    }
+
+  private:
+    static void forget(void* own) {
+        std::free(static_cast<Own*>(own)->data);
+        std::free(own);
+    }
+};
+
 // The tasks of a call, dealt out to the threads: a thread takes its own ones first, the same at every call, because its
 // cache may still have their data; then it helps the others, so uneven tasks balance.
 class Shares {
@@ -33,8 +62,8 @@ class Shares {
         : task_(task), context_(context), count_(count), shares_(std::min(threads, MOST)) {}
 
     void take() {
-        static std::atomic<unsigned> threads{0};
-        static thread_local const unsigned number = threads++;
+        const Own* own = Own::of_this_thread();
+        const unsigned number = own == nullptr ? 0 : own->number;
         for (int n = 0; n < shares_; ++n) {
             const int64_t share = (number + n) % shares_;
             const auto next = [&] { return share + shares_ * taken_[share].count.fetch_add(1, std::memory_order_relaxed); };
@@ -81,19 +110,22 @@ class Pool {
   private:
     // Returns how many of the wanted helpers there are: where the system gives no more threads, fewer do the same work.
     int hire(int wanted) {
-        try {
-            while (static_cast<int>(workers_.size()) < wanted) {
-                const int number = static_cast<int>(workers_.size());
-                workers_.emplace_back([this, number, seen = round_] { work(number, seen); });
-            }
-        } catch (const std::exception&) {
+        pthread_t thread;
+        while (hired_ < wanted && pthread_create(&thread, nullptr, start, this) == 0) {
+            pthread_detach(thread);
+            ++hired_;
         }
-        return std::min(wanted, static_cast<int>(workers_.size()));
+        return std::min(wanted, hired_);
+    }
+    static void* start(void* pool) {
+        static_cast<Pool*>(pool)->work();
+        return nullptr;
     }
 
-    void work(int number, uint64_t seen) {
+    void work() {
         std::unique_lock<std::mutex> lock(mutex_);
-        for (;;) {
+        const int number = started_++;
+        for (uint64_t seen = 0;;) {  // it was hired for a round, which waits for it
             wake_.wait(lock, [&] { return round_ != seen; });
             seen = round_;
             if (number >= helpers_) continue;
@@ -107,8 +139,8 @@ class Pool {
 
     std::mutex busy_, mutex_;
     std::condition_variable wake_, done_;
-    std::vector<std::thread> workers_;
     Shares* shares_ = nullptr;
+    int hired_ = 0, started_ = 0;
     int helpers_ = 0, running_ = 0;
     uint64_t round_ = 0;
 };
@@ -121,7 +153,8 @@ Pool* pool() {
     static pid_t owner = 0;
     std::lock_guard<std::mutex> lock(mutex);
     if (current == nullptr || owner != getpid()) {
-        current = new (std::nothrow) Pool;
+        void* place = std::malloc(sizeof(Pool));
+        current = place == nullptr ? nullptr : new (place) Pool;
         owner = getpid();
     }
     return current;
@@ -130,23 +163,22 @@ Pool* pool() {
 // Whether the system gives that many more threads, all at once, and a little memory besides.
 bool can_start(int count) {
     void* room = mmap(nullptr, TEAM_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (room == MAP_FAILED) return false;
-    std::mutex gate;
-    std::vector<std::thread> trial;
-    bool started = true;
-    {
-        const std::lock_guard<std::mutex> closed(gate);  // none ends before all have started
-        try {
-            trial.reserve(count);
-            while (static_cast<int>(trial.size()) < count)
-                trial.emplace_back([&gate] { const std::lock_guard<std::mutex> open(gate); });
-        } catch (const std::exception&) {
-            started = false;
-        }
+    auto* trial = static_cast<pthread_t*>(std::malloc(count * sizeof(pthread_t)));
+    int started = 0;
+    if (room != MAP_FAILED && trial != nullptr) {
+        std::mutex gate;
+        const auto wait = [](void* gate) -> void* {
+            const std::lock_guard<std::mutex> open(*static_cast<std::mutex*>(gate));
+            return nullptr;
+        };
+        gate.lock();  // none ends before all have started
+        while (started < count && pthread_create(trial + started, nullptr, wait, &gate) == 0) ++started;
+        gate.unlock();
+        for (int i = 0; i < started; ++i) pthread_join(trial[i], nullptr);
     }
-    for (std::thread& thread : trial) thread.join();
-    munmap(room, TEAM_BYTES);
-    return started;
+    if (room != MAP_FAILED) munmap(room, TEAM_BYTES);
+    std::free(trial);
+    return started == count;
 }
 
 // The threads of torch's own OpenMP, if `use_openmp` has found them. Threads of another pool would have to share the cores
@@ -172,9 +204,9 @@ class Team {
     // OpenMP ends the process where it is refused a thread, so the first team of a size is tried out; every calling thread
     // has a team of its own. With twice the threads, since those of the trial may still count while the team's start.
     static bool has_threads(int wanted) {
-        static thread_local int had = 1;
-        if (wanted > had && !can_start(2 * (wanted - had))) return false;
-        had = wanted;
+        Own* own = Own::of_this_thread();
+        if (own == nullptr || (wanted > own->team && !can_start(2 * (wanted - own->team)))) return false;
+        own->team = wanted;
         return true;
     }
 
@@ -183,12 +215,6 @@ class Team {
 };
 
 Team team;
-
-struct Buffer {
-    float* data = nullptr;
-    size_t bytes = 0;
-    ~Buffer() { std::free(data); }
-};
 
 }  // namespace
 
@@ -204,14 +230,15 @@ void parallel_for(int64_t count, int threads, Task task, void* context) {
 void use_openmp(OpenmpParallel parallel) { team.set(parallel); }
 
 float* scratch(size_t count) {
-    static thread_local Buffer buffer;
+    Own* own = Own::of_this_thread();
+    if (own == nullptr) return nullptr;
     const size_t bytes = (count * sizeof(float) + LINE - 1) / LINE * LINE;
-    if (bytes > buffer.bytes || buffer.bytes > KEPT_BYTES) {
-        std::free(buffer.data);
-        buffer.data = static_cast<float*>(std::aligned_alloc(LINE, bytes));
-        buffer.bytes = buffer.data == nullptr ? 0 : bytes;
+    if (bytes > own->bytes || own->bytes > KEPT_BYTES) {
+        std::free(own->data);
+        own->data = static_cast<float*>(std::aligned_alloc(LINE, bytes));
+        own->bytes = own->data == nullptr ? 0 : bytes;
     }
-    return buffer.data;
+    return own->data;
 }
 
 void prefer_large_pages(void* data, size_t bytes) {

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from maclaurin import ops
 from maclaurin.ops import growing, native, power
 from maclaurin.ops.growing import append
+from maclaurin.ops.native import library
 from tests.ops.helpers import Sizes, assert_close, assert_same_state, attention_inputs
 from tests.ops.native_helpers import ISAS, assert_same_as_torch
 
@@ -281,3 +282,32 @@ def test_tokens_of_a_decoded_state_are_there_when_somebody_looks():
     assert state.log_decay.equal(batch.tokens["log_decay"])
     with pytest.raises(AttributeError, match="no attribute 'queries'"):
         operator.attrgetter("queries")(state)
+
+
+@pytest.mark.parametrize("fails", ["kernel", "tensor"])
+@pytest.mark.parametrize("fold_every", [32, 4], ids=["kept", "folded"])
+def test_a_step_without_memory_can_be_made_again(fails, fold_every, monkeypatch):
+    """Its state is as it was, and the slot for the token is still there."""
+    draw = attention_inputs("kv")
+    earlier, token, other = (draw(Sizes(T=T, seed=seed)).to(torch.float32).tokens for T, seed in ((10, 1), (1, 2), (1, 3)))
+    options = {"fold_at": 8, "fold_every": fold_every}
+    with torch.no_grad():
+        _, state = ops.power_attention(**earlier, **options)
+        _, state = ops.power_attention(**token, **options, state=state)
+        expected = ops.power_attention(**token, **options, state=state.clone())
+        with monkeypatch.context() as patch:
+            if fails == "kernel":
+                patch.setattr(library, "step", lambda room, token: 1)
+            else:
+                patch.setattr(torch, "empty", refuse)
+            with pytest.raises(MemoryError, match="the native decoding step found no memory"):
+                ops.power_attention(**other, **options, state=state)
+        room, kept = state.source
+        assert kept not in room.taken
+        y, after = ops.power_attention(**token, **options, state=state)
+    assert torch.equal(y, expected[0]) and kept in room.taken
+    assert_same_state(after, expected[1], 0)
+
+
+def refuse(*sizes, **options):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes.")
