@@ -35,6 +35,7 @@ test-floor:
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/check_allocations.py
 	$(BIN)/mypy
 
 bench: setup

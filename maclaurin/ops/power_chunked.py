@@ -291,7 +291,8 @@ def above_rounding(read_NQW: Tensor, q_NQK: Tensor, memory_NFW: Tensor) -> Tenso
     it would give values of any size.
     """
     K = q_NQK.shape[-1]
-    diagonal = torch.arange(K, 0, -1, device=q_NQK.device).cumsum(0) - torch.arange(K, 0, -1, device=q_NQK.device)
+    rows = torch.arange(K, 0, -1, dtype=torch.long, device=q_NQK.device)
+    diagonal = rows.cumsum(0) - rows
     trace_N11 = memory_NFW[:, diagonal, -1].sum(1)[:, None, None]
     largest_NQ1 = q_NQK.square().sum(-1, keepdim=True) * trace_N11
     return read_NQW[..., -1:] > ROUNDING * torch.finfo(read_NQW.dtype).eps * largest_NQ1

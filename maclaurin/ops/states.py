@@ -77,8 +77,7 @@ class State:
 
     def select(self, batch_indices: Tensor | Sequence[int]) -> Self:
         """Rows by index, in any order and with repeats: beams, reordering, dropping finished sequences."""
-        rows = torch.as_tensor(batch_indices)
-        return self._map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
+        return self._map(lambda tensor: tensor.index_select(0, torch.as_tensor(batch_indices, device=tensor.device)))
 
     @classmethod
     def cat(cls, states: Sequence[Self]) -> Self:
@@ -214,7 +213,7 @@ class TokenState(State):
         extra = slots - self.slots
         lengths = self.lengths
         if lengths is None:
-            lengths = torch.full((self.keys.shape[0],), self.slots, device=self.keys.device)
+            lengths = torch.full((self.keys.shape[0],), self.slots, dtype=torch.long, device=self.keys.device)
         return dataclasses.replace(
             self,
             keys=pad(self.keys, (0, 0, 0, 0, extra, 0)),
