@@ -48,6 +48,7 @@ fuzz-mutants: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/check_allocations.py
 	$(BIN)/mypy
 
 bench: setup

@@ -77,8 +77,10 @@ def _cpu_name() -> str:
 def _forms_agree() -> str:
     """The hand-derived backward against autograd through the oracle, on this machine."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 40, 2, 8, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(3))
-    log_decay = -torch.rand(1, 40, 2, dtype=torch.float64, generator=generator)
+    q, k, v = (
+        torch.randn(1, 40, 2, 8, dtype=torch.float64, device="cpu", generator=generator).requires_grad_() for _ in range(3)
+    )
+    log_decay = -torch.rand(1, 40, 2, dtype=torch.float64, device="cpu", generator=generator)
     y, _ = power_attention(q, k, v, log_decay, form="chunked", chunk_size=16)
     expected = reference.power_attention(q, k, v, log_decay)
     error = (y - expected).abs().max()

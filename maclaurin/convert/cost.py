@@ -57,7 +57,7 @@ def _model(folder: Path, length: int) -> PreTrainedModel:
 
 
 def _ids(length: int, model: PreTrainedModel) -> Tensor:
-    return torch.randint(model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
+    return torch.randint(model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0), device="cpu")
 
 
 @torch.no_grad()

@@ -55,7 +55,7 @@ def load_data(source: Source, plan: Plan) -> Data:
 
 def _sample(items: Sequence[str], count: int) -> list[str]:
     """Always the same ones, from all over the part."""
-    chosen = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))[:count]
+    chosen = torch.randperm(len(items), generator=torch.Generator().manual_seed(0), device="cpu")[:count]
     return [items[index] for index in sorted(chosen.tolist())]
 
 

@@ -81,7 +81,7 @@ def _tokens(teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequenc
 
 def similarities(vectors: Tensor) -> Tensor:
     """Of all pairs."""
-    rows, columns = torch.triu_indices(len(vectors), len(vectors), 1)
+    rows, columns = torch.triu_indices(len(vectors), len(vectors), 1, device=vectors.device)
     return (vectors @ vectors.T)[rows, columns]
 
 

@@ -22,8 +22,8 @@ class LowRank:
         self.layers = layers
         self.handles: list[RemovableHandle] = []
         for layer in layers:
-            down = torch.randn(rank, layer.in_features, device=layer.weight.device) * layer.in_features**-0.5
-            layer.register_parameter(DOWN, nn.Parameter(down.to(layer.weight.dtype)))
+            down = torch.randn(rank, layer.in_features, dtype=torch.float32, device=layer.weight.device)
+            layer.register_parameter(DOWN, nn.Parameter((down * layer.in_features**-0.5).to(layer.weight.dtype)))
             layer.register_parameter(UP, nn.Parameter(layer.weight.new_zeros(layer.out_features, rank)))
             self.handles.append(layer.register_forward_hook(_add))
 

@@ -39,7 +39,8 @@ def hidden_states(teacher: PreTrainedModel, pooling: str) -> Objective:
         got = student(**batch, output_hidden_states=True)
         mask = batch.get("attention_mask")
         pairs = list(zip(got.hidden_states[1:], wanted.hidden_states[1:], strict=True))
-        loss = sum((_relative_error(*pair, mask) for pair in pairs), start=torch.zeros(())) / len(pairs)
+        errors = [_relative_error(*pair, mask) for pair in pairs]
+        loss = sum(errors[1:], start=errors[0]) / len(errors)
         angle = 1 - F.cosine_similarity(pooled(got, mask, pooling), pooled(wanted, mask, pooling), dim=-1)
         loss = loss + POOLED_WEIGHT * angle.mean()
         if "logits" in wanted:

@@ -139,8 +139,7 @@ class HeadMaps(nn.Module):
 
     def __init__(self, heads: int, dim: int, *, scale: float = 1.0, extra: int = 0) -> None:
         super().__init__()
-        start = torch.cat([scale * torch.eye(dim), torch.zeros(extra, dim)])
-        self.weight = nn.Parameter(start.repeat(heads, 1, 1))
+        self.weight = nn.Parameter(torch.cat([scale * torch.eye(dim), torch.zeros(extra, dim)]).repeat(heads, 1, 1))
         self.bias = nn.Parameter(torch.cat([torch.zeros(dim), torch.ones(extra)]).repeat(heads, 1))
 
     def forward(self, x_BTHK: Tensor) -> Tensor:

@@ -71,6 +71,6 @@ def sentence_batches(
         for start in range(0, len(order), batch_size)
     ]
     if seed is not None:
-        chosen = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed))
+        chosen = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed), device="cpu")
         batches = [batches[index] for index in chosen.tolist()]
     return [dict(batch) for batch in batches]

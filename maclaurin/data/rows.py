@@ -36,7 +36,7 @@ class PackedRows(Dataset[dict[str, Any]]):
         """All rows behind each other as one row of documents."""
         ids = torch.cat([row["input_ids"] for row in rows])[None]
         lengths = torch.cat([row["bounds"].diff() for row in rows])
-        cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+        cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.long, device="cpu"), lengths.cumsum(0)])
         labels = ids.clone()
         labels[:, cu_seqlens[:-1]] = -100  # nothing comes before the first token of a document
         return {"input_ids": ids, "labels": labels, "cu_seqlens": cu_seqlens}
@@ -58,5 +58,6 @@ class DocumentRows(Dataset[Tensor]):
     def collate(rows: list[Tensor]) -> dict[str, Tensor]:
         """Padded on the right; padding has no label."""
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        mask = torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
+        lengths = ids.new_tensor([len(row) for row in rows])
+        mask = torch.arange(ids.shape[1], dtype=torch.long, device=ids.device) < lengths[:, None]
         return {"input_ids": ids, "labels": ids.masked_fill(~mask, -100), "attention_mask": mask.long()}

@@ -113,7 +113,7 @@ def _mean_hidden(model: MaclaurinModel, tokens_NT: Tensor, lengths_N: Tensor | N
     if lengths_N is None:
         return model(tokens_NT, use_cache=False).last_hidden_state.mean(1)
     tokens_NT = tokens_NT[:, : max(int(lengths_N.max()), 1)]
-    mask_NT = torch.arange(tokens_NT.shape[1]) < lengths_N[:, None]
+    mask_NT = torch.arange(tokens_NT.shape[1], dtype=torch.long, device=tokens_NT.device) < lengths_N[:, None]
     hidden = model(tokens_NT, attention_mask=mask_NT.long(), use_cache=False).last_hidden_state
     return hidden.masked_fill(~mask_NT[..., None], 0).sum(1) / lengths_N.clamp(min=1)[:, None]
 

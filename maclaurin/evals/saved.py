@@ -89,7 +89,7 @@ def continuations(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int
         size = max(TOKENS_AT_ONCE // length, 1)
         for start in range(0, len(places), size):
             some = places[start : start + size]
-            ids = torch.tensor([prompts[place] for place in some], device=model.device)
+            ids = torch.tensor([prompts[place] for place in some], dtype=torch.long, device=model.device)
             everything = torch.ones_like(ids)
             output = model.generate(ids, attention_mask=everything, max_new_tokens=NEW_TOKENS, do_sample=False)
             found.update(zip(some, output[:, length:].tolist(), strict=True))

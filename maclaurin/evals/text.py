@@ -54,7 +54,7 @@ def score_text(model: Any, tokenizer: Any, documents: Iterable[str], *, context:
     def windows() -> Iterator[Tensor]:
         nonlocal size, count
         for text in documents:
-            ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+            ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long, device="cpu")
             if not len(ids):
                 continue
             size += len(text.encode())

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -186,9 +186,14 @@ def initialise(mixer: nn.Module, init: str) -> None:
 
 def initial_dt_bias(heads: int, shortest: float = 1e-3, longest: float = 0.1, floor: float = 1e-4) -> Tensor:
     """Mamba's time step bias: softplus of it is log-uniform between `shortest` and `longest`."""
-    span = torch.empty(heads).uniform_(math.log(shortest), math.log(longest))
+    span = torch.empty(heads, **start_of_parameters()).uniform_(math.log(shortest), math.log(longest))
     dt = span.exp().clamp(min=floor)
-    return dt + (-torch.expm1(-dt)).log()
+    return (dt + (-torch.expm1(-dt)).log()).to(torch.get_default_dtype())
+
+
+def start_of_parameters() -> dict[str, Any]:
+    """What the start of a parameter is computed in: where torch makes parameters, but in float32 before it is rounded."""
+    return {"dtype": torch.float32, "device": torch.get_default_device()}
 
 
 def advanced(state: MixerState | None, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -197,4 +202,4 @@ def advanced(state: MixerState | None, x: Tensor, lengths: Tensor | None) -> tup
     start = torch.zeros(B, dtype=torch.long, device=x.device)
     if state is not None and state.position is not None:
         start = state.position
-    return start[:, None] + torch.arange(T, device=x.device), start + (T if lengths is None else lengths)
+    return start[:, None] + torch.arange(T, dtype=torch.long, device=x.device), start + (T if lengths is None else lengths)

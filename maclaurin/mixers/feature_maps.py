@@ -107,7 +107,8 @@ class PerformerMap(FeatureMap):
         super().__init__(key_dim, num_features)
         checks.at_least(0, "seed", seed)
         generator = torch.Generator().manual_seed(seed)
-        lengths = torch.randn(num_features, key_dim, generator=generator, device="cpu").norm(dim=-1, keepdim=True)
+        gaussian = torch.randn(num_features, key_dim, generator=generator, dtype=torch.float32, device="cpu")
+        lengths = gaussian.norm(dim=-1, keepdim=True).to(torch.get_default_dtype())
         self.register_buffer("weight", lengths * orthogonal_rows(num_features, key_dim, generator))
         self.weight: Tensor
 
@@ -141,8 +142,8 @@ def in_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def orthogonal_rows(count: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
     """(count, dim) directions, uniform on the sphere and orthogonal to each other in blocks of `dim`."""
-    device = None if generator is None else generator.device
-    blocks = torch.randn(-(-count // dim), dim, dim, generator=generator, device=device)
+    device = torch.get_default_device() if generator is None else generator.device
+    blocks = torch.randn(-(-count // dim), dim, dim, generator=generator, dtype=torch.float32, device=device)
     q, r = torch.linalg.qr(blocks)
     directions: Tensor = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # without the signs q would not be uniform
-    return directions.flatten(0, 1)[:count]
+    return directions.flatten(0, 1)[:count].to(torch.get_default_dtype())

@@ -111,7 +111,7 @@ class LunaMap(FeatureMap):
         """
         with torch.no_grad():
             if x is None:
-                values = self.channels(torch.linspace(-reach, reach, 1025, device=self.weight.device))
+                values = self.channels(torch.linspace(-reach, reach, 1025, dtype=torch.float32, device=self.weight.device))
             else:
                 values = self(x).flatten(0, -2)
         return float((values == 0).all(0).double().mean())
@@ -125,7 +125,7 @@ class LunaMap(FeatureMap):
     def _rms_scale(self, psi_BTHML: Tensor, lengths: Tensor | None) -> Tensor:
         """min(1, target/rms) a channel, over all real tokens of a sequence."""
         B, T, H, M, _ = psi_BTHML.shape
-        tokens_B = torch.full((B,), T, device=psi_BTHML.device) if lengths is None else lengths.clamp(min=1)
+        tokens_B = psi_BTHML.new_full((B,), T, dtype=torch.long) if lengths is None else lengths.clamp(min=1)
         squares_BL = without_padding(psi_BTHML, lengths).square().sum((1, 2, 3))
         rms_BL = (squares_BL / (tokens_B[:, None] * H * M) + RMS_EPS**2).sqrt()
         return (RMS_TARGET / (rms_BL + RMS_EPS)).clamp(max=1)[:, None, None, None]

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maclaurin.mixers.base import MixerState, initialise
+from maclaurin.mixers.base import MixerState, initialise, start_of_parameters
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks, decay
@@ -45,7 +45,7 @@ class Gate(nn.Module):
     def __init__(self, d_model: int, outputs: int, bias: Tensor | None = None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(outputs, d_model))
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.bias = None if bias is None else nn.Parameter(bias.to(torch.get_default_dtype()))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -97,8 +97,8 @@ class MLSTM(ProjectedMixer):
 
         G = self.num_kv_heads
         first, last = FORGET_BIASES
-        forget_bias = first + (last - first) * torch.arange(G) / max(G - 1, 1)
-        self.gates = Gate(d_model, 2 * G, torch.cat([torch.full((G,), INPUT_BIAS), forget_bias]))
+        forget_bias = first + (last - first) * torch.arange(G, **start_of_parameters()) / max(G - 1, 1)
+        self.gates = Gate(d_model, 2 * G, torch.cat([torch.full((G,), INPUT_BIAS, **start_of_parameters()), forget_bias]))
         self.out_gate = Gate(d_model, self.inner_dim)
         self.norm_weight = nn.Parameter(torch.ones(num_heads, self.head_dim))
         initialise(self, init)

@@ -62,7 +62,8 @@ def explanation(name: str, d_model: int, num_heads: int, contexts: Sequence[int]
 @torch.no_grad()
 def _after(mixer: Mixer, context: int) -> MixerState:
     state: MixerState | None
-    _, state = mixer(torch.randn(1, context, mixer.d_model, generator=torch.Generator().manual_seed(0)))
+    generator = torch.Generator().manual_seed(0)
+    _, state = mixer(torch.randn(1, context, mixer.d_model, generator=generator, dtype=torch.float32, device="cpu"))
     assert state is not None
     return state
 
@@ -70,7 +71,7 @@ def _after(mixer: Mixer, context: int) -> MixerState:
 @torch.no_grad()
 def _multiply_adds(mixer: Mixer, context: int) -> dict[str, int]:
     """A token's products of matrices: in a forward pass over `context` tokens, and in one step behind them."""
-    x = torch.zeros(1, context, mixer.d_model)
+    x = torch.zeros(1, context, mixer.d_model, dtype=torch.float32, device="cpu")
     with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as forward:
         _, state = mixer(x)
     with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as step:

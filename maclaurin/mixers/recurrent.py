@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maclaurin.mixers.base import MixerState, ShortConv, initialise
+from maclaurin.mixers.base import MixerState, ShortConv, initialise, start_of_parameters
 from maclaurin.mixers.registry import register
 from maclaurin.mixers.scanned import ScannedMixer, wide
 from maclaurin.ops import checks
@@ -127,8 +127,8 @@ class RGLRU(ScannedMixer):
         self.block_weight = nn.Parameter(torch.randn(num_heads, block, 2 * block) * block**-0.5)
         self.block_bias = nn.Parameter(torch.zeros(num_heads, 2 * block))
         # softplus(A) = -log(λ)/c
-        rate = -torch.empty(channels).uniform_(*FIRST_DECAYS).log() / LARGEST_RATE
-        self.A = nn.Parameter(rate.expm1().log())
+        rate = -torch.empty(channels, **start_of_parameters()).uniform_(*FIRST_DECAYS).log() / LARGEST_RATE
+        self.A = nn.Parameter(rate.expm1().log().to(torch.get_default_dtype()))
         self.out_proj = nn.Linear(channels, d_model, bias=False)
         initialise(self, init)
 

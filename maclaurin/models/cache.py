@@ -52,7 +52,8 @@ class StateLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
-            self.batch_select_indices(torch.arange(self.state.batch_size).repeat_interleave(repeats))
+            rows = torch.arange(self.state.batch_size, dtype=torch.long, device="cpu")
+            self.batch_select_indices(rows.repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens, where all of them are kept as they came. As in transformers, crop(−3) removes three."""

@@ -46,7 +46,8 @@ def bidirectional_softmax(
     if lengths is None:
         return _softmax(q, k, v, None, default_scale(scale, q))
     q, k, v = (without_padding(x, lengths) for x in (q, k, v))
-    real = torch.arange(q.shape[1], device=q.device) < lengths.clamp(min=1)[:, None]  # an empty row sees its own zeros
+    seen = lengths.clamp(min=1)  # an empty row sees its own zeros
+    real = torch.arange(q.shape[1], dtype=torch.long, device=q.device) < seen[:, None]
     return without_padding(_softmax(q, k, v, real, default_scale(scale, q)), lengths)
 
 

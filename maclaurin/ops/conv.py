@@ -100,5 +100,5 @@ def last_inputs(x: Tensor, before: Tensor | None, count: int, lengths: Tensor | 
     padded = with_past(x, before, count + 1)
     if lengths is None:
         return padded[:, padded.shape[1] - count :].clone()
-    index = lengths[:, None] + torch.arange(count, device=padded.device)
+    index = lengths[:, None] + torch.arange(count, dtype=torch.long, device=padded.device)
     return padded.gather(1, index[..., None].expand(-1, -1, padded.shape[2]))

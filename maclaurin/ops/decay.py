@@ -48,5 +48,6 @@ def between(sums_q: Tensor, sums_k: Tensor, dtype: torch.dtype) -> Tensor:
 
 def causal_mask(T: int, S: int, device: torch.device, window: int | None = None) -> Tensor:
     """(T, S) bool: which of S keys each of the last T positions sees, itself and at most window-1 before it."""
-    lag = torch.arange(S - T, S, device=device)[:, None] - torch.arange(S, device=device)[None, :]
+    queries, keys = (torch.arange(start, S, dtype=torch.long, device=device) for start in (S - T, 0))
+    lag = queries[:, None] - keys
     return lag >= 0 if window is None else (lag >= 0) & (lag < window)

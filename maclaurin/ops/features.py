@@ -11,13 +11,18 @@ tokens, where d calls cost more than the gather.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from itertools import islice
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 GATHER_BELOW = 8  # tokens a head
 HIGHEST_ORDER = 170  # whose factorial float64 holds
@@ -140,7 +145,7 @@ class Kernel:
     def _by_head(self, weights_F: Tensor, order_weights_NO: Tensor | None, dim: int) -> Tensor:
         if order_weights_NO is None:
             return weights_F[:, None]
-        counts = torch.tensor(self.feature_counts(dim), device=weights_F.device)
+        counts = torch.tensor(self.feature_counts(dim), dtype=torch.long, device=weights_F.device)
         return (weights_F * order_weights_NO.repeat_interleave(counts, dim=1))[..., None]
 
     def features(self, x: Tensor) -> Tensor:
@@ -150,7 +155,23 @@ class Kernel:
         return (expanded * self.feature_weights(x.shape[-1], expanded).sqrt()).reshape(*x.shape[:-1], -1)
 
 
-@lru_cache(maxsize=32)
+def remembered(make: Callable[P, R]) -> Callable[P, R]:
+    """lru_cache for tensors. Those of inference mode could not be used outside of it, nor those of any other mode."""
+    kept = lru_cache(maxsize=32)(make)
+
+    @wraps(make)
+    def found(*key: P.args, **_: P.kwargs) -> R:
+        if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
+            return make(*key)
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return kept(*key)
+        return kept(*key)
+
+    return found
+
+
+@remembered
 def _feature_weights(kernel: Kernel, dim: int) -> Tensor:
     parts = [c * multiplicity(dim, n) for n, c in zip(kernel.orders, kernel.coefficients, strict=True)]
     return torch.cat(parts)
@@ -236,13 +257,14 @@ def _blocks(dim: int, order: int) -> Iterator[tuple[int, slice, slice]]:
         start += size
 
 
-@lru_cache(maxsize=32)
+@remembered
 def _factors(dim: int, order: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """For each monomial: its first index, and which monomial of order-1 the rest is."""
     blocks = list(_blocks(dim, order))
-    first = torch.cat([torch.full((block.stop - block.start,), p) for p, block, _ in blocks])
-    rest = torch.cat([torch.arange(suffix.start, suffix.stop) for _, _, suffix in blocks])
-    return first.to(device), rest.to(device)
+    first = [p for p, block, _ in blocks for _ in range(block.start, block.stop)]
+    rest = [place for _, _, suffix in blocks for place in range(suffix.start, suffix.stop)]
+    first_F, rest_F = torch.tensor([first, rest], dtype=torch.long, device=device)
+    return first_F, rest_F
 
 
 def _expand_order(x_NKR: Tensor, order: int, out_NFR: Tensor) -> None:

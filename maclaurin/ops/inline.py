@@ -145,7 +145,7 @@ def real_tokens(x: Tensor, lengths: Tensor | None) -> Tensor | int:
 def counts(before: Tensor | None, x: Tensor) -> Tensor:
     """How many tokens each token of x (B, T, ...) sees, itself included: (B, T) int64."""
     B, T = x.shape[:2]
-    own = torch.arange(1, T + 1, device=x.device)
+    own = torch.arange(1, T + 1, dtype=torch.long, device=x.device)
     return own.expand(B, T) if before is None else before[:, None] + own
 
 

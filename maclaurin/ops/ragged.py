@@ -68,14 +68,14 @@ def _by_document(
             attention_mask = None
         else:
             # a stable sort moves the real tokens of each row to the front and keeps their order
-            row = torch.arange(B, device=x.device)[:, None] * T
+            row = torch.arange(B, dtype=torch.long, device=x.device)[:, None] * T
             positions = row + real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
             return _in_buckets(op, inputs, state, positions, real.sum(1))
     if cu_seqlens is not None:
         bounds = _checked_cu_seqlens(cu_seqlens, x)
         document_lengths = bounds.diff()
         longest = max(int(document_lengths.max()), 1)
-        positions = bounds[:-1, None] + torch.arange(longest, device=x.device)
+        positions = bounds[:-1, None] + torch.arange(longest, dtype=torch.long, device=x.device)
         return _in_buckets(op, inputs, state, positions.clamp(max=T - 1), document_lengths)
     _check_rows(state, B)
     return op(inputs, state, None)
@@ -92,11 +92,11 @@ def _in_buckets(
 
     outputs, places, rows, states = [], [], [], []
     for bucket in _buckets(lengths.tolist()):
-        chosen = torch.tensor(bucket, device=x.device)
+        chosen = torch.tensor(bucket, dtype=torch.long, device=x.device)
         bucket_lengths = lengths[chosen]
         longest = max(int(bucket_lengths.max()), 1)
         where = positions[chosen, :longest]
-        real = torch.arange(longest, device=x.device) < bucket_lengths[:, None]
+        real = torch.arange(longest, dtype=torch.long, device=x.device) < bucket_lengths[:, None]
         padded = None if bool(real.all()) else bucket_lengths
         documents = tuple(None if tensor is None else tensor[where] for tensor in flat)
         output, new_state = op(_zero_at_padding(documents, padded), None if state is None else state.select(chosen), padded)

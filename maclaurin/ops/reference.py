@@ -62,7 +62,7 @@ def power_attention(
         weight_BHTS = score_BHTS**order
     else:
         orders = tuple(order)
-        w_HN = torch.ones(H, len(orders)).to(score_BHTS) if order_weights_HN is None else order_weights_HN
+        w_HN = score_BHTS.new_ones(H, len(orders)) if order_weights_HN is None else order_weights_HN
         terms = [w_HN[:, i, None, None] * score_BHTS**n / float(math.factorial(n)) for i, n in enumerate(orders)]
         weight_BHTS = torch.stack(terms).sum(0)
     if log_decay_BTH is not None:
@@ -242,7 +242,7 @@ def rotary(x_BTHK: Tensor, positions_BT: Tensor, *, theta: float = 10000.0, inte
     Pairs are (i, i + K/2), or (2i, 2i + 1) if interleaved.
     """
     K = x_BTHK.shape[-1]
-    frequency_I = theta ** (-torch.arange(0, K, 2, dtype=torch.float64) / K)
+    frequency_I = theta ** (-torch.arange(0, K, 2, dtype=torch.float64, device=x_BTHK.device) / K)
     angle_BTI = positions_BT.double()[..., None] * frequency_I
     turn_BT1I = torch.polar(torch.ones_like(angle_BTI), angle_BTI)[:, :, None]
     if interleaved:

@@ -38,8 +38,8 @@ class Tokens:
         log_decay = _join_decay(state.log_decay, log_decay, state.slots)
         if lengths is None and state.lengths is None:
             return Tokens(k, v, log_decay, T)
-        kept = torch.full((B,), state.slots, device=k.device) if state.lengths is None else state.lengths
-        added = torch.full((B,), T, device=k.device) if lengths is None else lengths
+        kept = torch.full((B,), state.slots, dtype=torch.long, device=k.device) if state.lengths is None else state.lengths
+        added = torch.full((B,), T, dtype=torch.long, device=k.device) if lengths is None else lengths
         return Tokens(k, v, log_decay, T, state.slots - kept, state.slots + added)
 
     @property
@@ -50,7 +50,7 @@ class Tokens:
         """(B, S) bool, or None where every slot is a token."""
         if self.first is None or self.end is None:
             return None
-        slot = torch.arange(self.slots, device=self.keys.device)
+        slot = torch.arange(self.slots, dtype=torch.long, device=self.keys.device)
         return (slot >= self.first[:, None]) & (slot < self.end[:, None])
 
     def after(self, start: int) -> TokenState:
@@ -75,7 +75,7 @@ class Tokens:
     def _aligned(self, kept: int, begin: Tensor) -> TokenState:
         """The last `kept` slots of every row that ends at `end`; those before slot `begin` are padding."""
         assert self.end is not None
-        slot = torch.arange(kept, device=self.keys.device) + self.end[:, None] - kept
+        slot = torch.arange(kept, dtype=torch.long, device=self.keys.device) + self.end[:, None] - kept
         keep = slot >= begin[:, None]
 
         def aligned(tensor: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
     """x (B, T, ...) with zeros behind the first `lengths` tokens of each row."""
     if lengths is None:
         return x
-    real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    real = torch.arange(x.shape[1], dtype=torch.long, device=x.device) < lengths[:, None]
     return x.masked_fill(real.logical_not().view(*real.shape, *(1,) * (x.dim() - 2)), 0)
 
 

@@ -63,14 +63,16 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 def _count(mixer: Mixer, length: int) -> int:
     with FlopCounterMode(display=False) as counter:
-        mixer(torch.zeros(1, length, mixer.d_model), return_state=False, form="chunked")
+        x = torch.zeros(1, length, mixer.d_model, dtype=torch.float32, device="cpu")
+        mixer(x, return_state=False, form="chunked")
     return counter.get_total_flops() // 2
 
 
 @torch.no_grad()
 @_one_thread()
 def _forward(mixer: Mixer, length: int) -> float:
-    x = torch.randn(1, length, mixer.d_model, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, length, mixer.d_model, generator=generator, dtype=torch.float32, device="cpu")
     start = time.perf_counter()
     mixer(x, return_state=False)
     return time.perf_counter() - start

@@ -2,11 +2,14 @@
 
 import itertools
 import math
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from maclaurin.ops import reference, symmetric_power
 from maclaurin.ops.features import Kernel, contract, expand, monomials, multiplicity
@@ -94,3 +97,34 @@ def test_eighty_terms_are_the_exponential():
 def test_an_order_must_be_a_power_or_rising_terms(order):
     with pytest.raises(ValueError, match="order must be a whole number >= 1, or an increasing sequence"):
         Kernel.of(order)
+
+
+@contextmanager
+def default_device(name):
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+ELSEWHERE = {
+    "inference": torch.inference_mode,
+    "fake": FakeTensorMode,
+    "meta": lambda: default_device("meta"),
+    "flops": lambda: FlopCounterMode(display=False),
+}
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_tables_first_made_elsewhere_serve_every_later_call(place):
+    somewhere, kernel = ELSEWHERE[place], Kernel.of((0, 2, 3))
+    dim = 11 + list(ELSEWHERE).index(place)  # that nothing else uses, so that the tables are made here
+    with somewhere(), suppress(DynamicOutputShapeException):
+        kernel.features(torch.ones(2, dim, dtype=torch.float64, device="cpu"))
+        kernel.feature_weights(dim, torch.ones(1, dtype=torch.float64, device="cpu"))
+    x, y = torch.randn(2, 3, dim, dtype=torch.float64).requires_grad_().unbind()
+    score = (kernel.features(x) * kernel.features(y)).sum(-1)
+    torch.testing.assert_close(score, kernel((x * y).sum(-1)))
+    (gradient,) = torch.autograd.grad((kernel.feature_weights(dim, x) * kernel.features(x)).sum(), x)
+    assert gradient.isfinite().all()

@@ -88,7 +88,8 @@ class Passkey(NeedleTask):
             return super().encode(text, asked)
         found = list(PIECE.finditer(text))
         is_asked = [any(start <= piece.start() < stop for start, stop in asked) for piece in found]
-        return torch.tensor([WORDS.get(piece[0], 0) for piece in found]), torch.tensor(is_asked)
+        tokens = torch.tensor([WORDS.get(piece[0], 0) for piece in found], dtype=torch.long, device="cpu")
+        return tokens, torch.tensor(is_asked, dtype=torch.bool, device="cpu")
 
     @staticmethod
     def score(output: str, prompt: Prompt) -> float:

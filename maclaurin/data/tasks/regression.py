@@ -51,8 +51,8 @@ class Regression(Task[Labelled]):
 
     def covariance(self) -> torch.Tensor:
         """Σ (D, D), float64."""
-        index = torch.arange(self.dimensions)
-        return torch.tensor(self.correlation, dtype=torch.float64) ** (index - index[:, None]).abs()
+        index = torch.arange(self.dimensions, dtype=torch.long, device="cpu")
+        return self.correlation ** (index - index[:, None]).abs().double()
 
     def draw(self, count: int, rng: np.random.Generator) -> Labelled:
         root_DD = np.linalg.cholesky(self.covariance().numpy())
