@@ -24,8 +24,19 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def judge(got: Named, exact: Named, dtype: torch.dtype, formula: Formula, inputs: Named, slack: float = 1.0) -> None:
+def judge(
+    got: Named,
+    exact: Named,
+    dtype: torch.dtype,
+    formula: Formula,
+    inputs: Named,
+    *,
+    slack: float = 1.0,
+    also: Callable[[str], float] = lambda name: 0.0,
+) -> None:
     """Every tensor of `got`, computed in `dtype`, against `exact` = formula(inputs) in float64.
+
+    slack: a factor of all that is allowed. also: what is allowed beside it, by the name of the tensor.
 
     Where the exact numbers are not finite, or too large for the dtype, or plain PyTorch's are not finite, there is nothing
     to hold them to.
@@ -37,7 +48,7 @@ def judge(got: Named, exact: Named, dtype: torch.dtype, formula: Formula, inputs
     suspects = [name for name in exact if not _near(got[name], exact[name], slack * FLOOR[dtype], 1e-3 * whole)]
     if not suspects or not all(expected.to(dtype).isfinite().all() for expected in exact.values()):
         return
-    plain = formula({name: x.to(compute_dtype(dtype)) for name, x in inputs.items()})
+    plain = _plain(formula, {name: x.to(compute_dtype(dtype)) for name, x in inputs.items()})
     if not all(x.to(dtype).isfinite().all() for x in plain.values()):
         return
     rounded = [formula(_rounded(inputs, dtype, seed)) for seed in range(ROUNDINGS)]
@@ -45,11 +56,20 @@ def judge(got: Named, exact: Named, dtype: torch.dtype, formula: Formula, inputs
         expected = exact[name]
         lost = AS_PLAIN * _distance(plain[name].to(dtype), expected)
         lost += AS_ROUNDED * max(_distance(other[name], expected) for other in rounded)
-        allowed = slack * (lost + FLOOR[dtype] * max(expected.norm().item(), 1e-3 * whole))
+        allowed = slack * (lost + FLOOR[dtype] * max(expected.norm().item(), 1e-3 * whole)) + also(name)
         off = _distance(got[name], expected)
         if not off <= allowed:  # NaN is not right either
             size = expected.norm().item()
             raise Failure(f"{name} off by {off:.3g} where {allowed:.3g} is allowed, of a size of {size:.3g}")
+
+
+def _plain(formula: Formula, inputs: Named) -> Named:
+    """Numbers too small to have all their digits are zero, as they are in the kernels."""
+    torch.set_flush_denormal(True)
+    try:
+        return formula(inputs)
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def _near(got: Tensor, expected: Tensor, tolerance: float, least: float) -> bool:

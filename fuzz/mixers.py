@@ -102,7 +102,7 @@ def _judge(mixer: Mixer, x: Tensor, lengths: list[int], got: dict[str, Tensor], 
 
     inputs = {"x": x, **dict(mixer.named_parameters())}
     exact = formula({name: tensor.double() for name, tensor in inputs.items()})
-    judge(got, exact, x.dtype, formula, inputs, SLACK[x.dtype])
+    judge(got, exact, x.dtype, formula, inputs, slack=SLACK[x.dtype])
 
 
 def _flat(outputs: list[Tensor]) -> Tensor:

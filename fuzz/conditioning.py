@@ -1,0 +1,46 @@
+"""What a memory of features loses: it rounds (|q||k|)^p, while the weight is (q·k)^p, which may be far less.
+
+Where queries are nearly orthogonal to all keys in it, a memory has no digits left and is not used (docs/maths.md).
+"""
+
+# B batch, T time, H heads, V value channels
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fuzz.judge import AS_PLAIN, compute_dtype
+from maclaurin import ops
+from maclaurin.ops.features import Kernel
+from tests.ops.helpers import Batch, Op
+
+MOST_OF_GRADIENTS = 300  # beyond this amplification a gradient, in which it occurs squared, is not held to anything
+
+
+def allowance(op: Op, batch: Batch, dtype: torch.dtype, name: str) -> float:
+    """How far outputs, or gradients, may be off for this reason, in absolute terms."""
+    if op.function is not ops.power_attention or not op.options.get("normalize", True):
+        return 0.0
+    if not Kernel.of(op.options["order"]).never_negative:
+        return 0.0
+    batch = batch.map(lambda x: x.detach().double())
+    amplified_BTH = amplification(op, batch)
+    if name.startswith("gradient"):
+        return math.inf if amplified_BTH.max() > MOST_OF_GRADIENTS else 0.0
+    # an average of other values is off by at most twice the largest
+    share_BTH = (AS_PLAIN * torch.finfo(compute_dtype(dtype)).eps * amplified_BTH).clamp(max=2)
+    v = batch.tokens["v"]
+    return share_BTH.norm().item() * v.abs().max().item() * math.sqrt(v.shape[3])
+
+
+def amplification(op: Op, batch: Batch) -> Tensor:
+    """Σ_s f(|q_t||k_s|)·decay over Σ_s f(q_t·k_s)·decay, for every query."""
+    K = batch.tokens["q"].shape[3]
+    ones = torch.ones_like(batch.tokens["v"][..., :1])
+    options = {**op.options, "normalize": False, "scale": op.options.get("scale") or K**-0.5}
+    lengths = {name: batch.tokens[name].norm(dim=-1, keepdim=True) for name in ("q", "k")}
+    weights, largest = (op.oracle(**{**batch.all(), **tokens, "v": ones}, **options)[..., 0] for tokens in ({}, lengths))
+    return (largest / weights).nan_to_num(nan=1.0, posinf=1e300)
