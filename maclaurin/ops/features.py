@@ -11,17 +11,16 @@ tokens, where d calls cost more than the gather.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from itertools import islice
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 GATHER_BELOW = 8  # tokens a head
@@ -34,7 +33,7 @@ def monomial_count(dim: int, order: int) -> int:
 
 def multiplicity(dim: int, order: int) -> Tensor:
     """How many ordered index tuples give each monomial, float64, in the order of the features."""
-    counts = torch.full((1,), float(math.factorial(order)), dtype=torch.float64)
+    counts = torch.full((1,), float(math.factorial(order)), dtype=torch.float64, device="cpu")
     for parent, run in _growing(dim, order):
         counts = counts[parent] / run  # a run of m equal indices divides by m!, one factor at a time
     return counts
@@ -42,8 +41,8 @@ def multiplicity(dim: int, order: int) -> Tensor:
 
 def power_of_norm(dim: int, order: int) -> Tensor:
     """For an even order, the weights of its monomials in |x|^order = (Σ x_i²)^(order/2): zero but for squares. float64."""
-    counts = torch.full((1,), float(math.factorial(order // 2)), dtype=torch.float64)
-    before = torch.zeros(1, dtype=torch.float64)
+    counts = torch.full((1,), float(math.factorial(order // 2)), dtype=torch.float64, device="cpu")
+    before = torch.zeros(1, dtype=torch.float64, device="cpu")
     for parent, run in _growing(dim, order):
         # an index that comes an odd number of times makes no square, and m pairs of it divide by m!
         counts = torch.where((run == 1) & (before[parent] % 2 == 1), 0.0, counts[parent])
@@ -57,11 +56,11 @@ def _growing(dim: int, order: int) -> Iterator[tuple[Tensor, Tensor]]:
 
     Behind each of those there are stands every index from the last one on.
     """
-    last, run = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float64)
+    last, run = (torch.zeros(1, dtype=dtype, device="cpu") for dtype in (torch.long, torch.float64))
     for n in range(1, order + 1):
         size, children = monomial_count(dim, n), dim - last
-        parent = torch.repeat_interleave(torch.arange(len(last)), children, output_size=size)
-        step = torch.arange(size) - (children.cumsum(0) - children)[parent]
+        parent = torch.repeat_interleave(torch.arange(len(last), dtype=torch.long, device="cpu"), children, output_size=size)
+        step = torch.arange(size, dtype=torch.long, device="cpu") - (children.cumsum(0) - children)[parent]
         run, last = torch.where(step == 0, run[parent] + 1, 1.0), last[parent] + step
         yield parent, run
 
@@ -155,12 +154,12 @@ class Kernel:
         return (expanded * self.feature_weights(x.shape[-1], expanded).sqrt()).reshape(*x.shape[:-1], -1)
 
 
-def remembered(make: Callable[P, R]) -> Callable[P, R]:
+def remembered(make: Callable[..., R]) -> Callable[..., R]:
     """lru_cache for tensors. Those of inference mode could not be used outside of it, nor those of any other mode."""
     kept = lru_cache(maxsize=32)(make)
 
     @wraps(make)
-    def found(*key: P.args, **_: P.kwargs) -> R:
+    def found(*key: Hashable) -> R:
         if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
             return make(*key)
         if torch.is_inference_mode_enabled():
@@ -177,7 +176,7 @@ def _feature_weights(kernel: Kernel, dim: int) -> Tensor:
     return torch.cat(parts)
 
 
-@lru_cache(maxsize=32)
+@remembered
 def squares(kernel: Kernel, dim: int) -> list[tuple[int, Tensor, Tensor]]:
     """For each even order n above 0: its position, which features are squares, and their weights in c_n |x|ⁿ."""
     found, start = [], 0

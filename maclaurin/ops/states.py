@@ -200,7 +200,7 @@ def checked_device(device: torch.device | str) -> torch.device:
 
 def _checked_rows(batch_indices: Tensor | Sequence[int], state: State) -> Tensor:
     try:
-        rows = torch.as_tensor(batch_indices)
+        rows = torch.as_tensor(batch_indices, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise TypeError(f"batch_indices must be a list of whole numbers, got {batch_indices!r}") from error
     is_whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
