@@ -32,11 +32,13 @@ def judge(
     inputs: Named,
     *,
     slack: float = 1.0,
+    rounding: torch.dtype | None = None,
     also: Callable[[str], float] = lambda name: 0.0,
 ) -> None:
     """Every tensor of `got`, computed in `dtype`, against `exact` = formula(inputs) in float64.
 
-    slack: a factor of all that is allowed. also: what is allowed beside it, by the name of the tensor.
+    slack: a factor of all that is allowed. rounding: the dtype that is rounded to on the way, if not that of sums.
+    also: what is allowed beside it, by the name of the tensor.
 
     Where the exact numbers are not finite, or too large for the dtype, or plain PyTorch's are not finite, there is nothing
     to hold them to.
@@ -51,7 +53,7 @@ def judge(
     plain = _plain(formula, {name: x.to(compute_dtype(dtype)) for name, x in inputs.items()})
     if not all(x.to(dtype).isfinite().all() for x in plain.values()):
         return
-    rounded = [formula(_rounded(inputs, dtype, seed)) for seed in range(ROUNDINGS)]
+    rounded = [formula(_rounded(inputs, rounding or compute_dtype(dtype), seed)) for seed in range(ROUNDINGS)]
     for name in suspects:
         expected = exact[name]
         lost = AS_PLAIN * _distance(plain[name].to(dtype), expected)
@@ -81,9 +83,9 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _rounded(inputs: Named, dtype: torch.dtype, seed: int) -> Named:
-    """Inputs in float64, each number off by about a rounding of the dtype that sums are made in."""
+    """Inputs in float64, each number off by about a rounding of the dtype."""
     generator = torch.Generator().manual_seed(seed)
-    eps = torch.finfo(compute_dtype(dtype)).eps
+    eps = torch.finfo(dtype).eps
 
     def change(x: Tensor) -> Tensor:
         noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
