@@ -15,6 +15,7 @@ FLOOR = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 2e-2, torch.f
 AS_PLAIN = 8  # times what plain PyTorch loses
 AS_ROUNDED = 16  # times what rounding the inputs once changes, where all of it cancels
 ROUNDINGS = 3
+LEAST = 1e-2  # of the whole: what is smaller, as a gradient all of which cancels, is held to that
 
 Named = Mapping[str, Tensor]
 Formula = Callable[[Named], Named]
@@ -47,7 +48,7 @@ def judge(
     for name, expected in exact.items():
         if got[name].shape != expected.shape:
             raise Failure(f"{name} has shape {tuple(got[name].shape)}, expected {tuple(expected.shape)}")
-    suspects = [name for name in exact if not _near(got[name], exact[name], slack * FLOOR[dtype], 1e-3 * whole)]
+    suspects = [name for name in exact if not _near(got[name], exact[name], slack * FLOOR[dtype], LEAST * whole)]
     if not suspects or not all(expected.to(dtype).isfinite().all() for expected in exact.values()):
         return
     plain = _plain(formula, {name: x.to(compute_dtype(dtype)) for name, x in inputs.items()})
@@ -58,7 +59,7 @@ def judge(
         expected = exact[name]
         lost = AS_PLAIN * _distance(plain[name].to(dtype), expected)
         lost += AS_ROUNDED * max(_distance(other[name], expected) for other in rounded)
-        allowed = slack * (lost + FLOOR[dtype] * max(expected.norm().item(), 1e-3 * whole)) + also(name)
+        allowed = slack * (lost + FLOOR[dtype] * max(expected.norm().item(), LEAST * whole)) + also(name)
         off = _distance(got[name], expected)
         if not off <= allowed:  # NaN is not right either
             size = expected.norm().item()
