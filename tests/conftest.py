@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+import torch.utils._device
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -37,6 +38,9 @@ def _poisoned(allocate):
         return tensor
 
     return wrapper
+
+
+torch.utils._device._device_constructors()  # keeps the functions that it finds first: torch's own, not the poisoned ones
 
 
 @pytest.fixture(autouse=True)

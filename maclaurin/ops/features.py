@@ -11,16 +11,15 @@ tokens, where d calls cost more than the gather.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 GATHER_BELOW = 8  # tokens a head
@@ -124,12 +123,12 @@ class Kernel:
         return (expanded * self.feature_weights(x.shape[-1], expanded).sqrt()).reshape(*x.shape[:-1], -1)
 
 
-def remembered(make: Callable[P, R]) -> Callable[P, R]:
+def remembered(make: Callable[..., R]) -> Callable[..., R]:
     """lru_cache for tensors. Those of inference mode could not be used outside of it, nor those of any other mode."""
     kept = lru_cache(maxsize=32)(make)
 
     @wraps(make)
-    def found(*key: P.args, **_: P.kwargs) -> R:
+    def found(*key: Hashable) -> R:
         if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
             return make(*key)
         if torch.is_inference_mode_enabled():
