@@ -77,7 +77,10 @@ def is_watched(arguments: tuple[Any, ...]) -> bool:
         return True
     with_gradients = torch.is_grad_enabled()
     for x in arguments:
-        if isinstance(x, Tensor) and (type(x) not in (Tensor, Parameter) or (with_gradients and x.requires_grad)):
+        if type(x) is Tensor or type(x) is Parameter:
+            if with_gradients and x.requires_grad:
+                return True
+        elif isinstance(x, Tensor):
             return True
     return False
 
