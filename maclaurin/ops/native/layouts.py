@@ -1,7 +1,7 @@
 """What the tensors of an operator must be, so that no kernel reads or writes beside them: float32, on the CPU, of one size.
 
 A shape is a word of the letters in a file's legend, such as "BTHK": the same letter is the same size in every tensor. "|"
-stands between alternatives, "0" for an empty tensor. What a call of one layout was told once is not looked at again.
+stands between alternatives, "0" for an empty tensor. Shapes that were right once are not looked at again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import torch
 
 Sizes = dict[str, Any]  # by letter, and options by name
 Shape = str | Callable[[Sizes], str]  # depends on options where it is a function
-Layout = tuple[torch.Size, torch.dtype, torch.device]
 
-REMEMBERED = 256  # layouts of an operator
+REMEMBERED = 256  # sets of shapes that an operator has been called with
 
 
 @dataclass(frozen=True)
@@ -45,24 +44,29 @@ class Layouts:
         self._fit = lru_cache(REMEMBERED)(self._look)
 
     def check(self, arguments: tuple[Any, ...]) -> None:
-        tensors = arguments[: self.tensors]
-        self._fit(tuple([None if x is None else (x.shape, x.dtype, x.device) for x in tensors]), arguments[self.tensors :])
+        shapes: list[torch.Size | None] = []
+        for x in arguments[: self.tensors]:
+            if x is None:
+                shapes.append(None)
+            elif x.dtype is torch.float32 and x.is_cpu:
+                shapes.append(x.shape)
+            else:
+                name = self.names[len(shapes)]
+                raise TypeError(f"{name} of {self.operator} must be float32 on the CPU, got {x.dtype} on {x.device}")
+        self._fit(tuple(shapes), arguments[self.tensors :])
 
-    def _look(self, layouts: tuple[Layout | None, ...], options: tuple[Any, ...]) -> None:
+    def _look(self, shapes: tuple[torch.Size | None, ...], options: tuple[Any, ...]) -> None:
         sizes: Sizes = dict(zip(self.names[self.tensors :], options, strict=True))
-        given = dict(zip(self.names, layouts, strict=False))
+        given = dict(zip(self.names, shapes, strict=False))
         for name, shape in self.shapes.tensors.items():
-            if (layout := given.get(name)) is not None:
-                self._check_tensor(name, layout, shape if isinstance(shape, str) else shape(sizes), sizes)
+            if (found := given.get(name)) is not None:
+                self._check_shape(name, found, shape if isinstance(shape, str) else shape(sizes), sizes)
         for sentence, holds in self.shapes.rules.items():
             if not holds(sizes):
                 found = ", ".join(f"{key} = {value}" for key, value in sizes.items())
                 raise ValueError(f"{self.operator} needs {sentence}, got {found}")
 
-    def _check_tensor(self, name: str, layout: Layout, words: str, sizes: Sizes) -> None:
-        found, dtype, device = layout
-        if dtype is not torch.float32 or device.type != "cpu":
-            raise TypeError(f"{name} of {self.operator} must be float32 on the CPU, got {dtype} on {device}")
+    def _check_shape(self, name: str, found: torch.Size, words: str, sizes: Sizes) -> None:
         word = next((word for word in words.split("|") if len(word) == len(found)), None)
         if word is not None:
             expected = [self._size(letter, size, sizes) for letter, size in zip(word, found, strict=True)]

@@ -20,7 +20,14 @@ def is_transformed() -> bool:
 def is_watched(arguments: tuple[Any, ...]) -> bool:
     if _get_current_dispatch_mode() is not None:
         return True
-    return needs_gradients(arguments) or any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter) for x in arguments)
+    with_gradients = torch.is_grad_enabled()
+    for x in arguments:
+        if type(x) is Tensor or type(x) is Parameter:
+            if with_gradients and x.requires_grad:
+                return True
+        elif isinstance(x, Tensor):
+            return True
+    return False
 
 
 def needs_gradients(arguments: tuple[Any, ...]) -> bool:
