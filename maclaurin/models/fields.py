@@ -43,20 +43,20 @@ def names(name: str, value: object) -> None:
 
 
 def options(name: str, value: object) -> None:
-    """Of mixers: scalars or lists of them by name, or such a dict by the name of a mixer."""
+    """Of mixers: scalars, lists of them or dicts of them by name, or such a dict by the name of a mixer."""
     if value is None:
         return
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a dict of options, got {shown(value)}")
-    for key, one in value.items():
-        if isinstance(one, dict):
-            for inner, option in one.items():
-                _option(f"{name}[{key!r}][{inner!r}]", option)
-        else:
-            _option(f"{name}[{key!r}]", one)
+    _option(name, value, dicts=3)
 
 
-def _option(name: str, value: object) -> None:
+def _option(name: str, value: object, dicts: int) -> None:
+    """dicts: how many may stand inside each other."""
+    if isinstance(value, dict) and dicts:
+        for key, one in value.items():
+            _option(f"{name}[{key!r}]", one, dicts - 1)
+        return
     for one in value if isinstance(value, list | tuple) else (value,):
         if not isinstance(one, SCALARS):
             raise ValueError(f"{name} must be a number, a name, true or false, or a list of these, got {shown(value)}")

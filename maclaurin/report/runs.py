@@ -220,15 +220,8 @@ def _read(folder: Path) -> SavedRun:
 
 
 def _recipe(folder: Path) -> Recipe:
-    """Whose fields are what they should be, and whose layers can be built."""
+    """Whose layers can be built."""
     recipe = Recipe.load(folder)
-    for entry in dataclasses.fields(Recipe):
-        value: Any = getattr(recipe, entry.name)
-        kind = type(entry.default)
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ValueError(f"{entry.name} must be of type {kind.__name__}, got {value!r:.60}")
-        if isinstance(value, int | float) and not abs(value) <= LARGEST:
-            raise ValueError(f"{entry.name} must be finite and at most {LARGEST:g}")
     layers(recipe)
     return recipe
 

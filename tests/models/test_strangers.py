@@ -190,7 +190,7 @@ def test_a_size_is_a_whole_number_that_can_be(name):
         ("mixer", 3),
         ("mixer", [["softmax"]]),
         ("mixer_options", [1]),
-        ("mixer_options", {"window": {"a": {"b": 1}}}),
+        ("mixer_options", {"window": {"a": {"b": {"c": 1}}}}),
         ("mixer_options", {"window": float("inf")}),
         ("dtype", "int32"),
         ("dtype", "load"),
