@@ -36,17 +36,21 @@ whole = cache(specimen)
 def case(draw: Draw, kind: Kind) -> str:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         root = Path(name).resolve()
-        home, trap = root / "home", Trap(root / "marker", root / "escaped")
+        trap = Trap(root)
+        home = trap.home
         shutil.copytree(whole(kind.home), home)
         for module in ("evil.py", "model/evil.py"):
             if (home / module).parent.is_dir():
                 (home / module).write_text(trap.code)
         files = sorted({path for pattern in kind.files for path in home.glob(pattern)})
+        if kind.closed:
+            shutil.copytree(home, trap.outside)
+            forget_reads(trap.outside)
         path = draw.choice(files)
         draw.note("file", str(path.relative_to(home)))
         mutate(draw, path, trap)
         for text in home.rglob("*.json"):
-            with contextlib.suppress(OSError):
+            if text.is_file() and not text.is_symlink():
                 text.write_bytes(text.read_bytes().replace(HOME.encode(), str(home).encode()))
         (root / "cwd").mkdir()
         reader = draw.one("reader", kind.readers)
@@ -58,7 +62,15 @@ def case(draw: Draw, kind: Kind) -> str:
             raise Failure(
                 f"written outside of the output folder: {', '.join(sorted(str(p.relative_to(root)) for p in stray))}"
             )
+        if read := sorted(path.name for path in trap.outside.rglob("*") if path.is_file() and path.stat().st_atime_ns):
+            raise Failure(f"read outside of its folder: {', '.join(read)}")
         return end
+
+
+def forget_reads(folder: Path) -> None:
+    """No file there has been read yet: the time of the last access is zero, where file systems keep it."""
+    for path in folder.rglob("*"):
+        os.utime(path, ns=(0, path.stat().st_mtime_ns))
 
 
 def ended(read: Callable[[], None], root: Path, path: Path) -> str:

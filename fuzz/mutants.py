@@ -72,9 +72,9 @@ MUTANTS: tuple[Kernel | Check, ...] = (
     ),
     Check("states of other shapes pass", "maclaurin.ops.checks:token_state", ("states",)),
     Check(
-        "a checkpoint of another model is resumed",
-        "maclaurin.training.run:_check_same_model",
-        ("file-recipe", "file-checkpoint"),
+        "links that lead out of a model's folder are followed",
+        "maclaurin.models.checked:stays_inside",
+        ("file-config", "file-weights", "file-index"),
     ),
 )
 

@@ -20,10 +20,28 @@ BOMB = "\n".join(["a0: &a0 [x,x,x,x,x,x,x,x,x]", *(f"a{i}: &a{i} [{', '.join([f'
 
 @dataclass(frozen=True)
 class Trap:
-    """What a file may try: `marker` exists once its code has run, `escape` once something was written where it pointed."""
+    """What a file may try in a folder `root`: to run code, to have something written, or read, beside its own `home`."""
 
-    marker: Path
-    escape: Path
+    root: Path
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def outside(self) -> Path:
+        """May hold the same files as `home`, which a file could point to."""
+        return self.root / "outside"
+
+    @property
+    def marker(self) -> Path:
+        """Is there once its code has run."""
+        return self.root / "marker"
+
+    @property
+    def escape(self) -> Path:
+        """Is there once something was written where it pointed."""
+        return self.root / "escaped"
 
     @property
     def command(self) -> str:
@@ -39,7 +57,7 @@ def mutate(draw: Draw, path: Path, trap: Trap) -> None:
     ways = [_bytes, *FORMATS.get(path.suffix, [])]
     way = draw.choice(ways)
     draw.note("mutation", way.__name__.strip("_"))
-    if way is _bytes and draw.chance(0.08):
+    if way is _bytes and draw.chance(0.2):
         _replaced(draw, path, trap)
         return
     content = way(draw, path.read_bytes(), trap)
@@ -49,14 +67,14 @@ def mutate(draw: Draw, path: Path, trap: Trap) -> None:
 
 def _replaced(draw: Draw, path: Path, trap: Trap) -> None:
     """By nothing, a folder, or a link."""
-    way = draw.one("replaced by", ("nothing", "a folder", "a link to nowhere", "a link out"))
+    way = draw.one("replaced by", ("nothing", "a folder", "a link to nowhere", "a link out", "a link out"))
     path.unlink()
     if way == "a folder":
         path.mkdir()
     elif way == "a link to nowhere":
         path.symlink_to(trap.escape / "nowhere")
     elif way == "a link out":
-        path.symlink_to("/etc/passwd")
+        path.symlink_to(draw.choice((trap.outside / path.relative_to(trap.home), Path("/etc/passwd"))))
 
 
 def _bytes(draw: Draw, content: bytes, trap: Trap) -> bytes:
@@ -105,6 +123,8 @@ def _value(draw: Draw, old: Any, trap: Trap) -> Any:
         str(old),
         _Raw("[" * DEEP + "]" * DEEP),
     )
+    if isinstance(old, str) and old.endswith(".safetensors") and draw.chance(0.3):
+        return draw.choice((f"../outside/{old}", str(trap.outside / old)))
     if isinstance(old, int | float) and not isinstance(old, bool) and draw.chance(0.5):
         return draw.choice((old + 1, old - 1, -old, old * 1000, old * 10**9, float(old), str(old)))
     return draw.choice(draw.choice((numbers, texts, others)))

@@ -1,6 +1,7 @@
 """The search itself: it is quiet where nothing is wrong, finds what is, survives it, and says how to see it again."""
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -75,22 +76,25 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_number_gives_the_same_mutation_again(name, tmp_path):
-    def mutated(number, folder):
-        folder.mkdir()
-        path = folder / name
+    def mutated(number):
+        trap = Trap(tmp_path)
+        shutil.rmtree(trap.home, ignore_errors=True)
+        trap.home.mkdir()
+        path = trap.home / name
         path.write_bytes(WHOLE[name])
-        mutate(Draw("test", number), path, Trap(tmp_path / "marker", tmp_path / "escaped"))
+        mutate(Draw("test", number), path, trap)
         return path.read_bytes() if path.is_file() else path.is_dir()
 
-    first, second = ([mutated(number, tmp_path / f"{take}-{number}") for number in range(30)] for take in "ab")
+    first, second = ([mutated(number) for number in range(30)] for _ in range(2))
     assert first == second
     assert sum(content != WHOLE[name] for content in first) > 25
 
 
 def test_a_payload_that_is_unpickled_springs_the_trap(tmp_path):
-    trap = Trap(tmp_path / "marker", tmp_path / "escaped")
     for number in range(40):
-        path = tmp_path / "optimizer.pt"
+        trap = Trap(tmp_path / str(number))
+        trap.home.mkdir(parents=True)
+        path = trap.home / "optimizer.pt"
         path.write_bytes(b"x" * 10)
         draw = Draw("test", number)
         mutate(draw, path, trap)
@@ -99,4 +103,4 @@ def test_a_payload_that_is_unpickled_springs_the_trap(tmp_path):
                 torch.load(path, weights_only=False)
             except Exception:
                 continue
-    assert trap.marker.exists()
+    assert list(tmp_path.glob("*/marker"))
