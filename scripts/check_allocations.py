@@ -3,8 +3,7 @@
 A program may change torch's defaults at any time, as loaders do while they build a model. A buffer that follows them has
 another size than the kernel that fills it expects, and a table that is kept from call to call stays wrong for good. So
 calls such as torch.empty(…) name both `dtype` and `device`. Parameters are what the defaults are for: a call inside
-nn.Parameter(…) follows them, as those of nn.Linear do. Measurements and experiments are not looked at: they make their own
-inputs in a process of their own, nobody imports them, and two more arguments in every line would hide the mathematics.
+nn.Parameter(…) follows them, as those of nn.Linear do.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "maclaurin"
 PARAMETERS = {"Parameter", "ParameterDict"}
-NOT_IMPORTED = {"bench", "lab"}
 # whole numbers whatever the default is, or the numbers that they are given
 OF_DEFAULT_DEVICE = {"randint", "randperm", "tril_indices", "triu_indices", "as_tensor", "asarray"}
 OF_DEFAULTS = {
@@ -57,8 +55,7 @@ def main(folders: list[str]) -> int:
     found = []
     for folder in map(Path, folders or [PACKAGE]):
         for path in sorted(folder.rglob("*.py")):
-            if path.relative_to(folder).parts[0] not in NOT_IMPORTED:
-                found += offences(path)
+            found += offences(path)
     for line in found:
         print(line, file=sys.stderr)
     return bool(found)

@@ -51,8 +51,8 @@ def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> 
 
 def _correct_first() -> None:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 300, 2, 16) for _ in range(3))
-    log_decay = -torch.rand(1, 300, 2)
+    q, k, v = (torch.randn(1, 300, 2, 16, dtype=torch.float32, device="cpu") for _ in range(3))
+    log_decay = -torch.rand(1, 300, 2, dtype=torch.float32, device="cpu")
     for op, oracle in ((power_attention, reference.power_attention), (linear_attention, reference.linear_attention)):
         q_positive, k_positive = q.abs(), k.abs()
         expected = oracle(*(x.double() for x in (q_positive, k_positive, v, log_decay)))

@@ -81,9 +81,9 @@ def causal_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.T
 
 def _measure(heads: int, T: int, backward: bool) -> dict[str, Timing]:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, T, heads, DIM, requires_grad=backward) for _ in range(3))
-    log_decay = (-1e-4 * torch.rand(1, T, heads)).requires_grad_(backward)
-    dy = torch.randn(1, T, heads, DIM)
+    q, k, v = (torch.randn(1, T, heads, DIM, requires_grad=backward, dtype=torch.float32, device="cpu") for _ in range(3))
+    log_decay = (-1e-4 * torch.rand(1, T, heads, dtype=torch.float32, device="cpu")).requires_grad_(backward)
+    dy = torch.randn(1, T, heads, DIM, dtype=torch.float32, device="cpu")
 
     def finish(y: torch.Tensor) -> None:
         if backward:

@@ -104,7 +104,10 @@ class _Cached(_Steps):
     """PyTorch's attention of one query over `context` keys and values."""
 
     def __init__(self, context: int) -> None:
-        self.q, self.k, self.v = torch.randn(1, HEADS, 1, DIM), *torch.randn(2, 1, HEADS, context, DIM)
+        self.q, self.k, self.v = (
+            torch.randn(1, HEADS, 1, DIM, dtype=torch.float32, device="cpu"),
+            *torch.randn(2, 1, HEADS, context, DIM, dtype=torch.float32, device="cpu"),
+        )
 
     def step(self) -> None:
         F.scaled_dot_product_attention(self.q, self.k, self.v)
@@ -143,7 +146,9 @@ class _Op(_Growing):
 
 
 def _tokens(count: int) -> tuple[torch.Tensor, ...]:
-    return *torch.randn(3, 1, count, HEADS, DIM), -1e-3 * torch.rand(1, count, HEADS)
+    return *torch.randn(3, 1, count, HEADS, DIM, dtype=torch.float32, device="cpu"), -1e-3 * torch.rand(
+        1, count, HEADS, dtype=torch.float32, device="cpu"
+    )
 
 
 class _Layer(_Growing):
@@ -154,8 +159,10 @@ class _Layer(_Growing):
         self.mixer = mixer
         self.start = None
         for done in range(0, context - 1, PREFILL):
-            _, self.start = mixer(torch.randn(1, min(PREFILL, context - 1 - done), WIDTH), self.start)
-        self.token = torch.randn(1, 1, WIDTH)
+            _, self.start = mixer(
+                torch.randn(1, min(PREFILL, context - 1 - done), WIDTH, dtype=torch.float32, device="cpu"), self.start
+            )
+        self.token = torch.randn(1, 1, WIDTH, dtype=torch.float32, device="cpu")
 
     def step(self) -> None:
         _, self.state = self.mixer(self.token, self.state)

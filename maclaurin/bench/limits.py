@@ -23,7 +23,7 @@ def run(console: Console, *, long: bool) -> dict[str, float]:
 @cache
 def matrix_rate() -> float:
     """Floating-point operations a second of PyTorch's product of two square matrices, two a multiply-add."""
-    a, b, out = (torch.randn(SIZE, SIZE) for _ in range(3))
+    a, b, out = (torch.randn(SIZE, SIZE, dtype=torch.float32, device="cpu") for _ in range(3))
     times: Any = interleaved({"product": lambda: torch.mm(a, b, out=out)}, seconds=2)
     return float(2 * SIZE**3 / (times["product"].low / 1000))
 
@@ -31,7 +31,7 @@ def matrix_rate() -> float:
 @cache
 def copy_rate() -> float:
     """Bytes read and written a second."""
-    source = torch.ones(COPIED // 4)
+    source = torch.ones(COPIED // 4, dtype=torch.float32, device="cpu")
     target = torch.empty_like(source).zero_()
     times = interleaved({"copy": lambda: target.copy_(source)}, seconds=2)
     return 2 * COPIED / (times["copy"].low / 1000)

@@ -70,7 +70,9 @@ def _measure(op: str, T: int) -> dict[str, int]:
     from maclaurin.ops import power_attention
 
     def inputs(length: int) -> list[torch.Tensor]:
-        tensors = [torch.randn(1, length, HEADS, DIM) for _ in range(3)] + [-1e-3 * torch.rand(1, length, HEADS)]
+        tensors = [torch.randn(1, length, HEADS, DIM, dtype=torch.float32, device="cpu") for _ in range(3)] + [
+            -1e-3 * torch.rand(1, length, HEADS, dtype=torch.float32, device="cpu")
+        ]
         return [tensor.requires_grad_() for tensor in tensors]
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor) -> None:

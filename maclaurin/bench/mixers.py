@@ -56,7 +56,7 @@ def _measure(name: str) -> dict[str, Any]:
     mixer = maclaurin.build_mixer(name, WIDTH, HEADS)
 
     def train(batch: int, length: int, form: str) -> None:
-        x = torch.randn(batch, length, WIDTH, requires_grad=True)
+        x = torch.randn(batch, length, WIDTH, requires_grad=True, dtype=torch.float32, device="cpu")
         y, _ = mixer(x, return_state=False, form=form)
         y.sum().backward()
 
@@ -86,8 +86,8 @@ class _Decoding:
     @torch.no_grad()
     def __init__(self, mixer: maclaurin.Mixer, context: int) -> None:
         self.mixer = mixer
-        _, self.state = mixer(torch.randn(1, context, WIDTH))
-        self.token = torch.randn(1, 1, WIDTH)
+        _, self.state = mixer(torch.randn(1, context, WIDTH, dtype=torch.float32, device="cpu"))
+        self.token = torch.randn(1, 1, WIDTH, dtype=torch.float32, device="cpu")
 
     @torch.no_grad()
     def __call__(self) -> None:

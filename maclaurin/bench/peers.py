@@ -53,7 +53,9 @@ def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
 
 
 def _inputs() -> tuple[torch.Tensor, ...]:
-    return *torch.randn(3, 1, T, HEADS, DIM), -0.1 * torch.rand(1, T, HEADS)
+    return *torch.randn(3, 1, T, HEADS, DIM, dtype=torch.float32, device="cpu"), -0.1 * torch.rand(
+        1, T, HEADS, dtype=torch.float32, device="cpu"
+    )
 
 
 def _fla() -> Pair:
@@ -81,7 +83,7 @@ def _mamba2() -> Pair:
     theirs = Mamba2Mixer(config, layer_idx=0).eval()
     ours = maclaurin.build_mixer("mamba2", width, 16, d_state=128, expand=2).eval()
     ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(1, T, width)
+    x = torch.randn(1, T, width, dtype=torch.float32, device="cpu")
     return lambda: ours(x, return_state=False)[0], lambda: theirs(x)
 
 
@@ -90,7 +92,10 @@ def _mlstm() -> Pair:
 
     q, k, v, a = _inputs()
     heads_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    gate, forget = torch.zeros(1, HEADS, T), (a.exp() / -a.expm1()).log().transpose(1, 2).contiguous()
+    gate, forget = (
+        torch.zeros(1, HEADS, T, dtype=torch.float32, device="cpu"),
+        (a.exp() / -a.expm1()).log().transpose(1, 2).contiguous(),
+    )
     return (
         lambda: linear_attention(q, k, v, a, normalize=False)[0],
         lambda: mlstm_chunkwise__native_autograd(*heads_first, gate, forget).transpose(1, 2),

@@ -92,8 +92,10 @@ def _crossover(race: _Race, K: int, V: int, backward: bool) -> float:
 def _direct_wins(attend: Attend, K: int, V: int, T: int, backward: bool) -> bool:
     torch.manual_seed(0)
     B = max(1, TOKENS // T)
-    q, k, v = (torch.randn(B, T, HEADS, size, requires_grad=backward) for size in (K, K, V))
-    log_decay = -1e-4 * torch.rand(B, T, HEADS)
+    q, k, v = (
+        torch.randn(B, T, HEADS, size, requires_grad=backward, dtype=torch.float32, device="cpu") for size in (K, K, V)
+    )
+    log_decay = -1e-4 * torch.rand(B, T, HEADS, dtype=torch.float32, device="cpu")
 
     def run(form: str) -> None:
         y = attend(q, k, v, log_decay, form)

@@ -113,7 +113,7 @@ def card(
 def _subject(name: str, d_model: int, num_heads: int, tokens: int, seed: int) -> Subject:
     if name in available_mixers():
         mixer = drawn(name, d_model, num_heads, seed)
-        x = torch.randn(1, tokens, d_model, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        x = torch.randn(1, tokens, d_model, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
         return _looked_at(name, name, {mixer: x}, None)
     if not Path(name).is_dir():
         raise ValueError(f"{name!r} is neither a mixer (`maclaurin mixers`) nor the folder of a trained model")

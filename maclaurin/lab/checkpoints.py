@@ -43,7 +43,7 @@ def checkpoint(folder: str, text: str | None, *, tokens: int | None, texts: int)
     rows = list(islice((ids[: tokens + 1] for ids in encoded if len(ids) > tokens), texts))
     if not rows:
         raise ValueError(f"no document of the text has more than {tokens} tokens: ask for fewer, or give a longer text")
-    return of_tokens(folder, model, torch.tensor(rows, device=model.device))
+    return of_tokens(folder, model, torch.tensor(rows, device=model.device, dtype=torch.long))
 
 
 def of_tokens(name: str, model: Any, ids_BT: Tensor) -> Watched:
@@ -134,7 +134,7 @@ def stand_in(q: Tensor, k: Tensor, v: Tensor, student: Any) -> ProjectedMixer:
 
 def projected(q: Tensor, k: Tensor, v: Tensor) -> Projections:
     """Queries and keys that are already rotated."""
-    positions = torch.arange(q.shape[1], device=q.device).expand(q.shape[0], -1)
+    positions = torch.arange(q.shape[1], device=q.device, dtype=torch.long).expand(q.shape[0], -1)
     return Projections(q, k, v, v, None, None, None, positions, positions[:, -1] + 1, None)
 
 

@@ -106,8 +106,8 @@ def _module(mechanism: Mechanism, key_dim: int, value_dim: int) -> Mixer:
             f"it has {', '.join(sorted(further))}"
         )
     mixer.requires_grad_(False)
-    mixer.qkv_proj.weight.copy_(torch.eye(d_model))
-    mixer.out_proj.weight.copy_(torch.eye(d_model, value_dim))
+    mixer.qkv_proj.weight.copy_(torch.eye(d_model, dtype=torch.float32, device="cpu"))
+    mixer.out_proj.weight.copy_(torch.eye(d_model, value_dim, dtype=torch.float32, device="cpu"))
     if value_dim > 1 and isinstance(mixer, FeatureAttention):
         # what a seed draws depends on the sizes drawn before: the map must not change with the values
         first = _module(mechanism, key_dim, 1)

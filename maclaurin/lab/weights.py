@@ -159,7 +159,7 @@ def _heads_score(q_BTHK: Tensor, k_BSGK: Tensor, scale: float) -> Tensor:
 
 def neighbours(grid: tuple[int, int], width: int) -> Tensor:
     """Which places (N, N) of a grid, row by row, lie in the square of that side around each place."""
-    rows, columns = (torch.arange(side) for side in grid)
+    rows, columns = (torch.arange(side, dtype=torch.long, device="cpu") for side in grid)
     row_N, column_N = (part.flatten() for part in torch.meshgrid(rows, columns, indexing="ij"))
     reach = width // 2
     return ((row_N[:, None] - row_N).abs() <= reach) & ((column_N[:, None] - column_N).abs() <= reach)
@@ -167,10 +167,15 @@ def neighbours(grid: tuple[int, int], width: int) -> Tensor:
 
 def last_tokens(length: int, width: int) -> Tensor:
     """Which of the tokens (T, T) of a text are among the last `width` of each, itself included."""
-    return torch.ones(length, length, dtype=torch.bool).tril().triu(1 - width)
+    return torch.ones(length, length, dtype=torch.bool, device="cpu").tril().triu(1 - width)
 
 
 def random_of_equal_number(chosen_NS: Tensor, among_NS: Tensor, generator: torch.Generator) -> Tensor:
     """For each query as many keys as are chosen, at random among the others given."""
-    order = torch.rand(chosen_NS.shape, generator=generator).masked_fill(~among_NS, math.inf).argsort(-1).argsort(-1)
+    order = (
+        torch.rand(chosen_NS.shape, generator=generator, dtype=torch.float32, device="cpu")
+        .masked_fill(~among_NS, math.inf)
+        .argsort(-1)
+        .argsort(-1)
+    )
     return (order < chosen_NS.sum(-1, keepdim=True)) & among_NS

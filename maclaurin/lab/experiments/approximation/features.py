@@ -51,10 +51,10 @@ def wave_bank(hidden: int, reach: float) -> tuple[ChannelBank, float]:
     """
     with torch.random.fork_rng(devices=[]):
         bank = ChannelBank(2, bank="shared", width=hidden, nonneg=False).double()
-    grid = torch.linspace(-reach, reach, 4001, dtype=torch.float64)
+    grid = torch.linspace(-reach, reach, 4001, dtype=torch.float64, device="cpu")
     step = 2 * reach / hidden
     bank.weight_in.fill_(1)
-    bank.bias_in.copy_(-torch.linspace(-reach - step, reach - step, hidden, dtype=torch.float64))
+    bank.bias_in.copy_(-torch.linspace(-reach - step, reach - step, hidden, dtype=torch.float64, device="cpu"))
     units = torch.cat([(grid[:, None] + bank.bias_in).relu(), torch.ones_like(grid)[:, None]], dim=1)
     wanted = torch.stack([grid.cos(), grid.sin()], dim=1)
     solution = torch.linalg.lstsq(units, wanted).solution

@@ -201,10 +201,10 @@ def cost_is_linear(*, seed: int, name: str = "luna") -> tuple[list[Claim], dict[
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         mixer = build_mixer(name, 32, 1)
-    mixer(torch.zeros(1, 64, 32))  # what is made once is not counted
+    mixer(torch.zeros(1, 64, 32, dtype=torch.float32, device="cpu"))  # what is made once is not counted
     seconds = {}
     for length in (1024, 2048, 4096, 8192, 16384):
-        x = torch.zeros(1, length, 32)
+        x = torch.zeros(1, length, 32, dtype=torch.float32, device="cpu")
         best = math.inf
         for _ in range(3):
             started = time.process_time()
@@ -235,7 +235,9 @@ def generalisation_gap(
         gains = []
         for draw in range(draws):
             x = normal(n, T, d, generator=generator).float()
-            signs = torch.randperm(n, generator=generator) % 2 * 2 - 1  # as many of each: a constant gains nothing
+            signs = (
+                torch.randperm(n, generator=generator, device="cpu") % 2 * 2 - 1
+            )  # as many of each: a constant gains nothing
             gains.append(
                 _best_gain(_mixer(d, 1, seed + draw, **options).float(), x, x[:, :, 0].sum(1).sign() if learnable else signs)
             )

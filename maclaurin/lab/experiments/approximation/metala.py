@@ -31,7 +31,7 @@ D_MODEL, HEADS, TOKENS = 24, 4, 20
 
 def attention_map(q_TK: Tensor, k_TK: Tensor, log_alpha_TK: Tensor, form: str = "auto", chunk_size: int = 64) -> Tensor:
     """The T x T weights of gated linear attention: values of one channel a token read them off."""
-    one_hot = torch.eye(q_TK.shape[0], dtype=q_TK.dtype)
+    one_hot = torch.eye(q_TK.shape[0], dtype=q_TK.dtype, device="cpu")
     q, k, v, a = (part[None, :, None] for part in (q_TK, k_TK, one_hot, log_alpha_TK))
     y, _ = linear_attention(q, k, v, a, scale=1.0, normalize=False, form=form, chunk_size=chunk_size)
     return y[0, :, 0]
@@ -39,7 +39,7 @@ def attention_map(q_TK: Tensor, k_TK: Tensor, log_alpha_TK: Tensor, form: str = 
 
 def random_softmax_map(T: int, generator: Generator) -> Tensor:
     """Of independent scores, causal."""
-    future = torch.ones(T, T, dtype=torch.bool).triu(1)
+    future = torch.ones(T, T, dtype=torch.bool, device="cpu").triu(1)
     return normal(T, T, generator=generator).masked_fill(future, -math.inf).softmax(-1)
 
 
@@ -48,7 +48,7 @@ def forms_agree(generator: Generator) -> list[Claim]:
     T, K = 48, 8
     q, log_alpha = normal(T, K, generator=generator), F.logsigmoid(normal(T, K, generator=generator))
     k = -torch.expm1(log_alpha)
-    one_hot = torch.eye(T, dtype=torch.float64)[None, :, None]
+    one_hot = torch.eye(T, dtype=torch.float64, device="cpu")[None, :, None]
     parts = (q[None, :, None], k[None, :, None], one_hot, log_alpha[None, :, None])
     expected = reference.linear_attention(*parts, scale=1.0, normalize=False)[0, :, 0]
     error = max(distance(attention_map(q, k, log_alpha, form, 16), expected) for form in FORMS)
@@ -84,7 +84,7 @@ def stick_breaking(generator: Generator, *, channels: int | None = None) -> list
     sums = softmax.cumsum(-1)
     alpha_TK = (F.pad(sums, (1, 0))[:, :-1] / sums).T[:, : channels or T]  # token s, the channel of row t
     outside = max(0.0, -alpha_TK.min().item(), alpha_TK.max().item() - 1)
-    q = torch.eye(T, dtype=torch.float64)[:, : channels or T]
+    q = torch.eye(T, dtype=torch.float64, device="cpu")[:, : channels or T]
     system = System(alpha_TK[:, None], 1 - alpha_TK[:, None], q[:, None], softmax[:, None], lambda y: y)
     log_alpha = alpha_TK.clamp(max=1).log()
     by_logs = max(distance(attention_map(q, -torch.expm1(log_alpha), log_alpha, form), softmax) for form in FORMS)
@@ -115,10 +115,10 @@ def dynamic_memory(generator: Generator, *, decay: str = "chosen") -> list[Claim
     """M5. decay: "chosen" by the token, "fixed" at 0.9 or "none"."""
     K, V = 4, 3
     old, new = normal(K, V, generator=generator), normal(1, 1, 1, V, generator=generator)
-    one_hot = F.one_hot(torch.tensor(0), K).double()
+    one_hot = F.one_hot(torch.tensor(0, dtype=torch.long, device="cpu"), K).double()
 
     def written(key_K: Tensor, log_decay_K: Tensor) -> Tensor:
-        q = torch.zeros(1, 1, 1, K, dtype=torch.float64)
+        q = torch.zeros(1, 1, 1, K, dtype=torch.float64, device="cpu")
         key, log_decay = key_K.view(1, 1, 1, K), log_decay_K.view(1, 1, 1, K)
         _, after = linear_attention(q, key, new, log_decay, normalize=False, state=LinearState(old[None, None]))
         assert isinstance(after, LinearState)
@@ -126,8 +126,8 @@ def dynamic_memory(generator: Generator, *, decay: str = "chosen") -> list[Claim
 
     log_decays = {
         "chosen": (1 - one_hot).log(),
-        "fixed": torch.full((K,), math.log(0.9), dtype=torch.float64),
-        "none": torch.zeros(K, dtype=torch.float64),
+        "fixed": torch.full((K,), math.log(0.9), dtype=torch.float64, device="cpu"),
+        "none": torch.zeros(K, dtype=torch.float64, device="cpu"),
     }
     after = {name: written(one_hot, log_decay) for name, log_decay in log_decays.items()}  # one_hot is 1 - α of the first
     expected = torch.cat([new[0, 0], old[1:]])
@@ -145,7 +145,7 @@ def dynamic_memory(generator: Generator, *, decay: str = "chosen") -> list[Claim
 def unbounded_keys() -> list[Claim]:
     """M6: to weigh a token of lag 200 with 1 behind a fixed decay."""
     T, alpha = 201, 0.9
-    log_alpha = torch.full((T, 1), math.log(alpha), dtype=torch.float64)
+    log_alpha = torch.full((T, 1), math.log(alpha), dtype=torch.float64, device="cpu")
     ones = torch.ones_like(log_alpha)
     weight = attention_map(ones, ones, log_alpha)[-1, 0].item()
     text = "the key that weighs lag 200 with 1 behind α = 0.9"
@@ -242,7 +242,7 @@ def gla_with_another_key(generator: Generator, *, seed: int, own_key: bool = Fal
 def quotients_overflow(generator: Generator, *, log_alpha: float = -0.5) -> list[Claim]:
     """M11, in float32. log_alpha: a slow decay does not overflow."""
     T, K = 256, 4
-    log_alpha_TK = torch.full((T, K), log_alpha)
+    log_alpha_TK = torch.full((T, K), log_alpha, dtype=torch.float32, device="cpu")
     q, k = normal(T, K, generator=generator).float(), -torch.expm1(log_alpha_TK)
     A = log_alpha_TK.cumsum(0).exp()
     naive = ((q * A) @ (k / A).T).tril()

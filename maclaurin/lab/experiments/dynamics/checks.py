@@ -27,7 +27,7 @@ from maclaurin.ops.features import Kernel
 
 
 def normal(*shape: int, generator: Generator) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def attention_system(q_THK: Tensor, k_THK: Tensor, v_THV: Tensor) -> System:
@@ -155,7 +155,7 @@ def rank_of_blocks(generator: Generator, *, states: int = 3) -> list[Claim]:
     """D6. The claim is about 3 states, and false with more."""
     T, K, bound = 40, states, 3
     q, k = normal(1, T, 1, K, generator=generator), normal(1, T, 1, K, generator=generator)
-    one_hot = torch.eye(T, dtype=torch.float64)[None, :, None]  # as values: the outputs are the map itself
+    one_hot = torch.eye(T, dtype=torch.float64, device="cpu")[None, :, None]  # as values: the outputs are the map itself
     log_alpha = log_sigmoid_decay(normal(1, T, 1, K, generator=generator), 1.0)
     linear, _ = ops.linear_attention(F.elu(q) + 1, F.elu(k) + 1, one_hot)
     plain, _ = ops.linear_attention(q, k, one_hot, normalize=False)
@@ -212,7 +212,7 @@ def more_states(generator: Generator, *, read: float = 0.0) -> list[Claim]:
 
 def softmax_eigenvalues(scores_TS: Tensor) -> Tensor:
     """η_{t-1}/η_t (…,T-1) of softmax, from log-sums of the causal scores: no exponential overflows."""
-    future = torch.ones(scores_TS.shape[-2:], dtype=torch.bool).triu(1)
+    future = torch.ones(scores_TS.shape[-2:], dtype=torch.bool, device="cpu").triu(1)
     log_eta = scores_TS.masked_fill(future, -math.inf).logsumexp(-1)
     return (log_eta[..., :-1] - log_eta[..., 1:]).exp()
 
@@ -267,7 +267,7 @@ def normalised_attention(generator: Generator, *, seed: int, name: str = "normal
 def one_query(generator: Generator, *, queries: int = 1) -> list[Claim]:
     """D10. The claim is false when queries differ."""
     T, K = 64, 16
-    q = normal(queries, K, generator=generator)[torch.arange(T) % queries]
+    q = normal(queries, K, generator=generator)[torch.arange(T, dtype=torch.long, device="cpu") % queries]
     k = normal(T, K, generator=generator)
     softmax = softmax_eigenvalues(q @ k.T / math.sqrt(K)).max().item()
     linear = over_sum(attention_system((F.elu(q) + 1)[:, None], (F.elu(k) + 1)[:, None], k[:, None]))

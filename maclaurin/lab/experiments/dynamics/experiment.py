@@ -44,7 +44,7 @@ def dynamics(
     names = available_mixers() if mixer is None else [mixer]
     draws = (100 if quick else 1000) if draws is None else draws
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(1, length, d_model, generator=generator, dtype=torch.float64)
+    x = torch.randn(1, length, d_model, generator=generator, dtype=torch.float64, device="cpu")
     made: list[Claim] = []
     systems: dict[str, System] = {}
     rows: list[list[Any]] = []

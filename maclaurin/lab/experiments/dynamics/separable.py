@@ -47,7 +47,7 @@ def divided(system: System, eta_TH: Tensor, *, as_printed: bool = False) -> Syst
     A row with η = 0 reads nothing, as mixers define it, and leaves the units of the state as they were.
     """
     nothing_TH = eta_TH.abs() < torch.finfo(eta_TH.dtype).tiny ** 0.8
-    times = torch.arange(eta_TH.shape[0])[:, None]
+    times = torch.arange(eta_TH.shape[0], dtype=torch.long, device="cpu")[:, None]
     last_TH = torch.where(nothing_TH, -1, times).cummax(0).values  # the last token with an η, -1 before the first
     units_TH = torch.where(last_TH < 0, 1.0, eta_TH.gather(0, last_TH.clamp(min=0)))
     before_TH = torch.cat([torch.ones_like(units_TH[:1]), units_TH[:-1]])
@@ -102,7 +102,7 @@ def attention(mixer: Attention, x: Tensor, order: int) -> System:
         kernel = series(mixer.key_dim, order) if mixer.kernel is None else mixer.kernel
         q_THN = kernel.features(scale * q[0])
         if mixer.order_logits is not None:
-            counts = torch.tensor(kernel.feature_counts(mixer.key_dim))
+            counts = torch.tensor(kernel.feature_counts(mixer.key_dim), dtype=torch.long, device="cpu")
             q_THN = q_THN * (2 * torch.sigmoid(mixer.order_logits)).repeat_interleave(counts, dim=1)
         system = first_order(mixer, p, q_THN, kernel.features(_of_heads(k, mixer)))
         if mixer.kernel is None:
@@ -110,7 +110,7 @@ def attention(mixer: Attention, x: Tensor, order: int) -> System:
         elif mixer.norm == "sum":
             system = over_sum(system)
     if mixer.position_power is not None:
-        count_T1 = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+        count_T1 = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device="cpu")[:, None]
         power_H = torch.sigmoid(mixer.position_power).repeat_interleave(mixer.num_heads // mixer.num_kv_heads)
         system = replace(system, write=system.write / (count_T1**power_H)[..., None])
 
@@ -145,7 +145,7 @@ def gated_softmax(mixer: GatedSoftmax, x: Tensor, order: int) -> System:
         case "floored-sum":
             system = divided(system, sums_TH.clamp(min=1))
         case "count":
-            count_T1 = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+            count_T1 = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device="cpu")[:, None]
             system = divided(system, count_T1.expand_as(sums_TH))
         case "cumulative-gate":
             assert mixer.divisor_proj is not None
@@ -221,7 +221,9 @@ def delta(mixer: Delta, x: Tensor, order: int) -> System:
     q_THN, k_THN = (symmetric_power(unit(_of_heads(part, mixer)), mixer.order) for part in (p.q, p.k))
     system = first_order(mixer, p, q_THN, k_THN)
     beta_TH1 = mixer.largest_beta * torch.sigmoid(_of_heads(mixer.beta_proj(x), mixer))[..., None]
-    correction_THNN = torch.eye(k_THN.shape[2], dtype=x.dtype) - (beta_TH1 * k_THN)[..., None] * k_THN[..., None, :]
+    correction_THNN = (
+        torch.eye(k_THN.shape[2], dtype=x.dtype, device="cpu") - (beta_TH1 * k_THN)[..., None] * k_THN[..., None, :]
+    )
 
     def readout(y_THV: Tensor) -> Tensor:
         y = (y_THV[None] if mixer.out_norm is None else mixer.out_norm(y_THV[None])).flatten(2)
@@ -236,7 +238,7 @@ def inline(mixer: Inline, x: Tensor, order: int) -> System:
     """Where there is a local filter, every channel has taps of its own and becomes a head of one channel."""
     p = mixer.project(x, None, "auto", None)
     scale = mixer.key_dim**-0.5 if mixer.scale is None else mixer.scale
-    count_T11 = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None, None]
+    count_T11 = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device="cpu")[:, None, None]
     q_THK = features(p.q, mixer.feature_map)[0] * scale / count_T11
     k_THK = _of_heads(features(p.k, mixer.feature_map), mixer)
     offset_TH1 = (1 - (q_THK * k_THK.cumsum(0)).sum(-1, keepdim=True)) / count_T11
@@ -248,7 +250,7 @@ def inline(mixer: Inline, x: Tensor, order: int) -> System:
     taps_TUW = mixer.local(mean_BTD)[0].flatten(1, 2).flip(-1)  # the token itself first
     T, U, W = taps_TUW.shape
     V, N = mixer.head_dim, q_THN.shape[2]
-    transition = torch.block_diag(torch.eye(N, dtype=x.dtype), _shift(W, x.dtype)).expand(T, U, N + W, N + W)
+    transition = torch.block_diag(torch.eye(N, dtype=x.dtype, device="cpu"), _shift(W, x.dtype)).expand(T, U, N + W, N + W)
     # the filter sees values as they are written, discretised
     first_TU1 = (system.write / k_THN)[..., -1:].repeat_interleave(V, dim=1)
     newest_TUW = F.pad(first_TU1, (0, W - 1))
@@ -283,18 +285,18 @@ def _windowed(mixer: Attention, p: Projections, q: Tensor, k: Tensor, scale: flo
     """The last values as the state, and the window's weights to read them."""
     assert mixer.window is not None
     T, H = q.shape[1:3]
-    one_hot = torch.eye(T, dtype=q.dtype)[None, :, None].expand(1, T, k.shape[2], T)
+    one_hot = torch.eye(T, dtype=q.dtype, device="cpu")[None, :, None].expand(1, T, k.shape[2], T)
     weights, _ = softmax_attention(q, k, one_hot, p.log_decay, window=mixer.window, scale=scale, return_state=False)
     N = min(mixer.window, T)
-    back_TN = torch.arange(T)[:, None] - torch.arange(N)
+    back_TN = torch.arange(T, dtype=torch.long, device="cpu")[:, None] - torch.arange(N, dtype=torch.long, device="cpu")
     read_THN = weights[0].gather(2, back_TN.clamp(min=0)[:, None].expand(T, H, N)) * (back_TN >= 0)[:, None]
-    newest_THN = F.one_hot(torch.tensor(0), N).to(q.dtype).expand(T, H, N)
+    newest_THN = F.one_hot(torch.tensor(0, dtype=torch.long, device="cpu"), N).to(q.dtype).expand(T, H, N)
     return replace(first_order(mixer, p, read_THN, newest_THN), transition=_shift(N, q.dtype).expand(T, H, N, N))
 
 
 def _shift(size: int, dtype: torch.dtype) -> Tensor:
     """Every state moves one place on, and the last is forgotten."""
-    return torch.ones(size - 1, dtype=dtype).diag(-1)
+    return torch.ones(size - 1, dtype=dtype, device="cpu").diag(-1)
 
 
 def _of_heads(x: Tensor, mixer: ProjectedMixer) -> Tensor:

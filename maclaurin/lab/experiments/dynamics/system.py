@@ -70,7 +70,7 @@ class System:
     def weights(self) -> Tensor:
         """(H,T,T): how much of u_s is in y_t, the map that stands for attention. D is not in it."""
         T, H = self.write.shape[:2]
-        one_hot_THT = torch.eye(T, dtype=self.write.dtype)[:, None].expand(T, H, T)
+        one_hot_THT = torch.eye(T, dtype=self.write.dtype, device="cpu")[:, None].expand(T, H, T)
         return self._states_read(one_hot_THT).transpose(0, 1)
 
     def kernel(self) -> Tensor:
@@ -97,7 +97,7 @@ class System:
     def histogram(self, edges: Sequence[float]) -> list[float]:
         """What share of all eigenvalues has its modulus in each of the bins; they need not be all of them."""
         moduli = self.eigenvalues().abs().flatten()
-        counts = torch.histogram(moduli, torch.tensor(edges, dtype=moduli.dtype)).hist
+        counts = torch.histogram(moduli, torch.tensor(edges, dtype=moduli.dtype, device="cpu")).hist
         shares: list[float] = (counts / moduli.numel()).tolist()
         return shares
 
@@ -120,7 +120,7 @@ class System:
     def _of_all_channels(self, vector_THN: Tensor) -> Tensor:
         """I ⊗ vectorᵀ, each head's vector at all of its channels: (T,U,M)."""
         rows_TUN = vector_THN.repeat_interleave(self.inputs.shape[2], dim=1)
-        eye_UU = torch.eye(rows_TUN.shape[1], dtype=rows_TUN.dtype)
+        eye_UU = torch.eye(rows_TUN.shape[1], dtype=rows_TUN.dtype, device="cpu")
         return torch.einsum("tun,uw->tuwn", rows_TUN, eye_UU).flatten(2)
 
     def _states_read(self, u_THV: Tensor) -> Tensor:

@@ -39,7 +39,9 @@ class Draw:
     @classmethod
     def of(cls, keys: int, dim: int, seed: int, *, ties: bool, inline_scale: float | None) -> Draw:
         generator = torch.Generator().manual_seed(seed)
-        q, k, v = (torch.randn(count, dim, generator=generator, dtype=torch.float64) for count in (200, keys, keys))
+        q, k, v = (
+            torch.randn(count, dim, generator=generator, dtype=torch.float64, device="cpu") for count in (200, keys, keys)
+        )
         if ties:
             k[:, -1] = 1.0
         return cls(q, k, v, dim**-0.5 if inline_scale is None else inline_scale)
@@ -82,13 +84,13 @@ def inline_form(draw: Draw) -> list[Claim]:
 def linear_collisions(draw: Draw) -> list[Claim]:
     """Queries made to collide: I3 and I4 for linear attention, I7 for InLine behind a ReLU."""
     generator = torch.Generator().manual_seed(draw.dim)
-    matrix = torch.randn(draw.dim, draw.dim, generator=generator, dtype=torch.float64)
-    bias, ray = (torch.rand(draw.dim, generator=generator, dtype=torch.float64) + 0.1 for _ in range(2))
+    matrix = torch.randn(draw.dim, draw.dim, generator=generator, dtype=torch.float64, device="cpu")
+    bias, ray = (torch.rand(draw.dim, generator=generator, dtype=torch.float64, device="cpu") + 0.1 for _ in range(2))
 
     def affine_relu(x: Tensor) -> Tensor:
         return (x @ matrix.T + bias).relu()
 
-    sizes = torch.tensor([0.5, 1.0, 2.0, 8.0], dtype=torch.float64)
+    sizes = torch.tensor([0.5, 1.0, 2.0, 8.0], dtype=torch.float64, device="cpu")
     on_a_ray = torch.linalg.solve(matrix, (sizes[:, None] * ray - bias).T).T
     affine_PN = weights.linear(affine_relu)(on_a_ray, draw.k_ND)
     elu = draw.q_PD
@@ -126,7 +128,7 @@ def rank_condition(draw: Draw) -> list[Claim]:
     """I5, I6: what decides is whether the centred keys have full column rank."""
     tied_ND = draw.k_ND.clone()
     tied_ND[:, -1] = 0.7
-    along = torch.zeros(draw.dim, dtype=torch.float64)
+    along = torch.zeros(draw.dim, dtype=torch.float64, device="cpu")
     along[-1] = 2.0
     softmax = weights.softmax()
     tied = (softmax(draw.q_PD, tied_ND) - softmax(draw.q_PD + along, tied_ND)).abs().sum(-1).max().item()
@@ -198,11 +200,13 @@ def one_channel(draw: Draw) -> Claim:
 
 def figure() -> list[Claim]:
     """I11: four keys and one query made longer; values were read off a figure, to two digits."""
-    q_RD = torch.tensor(FIGURE_LENGTHS, dtype=torch.float64)[:, None] * torch.tensor(FIGURE_QUERY, dtype=torch.float64)
-    k_ND = torch.tensor(FIGURE_KEYS, dtype=torch.float64)
+    q_RD = torch.tensor(FIGURE_LENGTHS, dtype=torch.float64, device="cpu")[:, None] * torch.tensor(
+        FIGURE_QUERY, dtype=torch.float64, device="cpu"
+    )
+    k_ND = torch.tensor(FIGURE_KEYS, dtype=torch.float64, device="cpu")
 
     def error(weight_RN: Tensor, expected: tuple[float, ...]) -> float:
-        return (weight_RN - torch.tensor(expected, dtype=torch.float64)).abs().max().item()
+        return (weight_RN - torch.tensor(expected, dtype=torch.float64, device="cpu")).abs().max().item()
 
     linear_RN, inline_RN, softmax_RN = (made(q_RD, k_ND) for made in (weights.linear(), weights.inline(), weights.softmax()))
     return [

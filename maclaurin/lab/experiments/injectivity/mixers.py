@@ -50,12 +50,12 @@ def output_change(
     """|y(p) − y(other(p))| / |y(p)| of the heads at the last token, p a random query, with negative=True below zero."""
     generator = torch.Generator().manual_seed(seed)
     size = mixer.num_heads * mixer.key_dim
-    query = torch.randn(size, generator=generator, dtype=torch.float64)
+    query = torch.randn(size, generator=generator, dtype=torch.float64, device="cpu")
     query = -query.abs() if negative else query
-    qkv_1TC = torch.randn(1, tokens, sum(mixer.qkv_sizes), generator=generator, dtype=torch.float64)
+    qkv_1TC = torch.randn(1, tokens, sum(mixer.qkv_sizes), generator=generator, dtype=torch.float64, device="cpu")
     qkv_BTC = qkv_1TC.repeat(2, 1, 1)
     qkv_BTC[0, -1, :size], qkv_BTC[1, -1, :size] = query, other(query)
-    x_1TD = torch.randn(1, tokens, mixer.d_model, generator=generator, dtype=torch.float64)
+    x_1TD = torch.randn(1, tokens, mixer.d_model, generator=generator, dtype=torch.float64, device="cpu")
     y_BTC = heads_output(mixer, x_1TD.repeat(2, 1, 1), qkv_BTC)
     first, second = y_BTC[:, -1]
     return ((first - second).norm() / first.norm().clamp(min=1e-300)).item()

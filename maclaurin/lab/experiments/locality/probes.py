@@ -51,7 +51,7 @@ def neighbourhood(watched: Watched, width: int) -> Tensor:
 
 def seen_by(watched: Watched) -> Tensor:
     """Which keys (T, S) a query sees: all of an image, the past of a text."""
-    everything = torch.ones(watched.tokens, watched.tokens, dtype=torch.bool)
+    everything = torch.ones(watched.tokens, watched.tokens, dtype=torch.bool, device="cpu")
     return everything if watched.grid is not None else everything.tril()
 
 
@@ -80,7 +80,9 @@ def masking(watched: Watched, widths: Sequence[int], *, seed: int, draws: int) -
     for width in widths:
         near_TS = neighbourhood(watched, width)
         if watched.grid is None:
-            near_TS = near_TS & (torch.arange(watched.tokens) >= 2 * width)[:, None]  # something stays to be seen
+            near_TS = (
+                near_TS & (torch.arange(watched.tokens, dtype=torch.long, device="cpu") >= 2 * width)[:, None]
+            )  # something stays to be seen
 
         def hide_near(mixer: ProjectedMixer, near_TS: Tensor = near_TS) -> Tensor:
             return near_TS

@@ -32,7 +32,7 @@ def activations(
         q_BQD = torch.zeros_like(q_BQD)
         q_BQD[..., 0] = draw("rademacher", (prompts, queries), source)
     elif law == "heavy tails":
-        axis = torch.randint(DIMS, (prompts, queries, 1), generator=source)
+        axis = torch.randint(DIMS, (prompts, queries, 1), generator=source, device="cpu")
         q_BQD = torch.zeros_like(q_BQD).scatter(-1, axis, 1.0)
     q_BQD = q_BQD / q_BQD.norm(dim=-1, keepdim=True) * math.sqrt(variance)
     k_BLD = draw("laplace" if law == "heavy tails" else "gaussian", (prompts, length, DIMS), source)

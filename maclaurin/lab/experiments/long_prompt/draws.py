@@ -27,8 +27,8 @@ def draw(law: str, shape: Sequence[int], source: torch.Generator) -> Tensor:
     """Independent numbers of mean 0 and variance 1, float64."""
     one_of("tokens", law, LAWS)
     if law == "gaussian":
-        return torch.randn(*shape, dtype=torch.float64, generator=source)
-    uniform = torch.rand(*shape, dtype=torch.float64, generator=source)
+        return torch.randn(*shape, dtype=torch.float64, generator=source, device="cpu")
+    uniform = torch.rand(*shape, dtype=torch.float64, generator=source, device="cpu")
     if law == "rademacher":
         return torch.where(uniform < 0.5, -1.0, 1.0).to(torch.float64)
     if law == "uniform":

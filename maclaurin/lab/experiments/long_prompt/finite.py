@@ -63,9 +63,9 @@ def measure(
     length: int, prompts: int, variances: Sequence[float], source: torch.Generator, law: str = "gaussian"
 ) -> list[Finite]:
     """Prompts of D = 4 independent channels, queries a = s(1, 1, 1, 1)/2; one Finite for each s²."""
-    direction_D = torch.full((DIMS,), DIMS**-0.5, dtype=torch.float64)
-    tilt_SD = torch.tensor(variances, dtype=torch.float64).sqrt()[:, None] * direction_D
-    row, column = torch.triu_indices(DIMS, DIMS)
+    direction_D = torch.full((DIMS,), DIMS**-0.5, dtype=torch.float64, device="cpu")
+    tilt_SD = torch.tensor(variances, dtype=torch.float64, device="cpu").sqrt()[:, None] * direction_D
+    row, column = torch.triu_indices(DIMS, DIMS, device="cpu")
     twice = torch.where(row == column, 1.0, 2.0).to(torch.float64)  # an entry off the diagonal stands for two
     eye = (row == column).to(torch.float64)
     samples: list[list[Tensor]] = [[] for _ in range(7)]

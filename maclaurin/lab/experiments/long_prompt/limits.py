@@ -37,11 +37,11 @@ def identity_error(source: torch.Generator, cases: int = 20) -> float:
     weight_P = torch.cartesian_prod(weights, weights).prod(-1)
     worst = 0.0
     for case in range(cases):
-        mean, tilt = (torch.randn(2, dtype=torch.float64, generator=source) for _ in range(2))
-        root = torch.randn(2, 2, dtype=torch.float64, generator=source)
+        mean, tilt = (torch.randn(2, dtype=torch.float64, generator=source, device="cpu") for _ in range(2))
+        root = torch.randn(2, 2, dtype=torch.float64, generator=source, device="cpu")
         if case % 2:
             root[:, 1] = 0
-        value = torch.randn(3, 2, dtype=torch.float64, generator=source)
+        value = torch.randn(3, 2, dtype=torch.float64, generator=source, device="cpu")
         tilt = tilt / max(1.0, (root.T @ tilt).norm().item())  # s ≤ 1, where so many nodes are exact to rounding
         x_P2 = mean + grid_P2 @ root.T
         tilted_P = weight_P * torch.exp(x_P2 @ tilt)
@@ -61,12 +61,14 @@ def measured_gain(law: str, tilt: float, length: int, prompts: int, source: torc
 
 def elliptical(variance: float, length: int, prompts: int, source: torch.Generator) -> tuple[float, float]:
     """For tokens r·Γ^{1/2}·N(0, I): the gain along Γa and the part of the mean output that is not along it, over it."""
-    root_DD = torch.tensor([[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.2, -0.4, 0.7]], dtype=torch.float64)
-    tilt_D = torch.tensor([1.0, -0.5, 0.8], dtype=torch.float64)
+    root_DD = torch.tensor([[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.2, -0.4, 0.7]], dtype=torch.float64, device="cpu")
+    tilt_D = torch.tensor([1.0, -0.5, 0.8], dtype=torch.float64, device="cpu")
     tilt_D = tilt_D * math.sqrt(variance) / (root_DD.T @ tilt_D).norm()
-    total_D = torch.zeros(3, dtype=torch.float64)
+    total_D = torch.zeros(3, dtype=torch.float64, device="cpu")
     for count in chunks(prompts, length):
-        radius_NL = torch.tensor(SCALES, dtype=torch.float64)[torch.randint(2, (count, length), generator=source)]
+        radius_NL = torch.tensor(SCALES, dtype=torch.float64, device="cpu")[
+            torch.randint(2, (count, length), generator=source, device="cpu")
+        ]
         x_NLD = radius_NL[..., None] * (draw("gaussian", (count, length, 3), source) @ root_DD.T)
         total_D += (torch.softmax(x_NLD @ tilt_D, -1)[:, None] @ x_NLD).sum((0, 1))
     output_D, expected_D = total_D / prompts, root_DD @ root_DD.T @ tilt_D
@@ -76,9 +78,12 @@ def elliptical(variance: float, length: int, prompts: int, source: torch.Generat
 
 def joint_covariance(length: int, prompts: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
     """L·Cov(T_L) of keys in 3 and values in 2 dimensions, jointly Gaussian: measured, predicted."""
-    root_DD = torch.tril(torch.randn(5, 5, dtype=torch.float64, generator=source), -1) * 0.6 + torch.eye(5).double()
+    root_DD = (
+        torch.tril(torch.randn(5, 5, dtype=torch.float64, generator=source, device="cpu"), -1) * 0.6
+        + torch.eye(5, dtype=torch.float32, device="cpu").double()
+    )
     joint_DD = root_DD @ root_DD.T
-    tilt_K = torch.randn(3, dtype=torch.float64, generator=source)
+    tilt_K = torch.randn(3, dtype=torch.float64, generator=source, device="cpu")
     tilt_K = tilt_K / (tilt_K @ joint_DD[:3, :3] @ tilt_K).sqrt()  # s² = 1
     found = []
     for count in chunks(prompts, length):

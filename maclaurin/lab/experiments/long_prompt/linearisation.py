@@ -208,7 +208,7 @@ def _resampled(tilt_BHQK: Tensor, k_BHLK: Tensor, v_BHLV: Tensor, error_BHQV: Te
     source, length = generator(seed, 8), k_BHLK.shape[2]
     total = torch.zeros_like(error_BHQV[..., 0])
     for _ in range(PARTS):
-        chosen = torch.randperm(length, generator=source)[: length // 2].to(k_BHLK.device)
+        chosen = torch.randperm(length, generator=source, device="cpu")[: length // 2].to(k_BHLK.device)
         k, v = (x[:, :, chosen] - x[:, :, chosen].mean(2, keepdim=True) for x in (k_BHLK, v_BHLV))
         logits = tilt_BHQK @ k.mT
         total += (torch.softmax(logits, -1) @ v - logits @ v / len(chosen) - error_BHQV).square().sum(-1)
@@ -230,9 +230,9 @@ def _slopes(logits_BHQL: Tensor, v_BHLV: Tensor, output_BHQV: Tensor, seed: int)
     lengths = [SHORTEST << step for step in range(length.bit_length()) if SHORTEST << step <= length // 4]
     squares = []
     for part in lengths:
-        total_H = torch.zeros(logits_BHQL.shape[1], dtype=torch.float64)
+        total_H = torch.zeros(logits_BHQL.shape[1], dtype=torch.float64, device="cpu")
         for _ in range(PARTS):
-            chosen = torch.randperm(length, generator=source)[:part].to(logits_BHQL.device)
+            chosen = torch.randperm(length, generator=source, device="cpu")[:part].to(logits_BHQL.device)
             output = torch.softmax(logits_BHQL[..., chosen], -1) @ v_BHLV[:, :, chosen]
             total_H += (output - output_BHQV).square().sum((0, 2, 3)).cpu()
         squares.append(total_H / (1 - part / length))  # a part shares its tokens with the whole

@@ -32,7 +32,7 @@ AT_LAST = {0.05: 1.09, 0.2: 1.66, 0.4: 4.21}  # L·MSE at 2^14
 
 def over_queries(table: Table, spread: float) -> float:
     """The mean square error over queries a ~ N(0, λ), d = 1, by the trapezoid rule."""
-    fine = torch.linspace(0, SIZES[-1], 24001, dtype=torch.float64)
+    fine = torch.linspace(0, SIZES[-1], 24001, dtype=torch.float64, device="cpu")
     density = torch.exp(-(fine**2) / (2 * spread)) * math.sqrt(2 / (math.pi * spread))
     return torch.trapezoid(table.error(fine) * density, fine).item()
 

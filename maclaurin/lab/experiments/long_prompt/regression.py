@@ -73,7 +73,7 @@ def official_law(as_published: bool = False) -> Regression:
     if not as_published:
         return Regression(sigma, sigma, 0.2, 0.1)
     twice = torch.linalg.matrix_power(torch.linalg.cholesky(sigma), 2)
-    return Regression(twice @ twice.T, torch.eye(5, dtype=torch.float64), 0.2, 0.1)
+    return Regression(twice @ twice.T, torch.eye(5, dtype=torch.float64, device="cpu"), 0.2, 0.1)
 
 
 def linear_risks(law: Regression, length: int, prompts: int, source: torch.Generator) -> tuple[Mean, Mean]:
@@ -81,7 +81,7 @@ def linear_risks(law: Regression, length: int, prompts: int, source: torch.Gener
     every prediction is Gaussian, are integrated exactly.
     """
     root, G = torch.linalg.cholesky(law.prompt_DD), best_linear(law, length)
-    eye = torch.eye(len(root), dtype=torch.float64)
+    eye = torch.eye(len(root), dtype=torch.float64, device="cpu")
     linear, ridge = [], []
     for count in chunks(prompts, length):
         x_NLD = draw("gaussian", (count, length, len(root)), source) @ root.T

@@ -41,7 +41,7 @@ class Regression:
 
     @classmethod
     def isotropic(cls, dims: int, prior: float = 1.0, noise: float = 0.0) -> Regression:
-        eye = torch.eye(dims, dtype=torch.float64)
+        eye = torch.eye(dims, dtype=torch.float64, device="cpu")
         return cls(eye, eye, prior, noise)
 
 
@@ -49,14 +49,14 @@ def linear_risk(law: Regression, map_DD: Tensor, length: int) -> float:
     """2R of linear attention with G = bA: exact at every L."""
     sigma, G = law.prompt_DD, map_DD
     second = (1 + 1 / length) * sigma @ sigma + sigma.trace() / length * sigma  # E of the squared empirical covariance
-    inner = G.T @ second @ G - G.T @ sigma - sigma @ G + torch.eye(len(sigma), dtype=sigma.dtype)
+    inner = G.T @ second @ G - G.T @ sigma - sigma @ G + torch.eye(len(sigma), dtype=sigma.dtype, device="cpu")
     noise = law.noise / length * (law.query_DD @ G.T @ sigma @ G).trace()
     return (law.prior * (law.query_DD @ inner).trace() + noise).item()
 
 
 def best_linear(law: Regression, length: int) -> Tensor:
     """The G of least risk, whatever the law of the queries."""
-    eye = torch.eye(len(law.prompt_DD), dtype=torch.float64)
+    eye = torch.eye(len(law.prompt_DD), dtype=torch.float64, device="cpu")
     ridge = (law.prompt_DD.trace() + law.noise / law.prior) / length
     return torch.linalg.inv((1 + 1 / length) * law.prompt_DD + ridge * eye)
 

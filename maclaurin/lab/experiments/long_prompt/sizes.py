@@ -32,8 +32,8 @@ class Table:
 
     @classmethod
     def drawn(cls, length: int, prompts: int, source: torch.Generator) -> Table:
-        size_S = torch.tensor(SIZES, dtype=torch.float64)
-        error_S, concentration_S, shrinkage_S = torch.zeros(3, len(SIZES), dtype=torch.float64)
+        size_S = torch.tensor(SIZES, dtype=torch.float64, device="cpu")
+        error_S, concentration_S, shrinkage_S = torch.zeros(3, len(SIZES), dtype=torch.float64, device="cpu")
         for count in chunks(prompts, length, TOKENS_AT_ONCE):
             x_NL = draw("gaussian", (count, length), source)
             below_NL = x_NL - x_NL.amax(-1, keepdim=True)  # |a| ≥ 0: no weight above 1
@@ -59,8 +59,8 @@ class Table:
     @staticmethod
     def _between(value_S: Tensor, first: float, size: Tensor) -> Tensor:
         """By straight lines. first: at size 0, where all weights are 1/L, and so are all three means."""
-        known = torch.tensor((0.0, *SIZES), dtype=torch.float64)
-        value = torch.cat([torch.tensor([first], dtype=torch.float64), value_S])
+        known = torch.tensor((0.0, *SIZES), dtype=torch.float64, device="cpu")
+        value = torch.cat([torch.tensor([first], dtype=torch.float64, device="cpu"), value_S])
         right = torch.searchsorted(known, size).clamp(1, len(known) - 1)
         share = (size - known[right - 1]) / (known[right] - known[right - 1])
         return value[right - 1] + share * (value[right] - value[right - 1])

@@ -43,14 +43,14 @@ class Parameters:
 
 
 def covariance(scale: float = 1.0) -> Tensor:
-    index = torch.arange(DIMS)
-    return scale * torch.tensor(0.5, dtype=torch.float64) ** (index - index[:, None]).abs()
+    index = torch.arange(DIMS, dtype=torch.long, device="cpu")
+    return scale * torch.tensor(0.5, dtype=torch.float64, device="cpu") ** (index - index[:, None]).abs()
 
 
 def start(sigma_DD: Tensor) -> Parameters:
     """A = αΘΘᵀ with ΘΘᵀ = I/2, b = α: half the largest α that the theorem allows, .2397 for the full Σ."""
     alpha = 1 / (math.sqrt(2) * DIMS**0.25 * torch.linalg.matrix_norm(sigma_DD, 2).item())
-    return Parameters(alpha * torch.eye(DIMS, dtype=torch.float64) / 2, alpha)
+    return Parameters(alpha * torch.eye(DIMS, dtype=torch.float64, device="cpu") / 2, alpha)
 
 
 def optimum(sigma_DD: Tensor) -> Parameters:
@@ -61,7 +61,7 @@ def optimum(sigma_DD: Tensor) -> Parameters:
 
 
 def infinite_risk(parameters: Parameters, sigma_DD: Tensor) -> float:
-    missed = parameters.b * sigma_DD @ parameters.A - torch.eye(DIMS, dtype=torch.float64)
+    missed = parameters.b * sigma_DD @ parameters.A - torch.eye(DIMS, dtype=torch.float64, device="cpu")
     return ((missed @ sigma_DD @ missed.T).trace() / 2).item()
 
 
@@ -74,7 +74,7 @@ def infinite_gradient(parameters: Parameters, sigma_DD: Tensor) -> Parameters:
 
 def finite_gradient(parameters: Parameters, root_DD: Tensor, length: int, batch: int, source: torch.Generator) -> Parameters:
     """Of the mean loss over a batch of fresh prompts."""
-    in_A, in_b = torch.zeros(DIMS, DIMS, dtype=torch.float64), 0.0
+    in_A, in_b = torch.zeros(DIMS, DIMS, dtype=torch.float64, device="cpu"), 0.0
     for count in chunks(batch, length):
         x_NLD = draw("gaussian", (count, length, DIMS), source) @ root_DD.T
         query_ND = draw("gaussian", (count, DIMS), source) @ root_DD.T

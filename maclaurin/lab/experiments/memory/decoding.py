@@ -34,7 +34,9 @@ def states(mixer: Mixer, contexts: Sequence[int], seed: int) -> dict[int, MixerS
     state: MixerState | None = None
     done = 0
     for context in sorted(contexts):
-        _, state = mixer(torch.randn(1, context - done, mixer.d_model, generator=generator), state)
+        _, state = mixer(
+            torch.randn(1, context - done, mixer.d_model, generator=generator, dtype=torch.float32, device="cpu"), state
+        )
         assert state is not None
         found[context], done = state, context
     return found
@@ -62,7 +64,7 @@ def times(behind: dict[tuple[Mixer, int], MixerState], seconds: float) -> dict[t
     """
 
     def in_a_row(mixer: Mixer, start: MixerState) -> Callable[[], None]:
-        token = torch.zeros(1, 1, mixer.d_model)
+        token = torch.zeros(1, 1, mixer.d_model, dtype=torch.float32, device="cpu")
 
         def run() -> None:
             state: MixerState | None = start.clone()

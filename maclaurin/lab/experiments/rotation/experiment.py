@@ -92,8 +92,8 @@ def _errors(kernel: tuple[list[float], list[float]], attention: list[float]) -> 
 
 
 def _ripples() -> Plot:
-    offset = torch.linspace(0.001, 0.3, 300, dtype=torch.float64)
-    length = torch.tensor(float(LENGTH), dtype=torch.float64)
+    offset = torch.linspace(0.001, 0.3, 300, dtype=torch.float64, device="cpu")
+    length = torch.tensor(float(LENGTH), dtype=torch.float64, device="cpu")
     curves = []
     for decay in DECAYS[:3]:
         found = response(offset, length, decay)

@@ -22,7 +22,7 @@ FEATURES = (64, 256, 1024, 4096, 16384)
 
 
 def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
 
 
 def recurrence(seed: int, *, length: int = 64, dim: int = 4, features: int = 32, turn: float = 1.0) -> float:
@@ -37,12 +37,12 @@ def recurrence(seed: int, *, length: int = 64, dim: int = 4, features: int = 32,
     grow_q_T, grow_k_T = (x.exp() for x in square)
     kernel_TS = torch.cos((q_TK @ omega_DK.T)[:, None] - (k_TK @ omega_DK.T)[None]).mean(-1)
     explicit_TV = (grow_q_T[:, None] * kernel_TS * grow_k_T).tril() @ v_TV
-    step_TD = turn * torch.diff(q_TK, dim=0, prepend=torch.zeros(1, dim, dtype=torch.float64)) @ omega_DK.T
+    step_TD = turn * torch.diff(q_TK, dim=0, prepend=torch.zeros(1, dim, dtype=torch.float64, device="cpu")) @ omega_DK.T
     write_TD = torch.polar(grow_k_T[:, None].expand(-1, features), (q_TK - k_TK) @ omega_DK.T)
-    memory_DV = torch.zeros(features, 3, dtype=torch.complex128)
+    memory_DV = torch.zeros(features, 3, dtype=torch.complex128, device="cpu")
     numerators = []
     for t in range(length):
-        memory_DV = torch.polar(torch.ones(features, dtype=torch.float64), step_TD[t])[:, None] * memory_DV
+        memory_DV = torch.polar(torch.ones(features, dtype=torch.float64, device="cpu"), step_TD[t])[:, None] * memory_DV
         memory_DV = memory_DV + write_TD[t][:, None] * v_TV[t]
         numerators.append(grow_q_T[t] * memory_DV.mean(0).real)
     return (torch.stack(numerators) - explicit_TV).abs().max().item()
@@ -60,7 +60,7 @@ def kernel_errors(seed: int, features: Sequence[int], draws: int, dim: int = 8) 
     measured, predicted = [], []
     for count in features:
         # ω·(q−k) is one normal number of that length: no need to draw all channels
-        angle_PD = math.sqrt(apart) * torch.randn(draws, count, generator=generator, dtype=torch.float64)
+        angle_PD = math.sqrt(apart) * torch.randn(draws, count, generator=generator, dtype=torch.float64, device="cpu")
         error_P = grow * angle_PD.cos().mean(-1) - exact
         measured.append(error_P.square().mean().sqrt().item())
         predicted.append(grow * math.sqrt(((1 + math.exp(-2 * apart)) / 2 - math.exp(-apart)) / count))
@@ -85,7 +85,7 @@ def attention_errors(seed: int, features: Sequence[int], length: int = 32, dim: 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Of log y against log x, by least squares."""
-    log_x, log_y = (torch.tensor(values, dtype=torch.float64).log() for values in (x, y))
+    log_x, log_y = (torch.tensor(values, dtype=torch.float64, device="cpu").log() for values in (x, y))
     centred = log_x - log_x.mean()
     return float((centred @ log_y) / (centred @ centred))
 

@@ -29,12 +29,12 @@ def selective_angles(tokens_T: Tensor, turns: list[float], dtype: torch.dtype = 
     Tokens are one-hot; the projection reads the turn off a token, and the convolution passes it on as it is.
     """
     turning = SelectiveRotary(len(turns), 1, 1, increments="linear", gate="none", theta=1.0).to(dtype)
-    wanted = torch.tensor(turns, dtype=torch.float64)
-    pass_on = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    wanted = torch.tensor(turns, dtype=torch.float64, device="cpu")
+    pass_on = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64, device="cpu")
     length = wanted.norm() * math.sqrt(1 + UNIT_LENGTH_EPS)  # undoes the norms of the column and of the token
     parts = {"conv.weight": pass_on[None, None], "proj.weight": wanted[None, :, None], "proj.scale": length[None]}
     turning.load_state_dict(parts)
-    one_hot = torch.eye(len(turns), dtype=dtype)[tokens_T][None]
+    one_hot = torch.eye(len(turns), dtype=dtype, device="cpu")[tokens_T][None]
     with torch.no_grad():
         angles: Tensor = turning(one_hot, None, "auto", None)[0]
     return angles
@@ -44,11 +44,11 @@ def tracked(tokens_T: Tensor, turns: list[float], dtype: torch.dtype = torch.flo
     """(cos, sin) of the phase (T, 2) as linear attention reads it: the first token is the only one with a key."""
     angles = selective_angles(tokens_T, turns, dtype)
     T = len(tokens_T)
-    q = torch.zeros(1, T, 1, 2, dtype=dtype)
+    q = torch.zeros(1, T, 1, 2, dtype=dtype, device="cpu")
     q[..., 0] = 1
     k = torch.zeros_like(q)
     k[:, 0, :, 0] = 1
-    value = torch.ones(1, T, 1, 1, dtype=dtype)
+    value = torch.ones(1, T, 1, 1, dtype=dtype, device="cpu")
 
     def read(queries: Tensor) -> Tensor:
         y, _ = linear_attention(
@@ -75,14 +75,14 @@ def running_sum_parity(seed: int, length: int) -> float:
 
 
 def _bits(seed: int, length: int) -> Tensor:
-    bits = torch.randint(0, 2, (length,), generator=torch.Generator().manual_seed(seed))
+    bits = torch.randint(0, 2, (length,), generator=torch.Generator().manual_seed(seed), device="cpu")
     bits[0] = 0  # the token that writes
     return bits
 
 
 def cyclic(seed: int, order: int, length: int) -> float:
     """The largest error of the phase's cosine and sine against 2π/m times the sum mod m of tokens 0 … m-1."""
-    tokens = torch.randint(0, order, (length,), generator=torch.Generator().manual_seed(seed))
+    tokens = torch.randint(0, order, (length,), generator=torch.Generator().manual_seed(seed), device="cpu")
     tokens[0] = 0
     # within half a turn to either side: phases stay near 0, where float64 is finest
     found = tracked(tokens, [math.remainder(math.tau * a / order, math.tau) for a in range(order)])
@@ -92,7 +92,9 @@ def cyclic(seed: int, order: int, length: int) -> float:
 
 def commuting(turns: list[float]) -> float:
     """How differently the words ab and ba end: 0 for rotations of one plane, though in S3 they are two elements."""
-    ends = [tracked(torch.tensor([0, *word]), [0.0, *turns])[-1] for word in ((1, 2), (2, 1))]
+    ends = [
+        tracked(torch.tensor([0, *word], dtype=torch.long, device="cpu"), [0.0, *turns])[-1] for word in ((1, 2), (2, 1))
+    ]
     return (ends[0] - ends[1]).abs().max().item()
 
 

@@ -39,7 +39,7 @@ class Turned:
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+            return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
 
         q, k, v, increment = (
             normal(length, 2 * planes),
@@ -71,7 +71,7 @@ class Turned:
         planes = q_TR.shape[1]
         # conj(k) is turned the other way: the recurrence carries the phase from a key to the query
         turn_TR = torch.polar(self.log_decay_TK[:, :planes].exp(), self.increment_TR)
-        memory_RV = torch.zeros(planes, self.v_TV.shape[1], dtype=torch.complex128)
+        memory_RV = torch.zeros(planes, self.v_TV.shape[1], dtype=torch.complex128, device="cpu")
         outputs = []
         for q_R, k_R, v_V, turn_R in zip(q_TR, k_TR, self.v_TV, turn_TR, strict=True):
             memory_RV = turn_R[:, None] * memory_RV + k_R.conj()[:, None] * v_V
@@ -108,10 +108,10 @@ def as_rope(seed: int, *, speed: float = 1.0) -> list[Claim]:
         assert turning.conv is not None and turning.bias is not None
         turning.conv.weight.zero_()
         turning.bias.fill_(math.log(speed))
-        angles, _ = turning(torch.randn(1, length, 8, dtype=torch.float64), None, "auto", None)
-    q, k = torch.randn(2, 1, length, 1, 2 * planes, dtype=torch.float64)
+        angles, _ = turning(torch.randn(1, length, 8, dtype=torch.float64, device="cpu"), None, "auto", None)
+    q, k = torch.randn(2, 1, length, 1, 2 * planes, dtype=torch.float64, device="cpu")
     selective = _scores(rotate(q, angles), rotate(k, angles))
-    positions = torch.arange(length)
+    positions = torch.arange(length, dtype=torch.long, device="cpu")
     rope = _scores(rotary(q, positions), rotary(k, positions))
     lengths = (rotate(q, angles).norm(dim=-1) - q.norm(dim=-1)).abs().max().item()
     return [
@@ -131,7 +131,7 @@ def stepwise(name: str, dtype: torch.dtype, seed: int) -> float:
     """The relative error of decoding token by token behind a prefill in two pieces, against one pass."""
     torch.manual_seed(seed)
     mixer = build_mixer(name, 32, 2, rotary="selective").to(dtype)
-    x = torch.randn(2, 48, 32).to(dtype)
+    x = torch.randn(2, 48, 32, dtype=torch.float32, device="cpu").to(dtype)
     whole, _ = mixer(x)
     pieces, state = [], None
     for piece in (x[:, :17], x[:, 17:32], *x[:, 32:].split(1, dim=1)):

@@ -30,23 +30,23 @@ def response(offset: Tensor, length: Tensor, decay: float) -> Tensor:
 
 def spread(decay: float) -> float:
     """(largest − smallest) / mean of the response over the lengths 200 to 256; the mean of that over δ between LOBES."""
-    lengths = torch.arange(SHORTEST, LENGTH + 1, dtype=torch.float64)
-    offset = torch.linspace(*LOBES, 1001, dtype=torch.float64)[:, None].expand(-1, len(lengths))
+    lengths = torch.arange(SHORTEST, LENGTH + 1, dtype=torch.float64, device="cpu")
+    offset = torch.linspace(*LOBES, 1001, dtype=torch.float64, device="cpu")[:, None].expand(-1, len(lengths))
     found = response(offset, lengths, decay)
     return ((found.amax(1) - found.amin(1)) / found.mean(1)).mean().item()
 
 
 def lobes(decay: float) -> int:
     """Local maxima of the response between the ends of LOBES."""
-    offset = torch.linspace(*LOBES, 200_001, dtype=torch.float64)
-    found = response(offset, torch.tensor(float(LENGTH), dtype=torch.float64), decay)
+    offset = torch.linspace(*LOBES, 200_001, dtype=torch.float64, device="cpu")
+    found = response(offset, torch.tensor(float(LENGTH), dtype=torch.float64, device="cpu"), decay)
     return int(((found[1:-1] > found[:-2]) & (found[1:-1] > found[2:])).sum())
 
 
 def level(decay: float, far: float = FAR) -> float:
     """The largest response within a lobe of δ = `far`, in dB of the peak."""
-    offset = torch.linspace(far - math.pi / LENGTH, far + math.pi / LENGTH, 2001, dtype=torch.float64)
-    length = torch.tensor(float(LENGTH), dtype=torch.float64)
+    offset = torch.linspace(far - math.pi / LENGTH, far + math.pi / LENGTH, 2001, dtype=torch.float64, device="cpu")
+    length = torch.tensor(float(LENGTH), dtype=torch.float64, device="cpu")
     peak = LENGTH if decay == 1 else (1 - decay**LENGTH) / (1 - decay)
     return 20 * math.log10(response(offset, length, decay).max().item() / peak)
 

@@ -83,8 +83,8 @@ def masses(attention: Attention, n: float, a: float, scale: float = 1.0) -> Mass
     """From the mechanism itself: on one generic token and the needle it gives the ratio of their weights, and n-1 generic
     tokens weigh n-1 times as much as one. `separable` says whether that is so.
     """
-    row_sum = torch.tensor([[1.0], [1.0 + a]], dtype=torch.float64) * math.sqrt(math.log(n))
-    weights = attention(scale * row_sum, row_sum, torch.eye(2, dtype=torch.float64))
+    row_sum = torch.tensor([[1.0], [1.0 + a]], dtype=torch.float64, device="cpu") * math.sqrt(math.log(n))
+    weights = attention(scale * row_sum, row_sum, torch.eye(2, dtype=torch.float64, device="cpu"))
     generic, needle = (_mass(float(other), float(own), n) for other, own in weights)
     return Masses(generic, needle)
 
@@ -96,8 +96,8 @@ def _mass(other: float, own: float, n: float) -> float:
 
 def separable(attention: Attention) -> bool:
     """Whether a weight depends on its own key alone, but for the sum: then more generic tokens only dilute the needle."""
-    row_sum = torch.tensor([[1.0]] * 5 + [[1.7]], dtype=torch.float64)
-    weights = attention(row_sum, row_sum, torch.eye(6, dtype=torch.float64))
+    row_sum = torch.tensor([[1.0]] * 5 + [[1.7]], dtype=torch.float64, device="cpu")
+    weights = attention(row_sum, row_sum, torch.eye(6, dtype=torch.float64, device="cpu"))
     expected = masses(attention, math.e, 0.7)  # √(log e) = 1
     found = weights[0, -1].item(), weights[-1, -1].item()
     diluted = [p / (p + 5 * (1 - p) / (math.e - 1)) for p in (expected.generic, expected.needle)]
@@ -106,14 +106,14 @@ def separable(attention: Attention) -> bool:
 
 def normalised(attention: Attention) -> bool:
     """Whether rows sum to one, which the threshold supposes."""
-    row_sum = torch.tensor([[1.0], [1.7], [2.0]], dtype=torch.float64)
-    return bool((attention(row_sum, row_sum, torch.ones(3, 1, dtype=torch.float64)) - 1).abs().max() < 1e-9)
+    row_sum = torch.tensor([[1.0], [1.7], [2.0]], dtype=torch.float64, device="cpu")
+    return bool((attention(row_sum, row_sum, torch.ones(3, 1, dtype=torch.float64, device="cpu")) - 1).abs().max() < 1e-9)
 
 
 def sees_magnitude(attention: Attention) -> bool:
     """Whether a longer key weighs differently. The needle is coded in nothing else."""
-    row_sum = torch.tensor([[0.1], [0.2]], dtype=torch.float64)
-    weights = attention(row_sum, row_sum, torch.eye(2, dtype=torch.float64))
+    row_sum = torch.tensor([[0.1], [0.2]], dtype=torch.float64, device="cpu")
+    weights = attention(row_sum, row_sum, torch.eye(2, dtype=torch.float64, device="cpu"))
     return bool((weights[:, 0] - weights[:, 1]).abs().max() > 1e-9)
 
 

@@ -88,9 +88,11 @@ def sign_vectors(setting: Setting, networks: int, rng: np.random.Generator) -> T
 def data(setting: Setting, a: float, needle: int) -> Tensor:
     """A (n, d): one sample of D0 or D1, by its a."""
     n, d = int(setting.n), setting.d
-    rows = torch.zeros(n, d, dtype=torch.float64)
+    rows = torch.zeros(n, d, dtype=torch.float64, device="cpu")
     rows[needle, 0] = a
-    rows[torch.arange(n), 1 + torch.arange(n) % (d - 2)] = setting.b
+    rows[torch.arange(n, dtype=torch.long, device="cpu"), 1 + torch.arange(n, dtype=torch.long, device="cpu") % (d - 2)] = (
+        setting.b
+    )
     rows[:, -1] = setting.c
     return setting.unit * rows
 

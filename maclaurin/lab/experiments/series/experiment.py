@@ -141,7 +141,7 @@ def truncation_claims(found: dict[float, list[Truncation]]) -> list[Claim]:
 def probe_claims(layers: Sequence[LayerOrders], seed: int, scale: float = 1.0) -> list[Claim]:
     """The probe on Gaussian scores, whose answer is known, and on the layers of the model. scale: of those scores."""
     generator = torch.Generator().manual_seed(seed)
-    drawn: Tensor = 2 * scale * torch.randn(1, 1, 512, 512, generator=generator, dtype=torch.float64)
+    drawn: Tensor = 2 * scale * torch.randn(1, 1, 512, 512, generator=generator, dtype=torch.float64, device="cpu")
     measured = orders_of_scores(0, "gaussian", drawn).dominant
     text = "dominant order of Gaussian scores of variance 4, by the probe"
     lowest = min(layer.dominant for layer in layers)

@@ -31,7 +31,7 @@ def taylor_coefficient(order: int) -> float:
 def draw(tokens: int, dim: int, spread: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v (1, T, 1, d) in float64; scores have about the standard deviation `spread`."""
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = torch.randn(3, 1, tokens, 1, dim, generator=generator, dtype=torch.float64)
+    q, k, v = torch.randn(3, 1, tokens, 1, dim, generator=generator, dtype=torch.float64, device="cpu")
     return q * (spread / math.sqrt(dim)), k, v
 
 
@@ -59,7 +59,7 @@ def term(q: Tensor, k: Tensor, v: Tensor, order: int, form: str) -> Tensor:
 def tensor_network(q: Tensor, k: Tensor, v: Tensor, order: int) -> Tensor:
     """The same by the paper's network, whose memory has a row for each of the dⁿ products of n channels."""
     q_TF, k_TF = (_tensor_power(x[0, :, 0], order) for x in (q, k))
-    memory_FV = torch.zeros(k_TF.shape[1], v.shape[3], dtype=v.dtype)
+    memory_FV = torch.zeros(k_TF.shape[1], v.shape[3], dtype=v.dtype, device="cpu")
     outputs = []
     for q_F, k_F, v_V in zip(q_TF, k_TF, v[0, :, 0], strict=True):
         memory_FV = memory_FV + k_F[:, None] * v_V

@@ -73,7 +73,9 @@ def orders_of_scores(layer: int, mixer: str, score_BHTS: Tensor) -> LayerOrders:
     weight_T = (count_T - count_T.logsumexp(0))[:, None]  # every pair counts the same
     heads = math.log(score_BHTS.shape[0] * score_BHTS.shape[1])
     of_layer_O = (by_query_BHTO + weight_T).flatten(0, 2).logsumexp(0) - heads
-    quartiles = by_query_BHTO.argmax(-1).double().quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+    quartiles = (
+        by_query_BHTO.argmax(-1).double().quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device="cpu"))
+    )
     visible = score_BHTS[..., visible_TS]
     low, median, high = quartiles.tolist()
     return LayerOrders(
