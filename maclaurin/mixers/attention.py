@@ -256,9 +256,12 @@ class Attention(ProjectedMixer):
         fixed = self._carried_nbytes() + self._near_nbytes(length)
         if self.kernel is None:
             return fixed + token * (length if self.window is None else min(length, self.window - 1))
-        kept = waiting(length, self._fold_at(dtype), 1 if self.order == 1 else self.fold_every)
+        kept = waiting(length, self._fold_at(self._key_dtype(dtype)), 1 if self.order == 1 else self.fold_every)
         memory = self._memory_elements() * torch.promote_types(dtype, torch.float32).itemsize
         return fixed + token * kept + (kept < length) * memory
+
+    def _key_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.promote_types(dtype, torch.float32) if self.feature_map == "exp" else dtype
 
 
 class Taylor(Attention):

@@ -233,7 +233,12 @@ class ProjectedMixer(Mixer):
         """What one kept token takes: key, value and decay of every head of the state."""
         dtype = next(self.parameters()).dtype
         wide = torch.promote_types(dtype, torch.float32).itemsize
-        return heads * ((self.key_dim + self.head_dim) * dtype.itemsize + (self.decay != "none") * wide)
+        key, value = self.key_dim * self._key_dtype(dtype).itemsize, self.head_dim * dtype.itemsize
+        return heads * (key + value + (self.decay != "none") * wide)
+
+    def _key_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Of kept keys, where inputs have `dtype`."""
+        return dtype
 
     def _with_near(self, tokens: TokenState) -> State:
         """The attention's state before the first token, beside that of a window where there is one."""

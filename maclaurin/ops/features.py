@@ -111,7 +111,8 @@ class Kernel:
 
     @property
     def squared(self) -> bool:
-        return self.orders == (2,)
+        """x² itself, not the term x²/2 of the series."""
+        return self.orders == (2,) and self.coefficients == (1.0,)
 
     @property
     def even(self) -> bool:

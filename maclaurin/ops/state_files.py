@@ -20,6 +20,7 @@ from maclaurin.ops.fields import fields_of
 from maclaurin.ops.states import State
 
 DTYPES = ("F16", "BF16", "F32", "F64", "I64")
+LONGEST_REASON = 300  # characters of safetensors' message, which may quote the file
 DEEPEST = 8  # states inside states
 MOST_OF_NOTHING = 2**31  # the sizes of an empty tensor, which take no room in a file, multiplied but for the zeros
 
@@ -74,7 +75,7 @@ def _read(path: str | os.PathLike[str], device: torch.device) -> tuple[dict[str,
             text = (file.metadata() or {}).get("state")
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
-        raise ValueError(str(error).replace("\n", " ")) from error
+        raise ValueError(str(error).replace("\n", " ")[:LONGEST_REASON]) from error
     if text is None:
         raise ValueError("it has no 'state' entry in its metadata")
     return tensors, text

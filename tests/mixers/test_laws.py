@@ -285,6 +285,16 @@ def test_state_nbytes_is_the_size_of_the_state(name):
         assert mixer.state_nbytes(10**6) == mixer.state_nbytes(10**6 + 12)
 
 
+@pytest.mark.parametrize("name", ["softmax", "fox", "2mamba", "linear"])
+@pytest.mark.parametrize("feature_map", ["exp", "relu"])
+def test_state_nbytes_counts_keys_in_the_precision_of_their_features(name, feature_map):
+    mixer = build(name, torch.bfloat16, feature_map=feature_map)
+    for length in (1, 8, 40):
+        with torch.no_grad():
+            _, state = mixer(inputs(mixer, 1, length))
+        assert state.nbytes == mixer.state_nbytes(length), length
+
+
 @every_mixer
 def test_state_survives_selection_and_the_disk(name, tmp_path):
     mixer = build(name)

@@ -289,3 +289,13 @@ def test_products_are_counted():
     with FlopCounterMode(display=False) as counter:
         ops.power_attention(x, x, x, form="chunked", backend="native", return_state=False)
     assert counter.get_total_flops() == 2 * 512 * (2 * 36 * 9 + 64 * 16)
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent", "auto"])
+def test_one_term_of_the_series_is_not_the_plain_square(form):
+    """Without a division x²/2 is half of x², whatever the backend that "auto" takes."""
+    q, k, v = (torch.randn(1, 40, 2, 8) for _ in range(3))
+    for op in (ops.power_attention, ops.bidirectional_power):
+        both = (op(q, k, v, order=order, normalize=False, form=form) for order in ((2,), 2))
+        term, square = (y if op is ops.bidirectional_power else y[0] for y in both)
+        torch.testing.assert_close(2 * term, square, rtol=1e-4, atol=1e-4)
