@@ -121,7 +121,7 @@ class Mixer(nn.Module, ABC):
         own = self._shapes()
         checks.initial_state(state.attention, type(own.attention))
         if isinstance(state.kind, str) and state.kind != self.kind:
-            raise ValueError(f"state must come from a mixer of the kind {self.kind!r}, got one of {state.kind!r}")
+            raise ValueError(f"state must come from a mixer of the kind {self.kind!r}, got one of {state.kind!r:.80}")
         if (device := state.check(like=own).device) != x.device:
             raise ValueError(f"state must be on the device of x ({x.device}), got {device}")
 
