@@ -23,7 +23,8 @@ DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.flo
 LAYOUTS = ("attention_mask", "cu_seqlens")
 FORMS = ("auto", "parallel", "chunked", "recurrent")
 LENGTHS = (1, 2, 5, 9, 17, 33, 40, 65, 130)
-SLACK = 4.0  # a mixer is a chain of roundings: projections, gates, norms
+# a mixer is a chain of roundings: projections, gates, norms, of which each may be of numbers that cancel
+SLACK = {torch.float64: 2.0, torch.float32: 2.0, torch.bfloat16: 6.0, torch.float16: 6.0}
 
 
 def case(draw: Draw) -> str:
@@ -101,7 +102,7 @@ def _judge(mixer: Mixer, x: Tensor, lengths: list[int], got: dict[str, Tensor], 
 
     inputs = {"x": x, **dict(mixer.named_parameters())}
     exact = formula({name: tensor.double() for name, tensor in inputs.items()})
-    judge(got, exact, x.dtype, formula, inputs, slack=SLACK, rounding=x.dtype)
+    judge(got, exact, x.dtype, formula, inputs, slack=SLACK[x.dtype], rounding=x.dtype)
 
 
 def _flat(outputs: list[Tensor]) -> Tensor:

@@ -108,7 +108,7 @@ def _value(draw: Draw, old: Any, trap: Trap) -> Any:
     """Something else where `old` stood: another type, a number out of range, a path, a structure without end."""
     out = ("../../escaped", str(trap.escape), "/etc/passwd", "..", str(trap.escape / "file.safetensors"))
     numbers = (0, -1, 1, 2**31, 2**40, 2**63, -(2**63), 1e308, float("nan"), float("inf"), 0.5, _Raw(HUGE_INTEGER))
-    texts = ("", "x", "\x00", "\ud800", "é" * 1000, "1", "null", "<script>alert(1)</script>", "__class__", *out)
+    texts = ("", "x", "\x00", "\ud800", "é" * 200, "1", "null", "<script>alert(1)</script>", "__class__", *out)
     others: tuple[Any, ...] = (
         None,
         True,

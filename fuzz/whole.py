@@ -110,6 +110,8 @@ def inline(draw: Draw) -> Question:
 def power(draw: Draw) -> Question:
     order = draw.choice((1, 2, 4, (0, 1, 2)))
     normalize, decay = draw.chance(0.6), draw.choice((None, "kv"))
+    # a memory is silent where queries are nearly orthogonal to all keys (docs/maths.md)
+    positive = normalize and order != (0, 1, 2)
 
     def matrix(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None) -> Tensor:
         weight = Kernel.of(order)(scores(q, k))
@@ -118,7 +120,7 @@ def power(draw: Draw) -> Question:
         return attend(weight, v, normalize)
 
     options = {"order": order, "normalize": normalize, "form": draw.one("form", FORMS)}
-    return _rows(draw, ops.bidirectional_power, matrix, decay, positive=normalize and order == 1, options=options)
+    return _rows(draw, ops.bidirectional_power, matrix, decay, positive=positive, options=options)
 
 
 def linear(draw: Draw) -> Question:
