@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import TextStreamer
 
 PREFILL_CHUNK = 4096  # tokens of a long prompt that are read at once
@@ -57,6 +58,7 @@ def continue_text(
         max_new_tokens=max_new_tokens,
         prefill_chunk_size=PREFILL_CHUNK if length > PREFILL_CHUNK else None,
         streamer=stream,
+        logits_processor=[_check_finite],
         return_dict_in_generate=True,
     )
     ended = time.perf_counter()
@@ -70,6 +72,15 @@ def continue_text(
         tokens_per_second=later / (ended - stream.first) if later and ended > stream.first else None,
         state_bytes=output.past_key_values.nbytes,
     )
+
+
+def _check_finite(ids: Tensor, logits: Tensor) -> Tensor:
+    """A sentence instead of what sampling from NaN would raise."""
+    if not bool(logits.amax(-1).isfinite().all()):
+        raise ValueError(
+            "the model gives logits that are not finite: its weights are damaged, or too large for their precision"
+        )
+    return logits
 
 
 class _Stream(TextStreamer):

@@ -1,5 +1,7 @@
 """`continue_text`: what is streamed is what is returned, and it is the model's own continuation."""
 
+import copy
+
 import pytest
 import torch
 
@@ -57,3 +59,13 @@ def test_a_long_prompt_is_read_in_chunks(opened, monkeypatch):
 def test_bad_requests(opened, fields, message):
     with pytest.raises(ValueError, match=message):
         continue_text(*opened, **{"prompt": "x", **fields})
+
+
+def test_weights_that_are_not_finite_are_a_sentence(opened):
+    model, tokenizer = opened
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.lm_head.weight.fill_(torch.nan)
+    for temperature in (0, 0.8):
+        with pytest.raises(ValueError, match="not finite"):
+            continue_text(broken, tokenizer, "green", max_new_tokens=2, temperature=temperature)

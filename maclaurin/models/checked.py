@@ -115,7 +115,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise ValueError(f"model {str(folder)!r} has no {WEIGHTS}: pickled weights are never loaded")
     for file in files:
         if file.suffix != ".safetensors" or not file.is_file():
-            raise ValueError(f"{folder / INDEX} names {file.name!r}, which is no .safetensors file in its folder")
+            raise ValueError(f"{folder / INDEX} names {file.name!r:.80}, which is no .safetensors file in its folder")
         stays_inside(folder, file)
     return files
 
