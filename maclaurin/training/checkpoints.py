@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
-from maclaurin.files import read_json, write_json
+from maclaurin.files import naming, read_json, write_json
 
 MANIFEST, IDENTITY, STATE = "manifest.json", "run.json", "trainer_state.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -125,10 +125,10 @@ def _measured(path: Path, expected_bytes: Any) -> dict[str, Any]:
 def _check_readable(checkpoint: Path) -> None:
     read_json(checkpoint / "config.json")
     for file in (checkpoint / "optimizer.pt", checkpoint / "scheduler.pt", *checkpoint.glob("rng_state*.pth")):
-        with reading(file), safe_globals():
+        with naming(file), safe_globals():
             torch.load(file, map_location="meta", weights_only=True)
     for file in checkpoint.glob("*.safetensors"):
-        with reading(file), safe_open(file, framework="pt"):
+        with naming(file), safe_open(file, framework="pt"):
             pass
 
 
@@ -200,15 +200,6 @@ def deliver(staging: Path, output: Path) -> None:
     for file in sorted(staging.iterdir(), key=lambda file: file.name == "config.json"):
         os.replace(file, output / file.name)
     staging.rmdir()
-
-
-@contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """A crafted or damaged file may fail in any way: all are one sentence with its name."""
-    try:
-        yield
-    except Exception as error:
-        raise ValueError(f"{file} cannot be read: {_first_line(error)}") from error
 
 
 @contextmanager

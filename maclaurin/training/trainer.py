@@ -15,7 +15,8 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 
-from maclaurin.training.checkpoints import WEIGHTS, checkpoints, put, reading, remove_old, run_of, seal, writing
+from maclaurin.files import naming
+from maclaurin.training.checkpoints import WEIGHTS, checkpoints, put, remove_old, run_of, seal, writing
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -72,7 +73,7 @@ class LanguageTrainer(Trainer):
         return where
 
     def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
-        with reading(Path(checkpoint) / WEIGHTS):
+        with naming(Path(checkpoint) / WEIGHTS):
             super()._load_from_checkpoint(checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
@@ -83,12 +84,12 @@ class LanguageTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            with reading(Path(checkpoint) / "optimizer.pt or scheduler.pt"):
+            with naming(Path(checkpoint) / "optimizer.pt or scheduler.pt"):
                 super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            with reading(Path(checkpoint) / "rng_state.pth"):
+            with naming(Path(checkpoint) / "rng_state.pth"):
                 super()._load_rng_state(checkpoint)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
