@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -100,11 +101,23 @@ def test_runs_without_figures_are_still_a_page(tmp_path):
 def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "new" / "report.html"
     Page("t", "first", [], []).write(path)
-    monkeypatch.setattr(Page, "html", lambda self: "\ud800")  # cannot be encoded: fails in the middle of writing
-    with pytest.raises(UnicodeEncodeError):
+
+    def full(self, text, **options):
+        self.write_bytes(text.encode()[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
         Page("t", "second", [], []).write(path)
+    monkeypatch.undo()
     assert "first" in path.read_text()
     assert [file.name for file in path.parent.iterdir()] == ["report.html"]
+
+
+def test_half_a_character_is_shown_as_a_question_mark(tmp_path):
+    path = tmp_path / "report.html"
+    Page("t", "half \ud800 of one", [], []).write(path)
+    assert "half ? of one" in path.read_text(encoding="utf-8")
 
 
 def test_the_command_writes_the_page_and_ends_with_its_path(comparison):
