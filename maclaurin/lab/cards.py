@@ -25,14 +25,12 @@ from maclaurin.lab.checkpoints import OfTransformers, checkpoint
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.dynamics import to_dsf
 from maclaurin.lab.experiments.dynamics.convert import drawn
-from maclaurin.lab.experiments.injectivity.confusion import TOLERANCE, TOLERANCES, confusion
-from maclaurin.lab.experiments.injectivity.experiment import SAME
-from maclaurin.lab.experiments.injectivity.mixers import told_apart
+from maclaurin.lab.experiments.injectivity.queries import SAME, TOLERANCE, TOLERANCES, confusion, told_apart
 from maclaurin.lab.experiments.separation import Setting as Separation
 from maclaurin.lab.experiments.separation import probe
 from maclaurin.lab.mechanisms import mechanism
 from maclaurin.lab.result import Curve, Grid, Plot, Result
-from maclaurin.lab.watched import Watched
+from maclaurin.lab.traces import Watched
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.base import Mixer
 from maclaurin.mixers.overview import explanation, size_text

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from maclaurin.evals.cells import Row
 from maclaurin.evals.text import documents_of
-from maclaurin.lab.watched import Hidden, Layer, Watched, change_of_values, digits
+from maclaurin.lab.traces import Hidden, Layer, Watched, change_of_values, digits
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.models import MaclaurinForCausalLM

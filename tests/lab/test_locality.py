@@ -7,10 +7,8 @@ import torch
 
 from maclaurin.evals.suites.rows import one
 from maclaurin.lab import weights
-from maclaurin.lab.experiments.locality import locality
-from maclaurin.lab.experiments.locality.experiment import claims_of
-from maclaurin.lab.experiments.locality.probes import Masked, Masses, local_mass, masking, mass
-from maclaurin.lab.watched import Watched, digits
+from maclaurin.lab.experiments.locality import Masked, Masses, claims_of, local_mass, locality, masking, mass
+from maclaurin.lab.traces import Watched, digits
 from maclaurin.mixers import build_mixer
 
 

@@ -8,10 +8,19 @@ import pytest
 import torch
 
 from maclaurin.bench.timing import Timing
-from maclaurin.lab.experiments.memory import memory
-from maclaurin.lab.experiments.memory.crossover import crossover, measured, predicted
-from maclaurin.lab.experiments.memory.decoding import Cost, multiply_adds, states
-from maclaurin.lab.experiments.memory.experiment import byte_claims, cost_claims, crossover_claims, crossovers
+from maclaurin.lab.experiments.memory import (
+    Cost,
+    byte_claims,
+    cost_claims,
+    crossover,
+    crossover_claims,
+    crossovers,
+    measured,
+    memory,
+    multiply_adds,
+    predicted,
+    states,
+)
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.overview import crossover_length
 

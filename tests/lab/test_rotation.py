@@ -6,11 +6,10 @@ import math
 
 import pytest
 
+from maclaurin.lab.experiments.draws import slope
 from maclaurin.lab.experiments.rotation import rotation
-from maclaurin.lab.experiments.rotation.fourier import attention_errors, kernel_errors, recurrence, slope
-from maclaurin.lab.experiments.rotation.groups import cyclic, group_claims, parity
-from maclaurin.lab.experiments.rotation.phases import as_rope, complex_form, decoding, relative_phase
-from maclaurin.lab.experiments.rotation.ripple import ripple_claims
+from maclaurin.lab.experiments.rotation.fourier import attention_errors, kernel_errors, recurrence, ripple_claims
+from maclaurin.lab.experiments.rotation.phases import as_rope, complex_form, cyclic, group_claims, parity, relative_phase
 
 
 def test_all_claims_hold_and_the_result_is_drawn() -> None:
@@ -57,10 +56,6 @@ def test_sums_modulo_seven() -> None:
 def test_ripples_need_the_right_decays() -> None:
     wrong = {claim.key: claim.held for claim in ripple_claims((0.97, 0.97, 1.0, 1.0))}
     assert not any(wrong.values())
-
-
-def test_decoding_is_prefill() -> None:
-    assert all(claim.held for claim in decoding(1))
 
 
 @pytest.mark.parametrize("arguments", [{"speed": 0.0}, {"length": 1}])

@@ -7,7 +7,7 @@ from maclaurin.lab.checkpoints import checkpoint
 from maclaurin.lab.experiments.long_prompt.linearisation import SHORTEST_PROMPT, LinearisationReport, linearisation_report
 from maclaurin.lab.experiments.long_prompt.part import Part
 from maclaurin.lab.result import Curve, Plot
-from maclaurin.lab.watched import Layer
+from maclaurin.lab.traces import Layer
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.ops.checks import at_least

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maclaurin.lab.watched import Watched
+from maclaurin.lab.traces import Watched
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.projected import Projections

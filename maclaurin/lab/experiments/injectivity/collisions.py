@@ -16,13 +16,12 @@ from torch import Tensor
 
 from maclaurin.lab import claims, weights
 from maclaurin.lab.claims import Claim
+from maclaurin.lab.experiments.draws import distance, generator, normal
 from maclaurin.lab.weights import Weights
-from maclaurin.ops import bidirectional_inline
 
 FIGURE = "InLine, arXiv 2412.06590, README"
 FIGURE_KEYS = ((0.6, 1.85), (1.0, 1.0), (1.9, 0.65), (1.8, 0.3))
 FIGURE_QUERY, FIGURE_LENGTHS = (0.4, 0.71), (1.0, 1.65, 2.35, 2.9)
-FIGURE_INLINE_SHORT = (0.31, 0.23, 0.25, 0.20)
 FIGURE_LINEAR, FIGURE_INLINE, FIGURE_SOFTMAX = (0.32, 0.23, 0.25, 0.19), (0.43, 0.20, 0.26, 0.11), (0.46, 0.18, 0.23, 0.13)
 ROUNDING = 1e-16  # weights are about 1/N: a few units in the last place
 
@@ -33,18 +32,15 @@ class Draw:
 
     q_PD: Tensor
     k_ND: Tensor
-    v_ND: Tensor
     inline_scale: float
 
     @classmethod
     def of(cls, keys: int, dim: int, seed: int, *, ties: bool, inline_scale: float | None) -> Draw:
-        generator = torch.Generator().manual_seed(seed)
-        q, k, v = (
-            torch.randn(count, dim, generator=generator, dtype=torch.float64, device="cpu") for count in (200, keys, keys)
-        )
+        source = generator(seed)
+        q, k = (normal(count, dim, generator=source) for count in (200, keys))
         if ties:
             k[:, -1] = 1.0
-        return cls(q, k, v, dim**-0.5 if inline_scale is None else inline_scale)
+        return cls(q, k, dim**-0.5 if inline_scale is None else inline_scale)
 
     @property
     def dim(self) -> int:
@@ -70,22 +66,18 @@ def all_checks(draw: Draw) -> list[Claim]:
 def inline_form(draw: Draw) -> list[Claim]:
     weight_PN = draw.inline(draw.q_PD, draw.k_ND)
     sums = max(abs(math.fsum(row) - 1) for row in weight_PN.tolist())
-    q_1PHD, k_1NHD, v_1NHD = (x[None, :, None] for x in (draw.q_PD[: len(draw.k_ND)], draw.k_ND, draw.v_ND))
-    linear_time = bidirectional_inline(q_1PHD, k_1NHD, v_1NHD, scale=draw.inline_scale)[0, :, 0]
-    error = (weight_PN[: len(draw.k_ND)] @ draw.v_ND - linear_time).abs().max().item()
     negative = (weight_PN < 0).double().mean().item()
     return [
         claims.at_most("I1 sum", "InLine: weights sum to 1, largest error", sums, 1e-15),
         claims.near("I1 sign", "InLine: share of negative weights", negative, 0.15, 0.03),
-        claims.at_most("I2", "InLine: the matrix of weights = the form in linear time, largest error", error, 1e-14),
     ]
 
 
 def linear_collisions(draw: Draw) -> list[Claim]:
     """Queries made to collide: I3 and I4 for linear attention, I7 for InLine behind a ReLU."""
-    generator = torch.Generator().manual_seed(draw.dim)
-    matrix = torch.randn(draw.dim, draw.dim, generator=generator, dtype=torch.float64, device="cpu")
-    bias, ray = (torch.rand(draw.dim, generator=generator, dtype=torch.float64, device="cpu") + 0.1 for _ in range(2))
+    source = generator(draw.dim)
+    matrix = normal(draw.dim, draw.dim, generator=source)
+    bias, ray = (torch.rand(draw.dim, generator=source, dtype=torch.float64, device="cpu") + 0.1 for _ in range(2))
 
     def affine_relu(x: Tensor) -> Tensor:
         return (x @ matrix.T + bias).relu()
@@ -93,30 +85,24 @@ def linear_collisions(draw: Draw) -> list[Claim]:
     sizes = torch.tensor([0.5, 1.0, 2.0, 8.0], dtype=torch.float64, device="cpu")
     on_a_ray = torch.linalg.solve(matrix, (sizes[:, None] * ray - bias).T).T
     affine_PN = weights.linear(affine_relu)(on_a_ray, draw.k_ND)
-    elu = draw.q_PD
-    elu_twice = _inverse_elu(2.5 * weights.FEATURES["elu"](elu))
-    negative = -draw.q_PD.abs()
-    relu_inline = weights.inline("relu", draw.inline_scale)
-    far = (elu - elu_twice).norm(dim=-1).min().item()
+    p, negative = draw.q_PD, -draw.q_PD.abs()
+    stretched = _inverse_elu(2.5 * weights.FEATURES["elu"](p))
+    far = (p - stretched).norm(dim=-1).min().item()
+    behind_relu = weights.inline("relu", draw.inline_scale)
+
+    def difference(mechanism: Weights, p: Tensor, q: Tensor) -> float:
+        return distance(mechanism(p, draw.k_ND), mechanism(q, draw.k_ND))
+
+    relu, elu = difference(weights.linear(), p, 3 * p), difference(weights.linear("elu"), p, stretched)
+    affine = distance(affine_PN, affine_PN[:1])
+    below = difference(behind_relu, negative, 2 * negative)
     return [
-        _collide("I3 relu", "linear, relu: p and 3p, largest difference", weights.linear(), draw, draw.q_PD, 3 * draw.q_PD),
-        _collide(
-            "I3 elu", "linear, elu+1: p and φ⁻¹(2.5 φ(p)), largest difference", weights.linear("elu"), draw, elu, elu_twice
-        ),
+        claims.at_most("I3 relu", "linear, relu: p and 3p, largest difference", relu, ROUNDING),
+        claims.at_most("I3 elu", "linear, elu+1: p and φ⁻¹(2.5 φ(p)), largest difference", elu, ROUNDING),
         claims.at_least("I3 apart", "linear, elu+1: those queries are far apart, smallest distance", far, 0.5),
-        claims.at_most(
-            "I4",
-            "linear, relu(Ax+b): queries A⁻¹(c·r−b) for four c",
-            (affine_PN - affine_PN[:1]).abs().max().item(),
-            ROUNDING * 100,
-        ),
-        _collide("I7", "InLine, relu: p and 2p with all channels negative", relu_inline, draw, negative, 2 * negative),
+        claims.at_most("I4", "linear, relu(Ax+b): queries A⁻¹(c·r−b) for four c", affine, ROUNDING * 100),
+        claims.at_most("I7", "InLine, relu: p and 2p with all channels negative", below, ROUNDING),
     ]
-
-
-def _collide(key: str, text: str, mechanism: Weights, draw: Draw, p: Tensor, q: Tensor) -> Claim:
-    difference = (mechanism(p, draw.k_ND) - mechanism(q, draw.k_ND)).abs().max().item()
-    return claims.at_most(key, text, difference, ROUNDING)
 
 
 def _inverse_elu(y: Tensor) -> Tensor:
@@ -136,7 +122,7 @@ def rank_condition(draw: Draw) -> list[Claim]:
     smallest = sigma_min(draw.k_ND)
     p, q = draw.q_PD[::2], draw.q_PD[1::2]
     moved = (draw.inline(p, draw.k_ND) - draw.inline(q, draw.k_ND)).norm(dim=-1)
-    # what the spec calls scale holds the 1/N as well
+    # the scale of the bound holds the 1/N as well
     bound = smallest * draw.dim**-0.5 / len(draw.k_ND) * (p - q).norm(dim=-1)
     tightest = (moved / bound.clamp(min=1e-300)).min().item() if smallest > 1e-12 else 0.0
     return [
@@ -155,68 +141,53 @@ def sigma_min(k_ND: Tensor) -> float:
 def first_order(draw: Draw) -> list[Claim]:
     """I8: InLine is the expansion of softmax about uniform weights, so that halving scores quarters the difference."""
     errors = first_order_errors(draw, [1.0, 0.125, 1 / 512, 1 / 1024])
+    thrice, far = (errors[0] / errors[1]) ** (1 / 3), errors[2] / errors[3]
     return [
-        claims.near(
-            "I8",
-            "softmax − InLine: factor a halving of the scores, mean of three",
-            (errors[0] / errors[1]) ** (1 / 3),
-            4.0,
-            1.0,
-        ),
-        claims.near("I8 limit", "the same for scores times 1/512", errors[2] / errors[3], 4.0, 0.05),
+        claims.near("I8", "softmax − InLine: factor a halving of the scores, mean of three", thrice, 4.0, 1.0),
+        claims.near("I8 limit", "the same for scores times 1/512", far, 4.0, 0.05),
     ]
 
 
 def first_order_errors(draw: Draw, factors: list[float]) -> list[float]:
-    softmax = weights.softmax()
-    return [
-        (softmax(factor * draw.q_PD, draw.k_ND) - draw.inline(factor * draw.q_PD, draw.k_ND)).abs().max().item()
-        for factor in factors
-    ]
+    queries = [factor * draw.q_PD for factor in factors]
+    return [distance(weights.softmax()(q_PD, draw.k_ND), draw.inline(q_PD, draw.k_ND)) for q_PD in queries]
 
 
 def key_shift(draw: Draw) -> list[Claim]:
     """I9: one vector added to all keys."""
     moved_ND = draw.k_ND + 1.5
-
-    def change(mechanism: Weights) -> float:
-        return (mechanism(draw.q_PD, draw.k_ND) - mechanism(draw.q_PD, moved_ND)).abs().max().item()
-
+    softmax, inline, linear = (
+        distance(mechanism(draw.q_PD, draw.k_ND), mechanism(draw.q_PD, moved_ND))
+        for mechanism in (weights.softmax(), draw.inline, weights.linear())
+    )
     return [
-        claims.at_most(
-            "I9 softmax", "softmax: the same vector added to all keys, largest change", change(weights.softmax()), 1e-14
-        ),
-        claims.at_most("I9 inline", "InLine: the same", change(draw.inline), 1e-14),
-        claims.at_least("I9 linear", "linear: the same", change(weights.linear()), 1e-3),
+        claims.at_most("I9 softmax", "softmax: the same vector added to all keys, largest change", softmax, 1e-14),
+        claims.at_most("I9 inline", "InLine: the same", inline, 1e-14),
+        claims.at_least("I9 linear", "linear: the same", linear, 1e-3),
     ]
 
 
 def one_channel(draw: Draw) -> Claim:
     """I10."""
     weight_PN = weights.linear("elu")(draw.q_PD[:, :1], draw.k_ND[:, :1])
-    varies = (weight_PN - weight_PN[:1]).abs().max().item()
+    varies = distance(weight_PN, weight_PN[:1])
     return claims.at_most("I10", "linear, one channel, elu+1: weights do not depend on the query", varies, ROUNDING)
 
 
 def figure() -> list[Claim]:
     """I11: four keys and one query made longer; values were read off a figure, to two digits."""
-    q_RD = torch.tensor(FIGURE_LENGTHS, dtype=torch.float64, device="cpu")[:, None] * torch.tensor(
-        FIGURE_QUERY, dtype=torch.float64, device="cpu"
+    lengths_R, query_D, k_ND, linear_N, inline_N, softmax_N = (
+        torch.tensor(values, dtype=torch.float64, device="cpu")
+        for values in (FIGURE_LENGTHS, FIGURE_QUERY, FIGURE_KEYS, FIGURE_LINEAR, FIGURE_INLINE, FIGURE_SOFTMAX)
     )
-    k_ND = torch.tensor(FIGURE_KEYS, dtype=torch.float64, device="cpu")
-
-    def error(weight_RN: Tensor, expected: tuple[float, ...]) -> float:
-        return (weight_RN - torch.tensor(expected, dtype=torch.float64, device="cpu")).abs().max().item()
-
-    linear_RN, inline_RN, softmax_RN = (made(q_RD, k_ND) for made in (weights.linear(), weights.inline(), weights.softmax()))
+    q_RD = lengths_R[:, None] * query_D
+    linear = distance(weights.linear()(q_RD, k_ND), linear_N)
+    inline, softmax = (
+        distance(weights.inline()(q_RD, k_ND)[-1], inline_N),
+        distance(weights.softmax()(q_RD, k_ND)[-1], softmax_N),
+    )
     return [
-        claims.at_most(
-            "I11 linear", "four keys, all four lengths: .32 .23 .25 .19", error(linear_RN, FIGURE_LINEAR), 0.01, FIGURE
-        ),
-        claims.at_most(
-            "I11 inline", "the longest query: .43 .20 .26 .11", error(inline_RN[-1], FIGURE_INLINE), 0.01, FIGURE
-        ),
-        claims.at_most(
-            "I11 softmax", "the longest query: .46 .18 .23 .13", error(softmax_RN[-1], FIGURE_SOFTMAX), 0.01, FIGURE
-        ),
+        claims.at_most("I11 linear", "four keys, all four lengths: .32 .23 .25 .19", linear, 0.01, FIGURE),
+        claims.at_most("I11 inline", "the longest query: .43 .20 .26 .11", inline, 0.01, FIGURE),
+        claims.at_most("I11 softmax", "the longest query: .46 .18 .23 .13", softmax, 0.01, FIGURE),
     ]

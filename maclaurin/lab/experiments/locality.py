@@ -1,0 +1,217 @@
+"""How much attention goes to the neighbours, and what it is worth: local mass and masks, on trained models."""
+
+# B examples, H heads, T queries, S keys
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.evals.suites.rows import one
+from maclaurin.lab import claims, weights
+from maclaurin.lab.checkpoints import models
+from maclaurin.lab.claims import Claim
+from maclaurin.lab.result import Curve, Grid, Plot, Result
+from maclaurin.lab.traces import Watched
+from maclaurin.mixers.projected import ProjectedMixer
+
+PAPER = "InLine, arXiv 2412.06590, in words"
+ROWS = {
+    "softmax": one("softmax"),
+    "linear": one("linear"),
+    "inline-no-filter": one("inline", local_residual=False),
+    "inline": one("inline"),
+}
+NEAR = 3  # the square, or the last tokens, whose mass is counted
+NOTES = (
+    "A hidden key is one that never was: the other weights are those of the mechanism without it. InLine's local "
+    "filter is no part of the weights and is not hidden.",
+    "The paper's figures, of DeiT-T on ImageNet, were not found; in an image of 8 x 8 pixels little is far away.",
+)
+
+
+def locality(
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    widths: tuple[int, ...] = (3, 5, 7),
+    checkpoint: str | None = None,
+    text: str | None = None,
+    steps: int | None = None,
+    draws: int | None = None,
+) -> Result:
+    """How much attention goes to the neighbours, and what is lost if they are hidden? On trained models.
+
+    widths: sides of the squares of an image (odd), or numbers of the last tokens of a text, that are hidden.
+    checkpoint: the folder of a language model to look into, instead of vision models trained here on digits.
+    text: what it reads, a file, folder or corpus; by default held-out text of its own or of the standard library.
+    steps: of the training.
+    draws: of the random masks.
+    """
+    if not widths or any(width < 1 or (checkpoint is None and width % 2 == 0) for width in widths):
+        raise ValueError(f"widths must be odd sides of squares, or numbers of tokens of a text, got {widths}")
+    if steps is None:
+        steps = 250 if quick else 1000
+    if draws is None:
+        draws = 2 if quick else 5
+    examples = 8 if checkpoint is not None else 120 if quick else 360
+    rows = {name: row for name, row in ROWS.items() if not quick or name != "inline"}
+    tokens = max(64, 8 * max(widths))
+    watched = models(rows, checkpoint, text, steps=steps, seed=seed, examples=examples, tokens=tokens)
+    masses = [local_mass(each) for each in watched]
+    masked = [masking(each, widths, seed=seed, draws=draws) for each in watched]
+    settings: dict[str, Any] = {"model": checkpoint or "digits, 2 layers of width 32", "examples": examples}
+    settings |= {"widths": list(widths)} | ({} if checkpoint else {"steps": steps})
+    return Result(
+        "locality",
+        "How much attention goes to the neighbours, and what is it worth?",
+        settings | {"random masks": draws, "seed": seed},
+        claims_of(masses, masked, widths),
+        [_mass_grid(masses), _mask_grid(masked, widths)],
+        [_mass_plot(masses), _mask_plot(masked, widths)],
+        NOTES,
+    )
+
+
+@dataclass(frozen=True)
+class Masses:
+    """By layer: the share of the weights, by their size, on the neighbourhood. chance: what uniform weights give."""
+
+    name: str
+    layers: list[float]
+    chance: float
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Accuracy with nothing hidden, and by width with the neighbourhood or as many random keys hidden in every layer.
+
+    lost: how much more a local mask costs than a random one. errors: its standard error over the examples.
+    """
+
+    name: str
+    whole: float
+    local: list[float]
+    random: list[float]
+    lost: list[float]
+    errors: list[float]
+
+
+def neighbourhood(watched: Watched, width: int) -> Tensor:
+    """Which keys (T, S) are near: a square of an image, the last tokens of a text."""
+    if watched.grid is None:
+        return weights.last_tokens(watched.tokens, width)
+    return weights.neighbours(watched.grid, width)
+
+
+def seen_by(watched: Watched) -> Tensor:
+    """Which keys (T, S) a query sees: all of an image, the past of a text."""
+    everything = torch.ones(watched.tokens, watched.tokens, dtype=torch.bool, device="cpu")
+    return everything if watched.grid is not None else everything.tril()
+
+
+def mass(weight_TS: Tensor, near_TS: Tensor) -> Tensor:
+    """The share of weights (..., T, S) on the near keys, by absolute value because weights may be negative: (..., T)."""
+    size = weight_TS.abs()
+    return (size * near_TS).sum(-1) / size.sum(-1).clamp(min=1e-300)
+
+
+@torch.no_grad()
+def local_mass(watched: Watched, width: int = NEAR) -> Masses:
+    """The mean over examples, heads and queries. In a text, queries are those that have seen twice as many tokens."""
+    near_TS, seen_TS = neighbourhood(watched, width), seen_by(watched)
+    counted = slice(0 if watched.grid is not None else 2 * width, None)
+    weights_of = (weights.of_mixer(layer.mixer, layer.p) for layer in watched.layers())
+    layers = [mass(weight_BHTS, near_TS)[..., counted].mean().item() for weight_BHTS in weights_of]
+    return Masses(watched.name, layers, mass(seen_TS.double(), near_TS)[counted].mean().item())
+
+
+@torch.no_grad()
+def masking(watched: Watched, widths: Sequence[int], *, seed: int, draws: int) -> Masked:
+    """Hide keys from the queries of every layer at test time. Random masks are drawn anew for every layer, `draws` times."""
+    generator = torch.Generator().manual_seed(seed)
+    seen_TS = seen_by(watched)
+    local, random, lost, errors = [], [], [], []
+    for width in widths:
+        near_TS = neighbourhood(watched, width)
+        if watched.grid is None:  # something stays to be seen
+            near_TS = near_TS & (torch.arange(watched.tokens, dtype=torch.long, device="cpu") >= 2 * width)[:, None]
+
+        def hide_random(mixer: ProjectedMixer, near_TS: Tensor = near_TS) -> Tensor:
+            return weights.random_of_equal_number(near_TS, seen_TS, generator)
+
+        with watched.hiding(lambda mixer, near_TS=near_TS: near_TS):  # type: ignore[misc]
+            near_N = watched.run().double()
+        with watched.hiding(hide_random):
+            random_N = torch.stack([watched.run().double() for _ in range(draws)]).mean(0)
+        difference_N = random_N - near_N
+        local.append(near_N.mean().item())
+        random.append(random_N.mean().item())
+        lost.append(difference_N.mean().item())
+        errors.append((difference_N.std() / math.sqrt(len(near_N))).item())
+    return Masked(watched.name, watched.accuracy(), local, random, lost, errors)
+
+
+def claims_of(masses: Sequence[Masses], masked: Sequence[Masked], widths: Sequence[int]) -> list[Claim]:
+    """The paper's four statements about softmax, linear and InLine, where all three are there."""
+    mass, lost = {each.name: each for each in masses}, {each.name: each for each in masked}
+    if any(name not in mass for name in ("softmax", "linear", "inline-no-filter")):
+        why = "needs a softmax, a linear and an InLine model"
+        return [claims.not_applicable("locality", "softmax attends to neighbours, linear and InLine do not", why, PAPER)]
+
+    def times_chance(name: str) -> float:
+        return mass[name].layers[0] / mass[name].chance
+
+    widest = max(range(len(widths)), key=lambda index: widths[index])
+    softmax, linear = lost["softmax"].lost[widest], lost["linear"].lost[widest]
+    sure = softmax / max(lost["softmax"].errors[widest], 1e-12)
+    beyond = "softmax: accuracy lost under the widest local mask beyond a random one of equal size, in standard errors"
+    order = "softmax loses more by local masks, beyond random ones, than linear attention"
+    both = f"{softmax:.3f} against {linear:.3f}"
+    return [
+        claims.at_least("mass softmax", "softmax, first layer: local mass over chance", times_chance("softmax"), 1.5, PAPER),
+        claims.between("mass linear", "linear, first layer: the same", times_chance("linear"), 0.67, 1.5, PAPER),
+        claims.between("mass inline", "InLine, first layer: the same", times_chance("inline-no-filter"), 0.67, 1.5, PAPER),
+        claims.at_least("mask softmax", beyond, sure, 2.0, PAPER),
+        claims.true("mask order", order, both, softmax > linear, source=PAPER),
+    ]
+
+
+def _mass_grid(masses: Sequence[Masses]) -> Grid:
+    depth = max(len(each.layers) for each in masses)
+    title = f"Mass on the square of side {NEAR} of an image, or the last {NEAR} tokens of a text"
+    columns = ("model", "chance", *(f"layer {n}" for n in range(depth)))
+    return Grid(title, columns, [(each.name, each.chance, *each.layers) for each in masses])
+
+
+def _mask_grid(masked: Sequence[Masked], widths: Sequence[int]) -> Grid:
+    columns = [f"{kind} {width}" for width in widths for kind in ("local", "random")]
+    rows: list[tuple[str | float, ...]] = []
+    for each in masked:
+        pairs = zip(each.local, each.random, strict=True)
+        rows.append((each.name, each.whole, *(value for pair in pairs for value in pair)))
+    return Grid("Accuracy with keys hidden at test time, by width", ("model", "nothing hidden", *columns), rows)
+
+
+def _mass_plot(masses: Sequence[Masses]) -> Plot:
+    depth = max(len(each.layers) for each in masses)
+    curves = [Curve(each.name, list(range(len(each.layers))), each.layers) for each in masses]
+    chance = Curve("chance", [0, max(depth - 1, 1)], [masses[0].chance] * 2, dashed=True)
+    return Plot("mass", "Share of the weights on the nearest keys, by layer.", "layer", "local mass", [*curves, chance])
+
+
+def _mask_plot(masked: Sequence[Masked], widths: Sequence[int]) -> Plot:
+    curves = []
+    for each in masked:
+        pairs = list(zip(each.lost, each.errors, strict=True))
+        low, high = ([value + sign * error for value, error in pairs] for sign in (-1, 1))
+        curves.append(Curve(each.name, list(widths), each.lost, low, high))
+    caption = (
+        "Accuracy lost by hiding the neighbours beyond that lost by hiding as many random keys; bars are standard errors."
+    )
+    return Plot("masks", caption, "width of the mask", "accuracy lost to local masks", curves)

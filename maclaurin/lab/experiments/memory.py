@@ -1,0 +1,313 @@
+"""Bytes of state and time a token against the context, measured and predicted, and where the lines cross.
+
+From which length on is a state no larger than the keys and values of softmax? 2Mamba, d channels a head, H heads that share
+G key-value heads, p the bytes of a kept number over those of a summed one:
+
+    state     G·d(d+1)/2 · (d+1) numbers in float32, and the last inputs of the convolution, (H + 2G)·d kept numbers
+    softmax   2N·G·d kept numbers
+    crossover N ≥ (d+1)²/(4p) + (H/G + 2)/2:     1057.75 for d = 64, H = G, p = 1, so 1058;   2114 for p = 1/2, so 2114
+
+A convolution that is kept in float32 as well makes the second 2115.5, so 2116. Tokens that wait to be folded keep a decay
+each, which softmax does not have: a token more at most.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from maclaurin.bench.timing import Timing, interleaved
+from maclaurin.lab import claims
+from maclaurin.lab.claims import Claim
+from maclaurin.lab.result import Curve, Grid, Plot, Result
+from maclaurin.mixers import build_mixer
+from maclaurin.mixers.base import Mixer, MixerState
+from maclaurin.mixers.registry import available_mixers
+from maclaurin.ops.checks import at_least_one
+
+PAPER = "2Mamba2Furious, arXiv 2602.17363"
+SHOWN = ("softmax", "2mamba", "taylor", "mamba2", "linear", "gla", "sliding-window")  # in plots
+STEPS = 32  # in a row: each has one fold of tokens into the memory
+NOTES = (
+    "Times are of this machine with all that runs beside: medians of turns that all mixers take, with quartiles.",
+    "Multiply-adds are predicted from the weights and the state; a mixer that grows copies its keys, which takes "
+    "time but multiplies nothing.",
+    "2Mamba and Taylor keep tokens until their memory is the smaller of the two, so that they never take more than "
+    "softmax by more than what waits to be folded.",
+)
+
+
+def memory(
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    dim: int = 64,
+    heads: int = 1,
+    contexts: tuple[int, ...] | None = None,
+    mixers: tuple[str, ...] | None = None,
+    seconds: float | None = None,
+) -> Result:
+    """Bytes of state and time a token against the context: every mixer, measured and predicted, with the crossovers.
+
+    dim, heads: of each mixer, float32. contexts: lengths at which states are counted and tokens timed.
+    mixers: names, all unless given. seconds: of timing a context, all mixers together.
+    """
+    at_least_one("dim", dim)
+    at_least_one("heads", heads)
+    contexts = contexts or ((256, 2048, 8192) if quick else (256, 1024, 4096, 16384))
+    if min(contexts) < 1 or len(contexts) < 2:
+        raise ValueError(f"contexts must be two lengths or more, of at least 1, got {contexts}")
+    names = list(mixers or available_mixers())
+    if seconds is None:
+        seconds = 2.0 if quick else 8.0
+    found = costs(names, contexts, dim=dim, heads=heads, seed=seed, seconds=seconds)
+    crossings = crossovers(dim)
+    lengths = {name: _crossing(name, dim, heads) for name in names}
+    settings = {"dim": dim, "heads": heads, "contexts": sorted(contexts), "seconds": seconds, "dtype": "float32"}
+    return Result(
+        "memory",
+        "Bytes of state and time a token against the context",
+        settings | {"seed": seed},
+        [*byte_claims(found), *crossover_claims(crossings, dim), *cost_claims(found, lengths)],
+        [_cost_grid(found, lengths), _crossover_grid(crossings)],
+        [_byte_plot(found, lengths, dim, heads), _time_plot(found), _multiply_add_plot(found)],
+        NOTES,
+    )
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """measured: by the mixers' state_nbytes. predicted: by the formula."""
+
+    dim: int
+    heads: int
+    kv_heads: int
+    dtype: str
+    measured: int
+    predicted: int
+
+
+def predicted(dim: int, heads: int, kv_heads: int, kept_bytes: int) -> int:
+    """By the formula above, for kept numbers of that many bytes beside sums of 4."""
+    return math.ceil((dim + 1) ** 2 / 4 * 4 / kept_bytes + (heads / kv_heads + 2) / 2)
+
+
+def measured(mixer: Mixer, softmax: Mixer, limit: int = 2**22) -> int | None:
+    """The first length from which on the state is no larger than that of softmax; None if that is beyond the limit.
+
+    Both in their own dtypes. States that wait before they fold tokens go up and down: it is the last crossing that counts.
+    """
+    if mixer.state_nbytes(limit) > softmax.state_nbytes(limit):
+        return None
+    length = min(limit, 2 * mixer.state_nbytes(limit) // max(softmax.state_nbytes(2) - softmax.state_nbytes(1), 1) + 2)
+    while length > 1 and mixer.state_nbytes(length - 1) <= softmax.state_nbytes(length - 1):
+        length -= 1
+    return length
+
+
+def crossover(dim: int, heads: int, kv_heads: int, dtype: torch.dtype) -> Crossover:
+    """Of 2Mamba against softmax without positions, both with these heads and in this dtype."""
+    shape = (dim * heads, heads)
+    square = build_mixer("2mamba", *shape, num_kv_heads=kv_heads).to(dtype)
+    softmax = build_mixer("softmax", *shape, num_kv_heads=kv_heads, rotary="none").to(dtype)
+    found = measured(square, softmax)
+    assert found is not None
+    name = str(dtype).removeprefix("torch.")
+    return Crossover(dim, heads, kv_heads, name, found, predicted(dim, heads, kv_heads, dtype.itemsize))
+
+
+def crossovers(dim: int) -> list[Crossover]:
+    """2Mamba against softmax: equal precision, a bfloat16 cache beside a float32 state, and grouped heads of both."""
+    alone = [(each, 1, 1) for each in sorted({32, 64, 128, dim})]
+    grouped = [(dim, 4, kv_heads) for kv_heads in (4, 2, 1)]
+    return [crossover(*shape, dtype) for shape in (*alone, *grouped) for dtype in (torch.float32, torch.bfloat16)]
+
+
+def _crossing(name: str, dim: int, heads: int) -> int | None:
+    mixer = build_mixer(name, dim * heads, heads)
+    softmax = build_mixer("softmax", dim * heads, heads, rotary="none")
+    return measured(mixer, softmax) if mixer.finite_state else None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one token behind a context. nbytes: of the real tensors. predicted_nbytes: what the mixer says. ms: quartiles."""
+
+    context: int
+    nbytes: int
+    predicted_nbytes: int
+    multiply_adds: int
+    ms: Timing
+
+
+Costs = dict[str, list[Cost]]  # by mixer, at every context
+
+
+@torch.no_grad()
+def states(mixer: Mixer, contexts: Sequence[int], seed: int) -> dict[int, MixerState]:
+    """The state behind each context, of one sequence of random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[int, MixerState] = {}
+    state: MixerState | None = None
+    done = 0
+    for context in sorted(contexts):
+        shape = (1, context - done, mixer.d_model)
+        _, state = mixer(torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu"), state)
+        assert state is not None
+        found[context], done = state, context
+    return found
+
+
+def multiply_adds(mixer: Mixer, state: MixerState) -> int:
+    """Of one token more: each weight of a matrix once; a kept number once a query head that reads it; a number of a
+    memory once when it is written, and once a query head when it is read.
+    """
+    grouped = mixer.num_heads // getattr(mixer, "num_kv_heads", mixer.num_heads)
+    total = sum(parameter.numel() for parameter in mixer.parameters() if parameter.dim() > 1)
+    for name, tensor in state.tensors().items():
+        kind = name.rsplit(".", 1)[-1]
+        if kind == "memory":
+            total += (1 + grouped) * tensor.numel()
+        elif kind in ("keys", "values") and not name.startswith("conv"):
+            total += grouped * tensor.numel()
+    return total
+
+
+@torch.no_grad()
+def times(behind: dict[tuple[Mixer, int], MixerState], seconds: float) -> dict[tuple[Mixer, int], Timing]:
+    """Milliseconds a token of each mixer behind each context, all taking turns, so that what else the machine does meets
+    them alike. Each turn starts from the same state.
+    """
+
+    def in_a_row(mixer: Mixer, start: MixerState) -> Callable[[], None]:
+        token = torch.zeros(1, 1, mixer.d_model, dtype=torch.float32, device="cpu")
+
+        def run() -> None:
+            state: MixerState | None = start.clone()
+            for _ in range(STEPS):
+                _, state = mixer(token, state)
+
+        return run
+
+    keys = {str(index): key for index, key in enumerate(behind)}
+    runs: dict[str, Callable[[], object]] = {name: in_a_row(key[0], behind[key]) for name, key in keys.items()}
+    found = interleaved(runs, seconds=seconds, fewest=3, most=15)
+    return {keys[name]: Timing(t.median / STEPS, t.low / STEPS, t.high / STEPS) for name, t in found.items()}
+
+
+def costs(names: Sequence[str], contexts: Sequence[int], *, dim: int, heads: int, seed: int, seconds: float) -> Costs:
+    """What a token costs behind each context. seconds: of timing a context."""
+    torch.manual_seed(seed)
+    mixers = {name: build_mixer(name, dim * heads, heads) for name in names}
+    behind = {(mixer, n): state for mixer in mixers.values() for n, state in states(mixer, contexts, seed).items()}
+    timed = times(behind, seconds * len(contexts))
+
+    def cost(mixer: Mixer, context: int) -> Cost:
+        state = behind[mixer, context]
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in state.tensors().values())
+        return Cost(context, nbytes, mixer.state_nbytes(context), multiply_adds(mixer, state), timed[mixer, context])
+
+    return {name: [cost(mixer, context) for context in sorted(contexts)] for name, mixer in mixers.items()}
+
+
+def byte_claims(found: Costs) -> list[Claim]:
+    wrong = [
+        f"{name} at {cost.context}" for name, row in found.items() for cost in row if cost.nbytes != cost.predicted_nbytes
+    ]
+    text = f"bytes of the real state = state_nbytes, {len(found)} mixers at each context"
+    seen = ", ".join(wrong) or f"all {sum(map(len, found.values()))} equal"
+    return [claims.true("bytes", text, seen, not wrong, "all equal")]
+
+
+def crossover_claims(found: Sequence[Crossover], dim: int) -> list[Claim]:
+    by_key = {(each.dim, each.heads, each.kv_heads, each.dtype): each.measured for each in found}
+    narrow, wide = by_key[64, 1, 1, "float32"], by_key[64, 1, 1, "bfloat16"]
+    shared, alone = by_key[dim, 4, 1, "float32"], by_key[dim, 1, 1, "float32"]
+    apart = max(abs(each.measured - each.predicted) for each in found)
+    return [
+        claims.near("1058", "2Mamba below softmax from, d = 64, equal precision", narrow, 1058, 0, PAPER),
+        claims.near("2116", "the same, float32 state beside a bfloat16 cache", wide, 2116, 2),
+        claims.near_relative("grouped", "the same, 4 heads sharing 1 key-value head: both shrink", shared, alone, 0.01),
+        claims.at_most("formula", f"crossover − formula, largest of {len(found)} settings", apart, 2),
+    ]
+
+
+def cost_claims(found: Costs, crossings: dict[str, int | None]) -> list[Claim]:
+    """From the second longest context to the longest; a state that still keeps its tokens at the first has no part in it."""
+    before, last = (cost.context for cost in next(iter(found.values()))[-2:])
+    fixed = {name: row for name, row in found.items() if (crossings[name] or before + 1) <= before}
+    growing = {name: row for name, row in found.items() if crossings[name] is None}
+    factor = last / before
+    claimed = []
+    if fixed:
+        worst = max(row[-1].nbytes / row[-2].nbytes for row in fixed.values())
+        ratio = statistics.median(row[-1].ms.median / row[-2].ms.median for row in fixed.values())
+        text = f"{len(fixed)} mixers with a fixed state, context times {factor:g}"
+        claimed += [
+            claims.near("fixed bytes", f"{text}: largest factor of the bytes", worst, 1.0, 0.05),
+            claims.at_most("fixed time", f"{text}: median factor of the time a token", ratio, 1.25),
+        ]
+    if growing:
+        least = min(row[-1].nbytes / row[-2].nbytes for row in growing.values())
+        text = f"{', '.join(growing)}: smallest factor of the bytes"
+        claimed.append(claims.near_relative("growing bytes", text, least, factor, 0.02))
+    return claimed
+
+
+def _cost_grid(found: Costs, crossings: dict[str, int | None]) -> Grid:
+    contexts = [cost.context for cost in next(iter(found.values()))]
+    columns = [f"{kind} {context}" for kind in ("bytes", "ms", "mult-adds") for context in contexts]
+    rows: list[tuple[str | float | None, ...]] = []
+    for name, row in found.items():
+        ms, counts = (round(cost.ms.median, 4) for cost in row), (cost.multiply_adds for cost in row)
+        rows.append((name, crossings[name], *(cost.nbytes for cost in row), *ms, *counts))
+    return Grid("One token more, by context", ("mixer", "below softmax from", *columns), rows)
+
+
+def _crossover_grid(found: Sequence[Crossover]) -> Grid:
+    rows = [(each.dim, each.heads, each.kv_heads, each.dtype, each.measured, each.predicted) for each in found]
+    columns = ("d", "heads", "key-value heads", "kept numbers", "measured", "formula")
+    return Grid("2Mamba takes no more than softmax from this length on (sums are float32)", columns, rows)
+
+
+def _shown(found: Costs) -> list[str]:
+    return [name for name in SHOWN if name in found] or list(found)[:7]
+
+
+def _byte_plot(found: Costs, crossings: dict[str, int | None], dim: int, heads: int) -> Plot:
+    lengths = [2**n for n in range(4, 15)]
+    curves = []
+    for name in _shown(found):
+        mixer = build_mixer(name, dim * heads, heads)
+        crossing = crossings[name]
+        inside = sorted({*lengths, *([crossing - 1, crossing] if crossing else [])} - {0})
+        label = name if crossing is None else f"{name}, from {crossing}"
+        curves.append(Curve(label, inside, [mixer.state_nbytes(length) for length in inside]))
+    softmax = build_mixer("softmax", dim * heads, heads, rotary="none")
+    marks = sorted(length for name in _shown(found) if (length := crossings[name]) is not None)
+    curves.append(Curve("crossovers", marks, [softmax.state_nbytes(length) for length in marks], dashed=True))
+    caption = "Bytes of state by context; from the length in its name on a state is no larger than that of softmax."
+    return Plot("bytes", caption, "tokens", "bytes a sequence", curves, log_x=True, log_y=True)
+
+
+def _time_plot(found: Costs) -> Plot:
+    curves = []
+    for name in _shown(found):
+        row = found[name]
+        middle, low, high = ([getattr(cost.ms, part) for cost in row] for part in ("median", "low", "high"))
+        curves.append(Curve(name, [cost.context for cost in row], middle, low, high))
+    caption = "Time of one token more by context, median and quartiles."
+    return Plot("times", caption, "tokens before", "ms a token", curves, log_x=True, log_y=True)
+
+
+def _multiply_add_plot(found: Costs) -> Plot:
+    rows = {name: found[name] for name in _shown(found)}
+    curves = [
+        Curve(name, [cost.context for cost in row], [cost.multiply_adds for cost in row]) for name, row in rows.items()
+    ]
+    caption = "Multiply-adds of one token more by context, predicted from weights and state."
+    return Plot("multiply-adds", caption, "tokens before", "multiply-adds a token", curves, log_x=True, log_y=True)
