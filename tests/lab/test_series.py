@@ -8,23 +8,23 @@ import pytest
 import torch
 
 from maclaurin.lab.checkpoints import of_tokens
-from maclaurin.lab.experiments.series import identity, layer_orders, series, truncation
-from maclaurin.lab.experiments.series.experiment import SPREADS, Study, probe_claims, sum_claims, truncation_claims
-from maclaurin.lab.experiments.series.probe import of_gaussian, orders_of_scores
-from maclaurin.lab.experiments.series.training import Trained
+from maclaurin.lab.experiments.series import SPREADS, probe_claims, series, sum_claims, truncation_claims
+from maclaurin.lab.experiments.series import orders as exponential
+from maclaurin.lab.experiments.series.orders import layer_orders, of_gaussian, orders_of_scores
+from maclaurin.lab.experiments.series.study import Study, Trained
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 
 
 @pytest.mark.parametrize("order", [0, 1, 2, 3])
 def test_every_order_is_a_recurrent_network(order: int) -> None:
-    check = identity.check_order(order, 20, 4, 1.0, 0)
+    check = exponential.check_order(order, 20, 4, 1.0, 0)
     assert check.error < 1e-13
     assert check.tensor_rows == 4**order and check.op_rows == math.comb(4 + order - 1, order)
 
 
 def test_the_networks_of_two_orders_differ() -> None:
-    q, k, v = identity.draw(20, 4, 1.0, 0)
-    assert (identity.tensor_network(q, k, v, 2) - identity.term(q, k, v, 3, "recurrent")).abs().max() > 0.1
+    q, k, v = exponential.draw(20, 4, 1.0, 0)
+    assert (exponential.tensor_network(q, k, v, 2) - exponential.term(q, k, v, 3, "recurrent")).abs().max() > 0.1
 
 
 def test_their_sum_is_softmax() -> None:
@@ -32,12 +32,12 @@ def test_their_sum_is_softmax() -> None:
 
 
 @pytest.mark.parametrize("coefficient", [lambda n: 1.0, lambda n: 1 / math.factorial(n + 1), lambda n: 2.0**-n])
-def test_other_coefficients_give_no_softmax(coefficient: identity.Coefficient) -> None:
+def test_other_coefficients_give_no_softmax(coefficient: exponential.Coefficient) -> None:
     assert [claim.held for claim in sum_claims(0, coefficient)] == [False, False]
 
 
-def found(bound: truncation.Bound = truncation.lagrange) -> dict[float, list[truncation.Truncation]]:
-    return {spread: truncation.truncations(spread, range(1, 21), 64, 8, 0, bound) for spread in SPREADS}
+def found(bound: exponential.Bound = exponential.lagrange) -> dict[float, list[exponential.Truncation]]:
+    return {spread: exponential.truncations(spread, range(1, 21), 64, 8, 0, bound) for spread in SPREADS}
 
 
 def test_errors_stay_below_the_bound() -> None:
@@ -46,23 +46,25 @@ def test_errors_stay_below_the_bound() -> None:
 
 def test_a_bound_without_its_factor_is_broken() -> None:
     def too_small(score: torch.Tensor, order: int) -> torch.Tensor:
-        return truncation.lagrange(score, order) * (-score.abs()).exp()
+        return exponential.lagrange(score, order) * (-score.abs()).exp()
 
     assert not any(claim.held for claim in truncation_claims(found(too_small)) if claim.key == "bound")
 
 
 def test_larger_scores_need_more_orders() -> None:
-    needed = [truncation.order_for(rows, 0.01) or math.inf for rows in found().values()]
+    needed = [exponential.order_for(rows, 0.01) or math.inf for rows in found().values()]
     assert needed == sorted(needed) and needed[0] < needed[-1]
     moved = [one.moved for one in found()[1.0]]
     assert moved[-1] < 1e-6 < 0.1 < moved[0]
 
 
 def test_the_order_for_a_share_counts_from_the_last_that_misses_it() -> None:
-    rows = [truncation.Truncation(order, 0, 0, 0, moved, 0) for order, moved in ((1, 0.5), (2, 0.001), (3, 0.2), (4, 0.001))]
-    assert truncation.order_for(rows, 0.01) == 4
-    assert truncation.order_for(rows, 0.9) == 1
-    assert truncation.order_for(rows, 1e-6) is None
+    rows = [
+        exponential.Truncation(order, 0, 0, 0, moved, 0) for order, moved in ((1, 0.5), (2, 0.001), (3, 0.2), (4, 0.001))
+    ]
+    assert exponential.order_for(rows, 0.01) == 4
+    assert exponential.order_for(rows, 0.9) == 1
+    assert exponential.order_for(rows, 1e-6) is None
 
 
 @pytest.mark.parametrize("size", [0.3, 1.5, 7.4])

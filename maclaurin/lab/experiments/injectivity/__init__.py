@@ -99,7 +99,7 @@ def _mixer_grid(seed: int) -> Grid:
 def _confusion_grid(found: list[Confusion]) -> Grid:
     depth = max(len(each.layers) for each in found)
     layers = [f"share, layer {layer}" for layer in range(depth)]
-    rows = [(each.name, each.pairs, each.of, *each.layers) for each in found]
+    rows: list[tuple[str | float, ...]] = [(each.name, each.pairs, each.of, *each.layers) for each in found]
     return Grid("Confused pairs of queries an example, at tolerance 1e-3", ("model", "confused", "pairs", *layers), rows)
 
 
