@@ -1,7 +1,19 @@
-"""Random networks of the separation: many at a time by their tables, and a few written out as n x n attention."""
+"""Random networks of the separation, by their two different rows: exact probabilities, many draws, and a few written out.
+
+A row of the data is √(log n)·(a·1[needle] e_1 + b e_{1+κ} + c e_d), so a token's row sum is ρ√(log n) with ρ = 1, or 1 + a
+at the needle, and so are its query and its key. All tokens but the needle look alike to the attention: it has two different
+rows, and each is known once its mass p on the needle is. In units of √(log n) a head with signs y then reads
+
+    a p y_1 + b p y_k + b (1-p) S + c y_d,   S = (t·(y_k + R) - y_k)/(n-1)
+
+with y_k the sign of the needle's own column, R the sum of the d-3 other signs and t = n/(d-2). The network fires where a row
+of a head reads at least c + 0.1. This costs nothing for n = 10⁶ and is exact: `mismatches` compares it with the network
+written out. There are 8 choices of (y_1, y_k, y_d) and d-2 values of R, so probabilities are sums over a small table.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,21 +22,168 @@ import torch
 from torch import Tensor
 
 from maclaurin.evals.summary import wilson
-from maclaurin.lab.experiments.separation.formulas import (
-    MARGIN,
-    TIE,
-    Probabilities,
-    Setting,
-    Table,
-    limit,
-    probabilities,
-    separable,
-    tables,
-    tied,
-)
 from maclaurin.lab.mechanisms import Attention
+from maclaurin.ops.checks import at_least, at_least_one
+
+MARGIN = 0.1  # the threshold is (c + MARGIN)·√(log n)
+TIE = 1e-9  # values this close to the threshold count as above it, whatever the rounding
+SMALLEST_TIE = 1e-3  # a tie in fewer networks than this share is none
+SIGNS = np.array([(y1, yk, yd) for y1 in (1, -1) for yk in (1, -1) for yd in (1, -1)], dtype=float)
 
 Fired = np.ndarray[Any, np.dtype[np.bool_]]  # (networks,)
+Table = np.ndarray[Any, np.dtype[np.bool_]]  # (8, d-2): signs (y_1, y_k, y_d), and R = -(d-3), -(d-5), …, d-3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """n tokens of d channels, m heads; a0, a1 of the needle in D0 and D1; c of the constant channel, b = 1 - c.
+
+    scale: a factor on the scores. cross: one query that sees the needle in one of n keys, in place of self-attention.
+    """
+
+    n: float = 1000
+    d: int = 52
+    m: int = 40
+    a0: float = 0.01
+    a1: float = 1.2
+    c: float = 0.8
+    scale: float = 1.0
+    cross: bool = False
+
+    def __post_init__(self) -> None:
+        at_least(4, "d", self.d)
+        at_least_one("m", self.m)
+        if self.n < 2 or (self.n < 2**53 and self.n % (self.d - 2)):
+            raise ValueError(f"n must be a multiple of d - 2 = {self.d - 2}, so that columns repeat, got {self.n:g}")
+        if not 0 < self.c < 1:
+            raise ValueError(f"c must lie between 0 and 1 (b = 1 - c), got {self.c}")
+        if self.a0 < 0 or self.a1 < 0 or self.scale <= 0:
+            raise ValueError(f"a0 and a1 must be >= 0 and scale > 0, got {self.a0}, {self.a1} and {self.scale}")
+
+    @property
+    def b(self) -> float:
+        return 1 - self.c
+
+    @property
+    def unit(self) -> float:
+        return math.sqrt(math.log(self.n))
+
+    @property
+    def needles(self) -> tuple[float, float]:
+        """a of D0 and of D1. A query of its own has nothing but equal scores in D0."""
+        return (0.0 if self.cross else self.a0), self.a1
+
+
+@dataclass(frozen=True)
+class Masses:
+    """What a generic row and the needle's row put on the needle."""
+
+    generic: float
+    needle: float
+
+
+def masses(attention: Attention, n: float, a: float, scale: float = 1.0) -> Masses:
+    """From the mechanism itself: on one generic token and the needle it gives the ratio of their weights, and n-1 generic
+    tokens weigh n-1 times as much as one. `separable` says whether that is so.
+    """
+    row_sum = torch.tensor([[1.0], [1.0 + a]], dtype=torch.float64, device="cpu") * math.sqrt(math.log(n))
+    weights = attention(scale * row_sum, row_sum, torch.eye(2, dtype=torch.float64, device="cpu"))
+    generic, needle = (_mass(float(other), float(own), n) for other, own in weights)
+    return Masses(generic, needle)
+
+
+def _mass(other: float, own: float, n: float) -> float:
+    total = (n - 1) * other + own
+    return own / total if total else math.nan
+
+
+def separable(attention: Attention) -> bool:
+    """Whether a weight depends on its own key alone, but for the sum: then more generic tokens only dilute the needle."""
+    row_sum = torch.tensor([[1.0]] * 5 + [[1.7]], dtype=torch.float64, device="cpu")
+    weights = attention(row_sum, row_sum, torch.eye(6, dtype=torch.float64, device="cpu"))
+    expected = masses(attention, math.e, 0.7)  # √(log e) = 1
+    found = weights[0, -1].item(), weights[-1, -1].item()
+    diluted = [p / (p + 5 * (1 - p) / (math.e - 1)) for p in (expected.generic, expected.needle)]
+    return all(math.isclose(one, other, rel_tol=1e-9) for one, other in zip(found, diluted, strict=True))
+
+
+def normalised(attention: Attention) -> bool:
+    """Whether rows sum to one, which the threshold supposes."""
+    row_sum = torch.tensor([[1.0], [1.7], [2.0]], dtype=torch.float64, device="cpu")
+    return bool((attention(row_sum, row_sum, torch.ones(3, 1, dtype=torch.float64, device="cpu")) - 1).abs().max() < 1e-9)
+
+
+def sees_magnitude(attention: Attention) -> bool:
+    """Whether a longer key weighs differently. The needle is coded in nothing else."""
+    row_sum = torch.tensor([[0.1], [0.2]], dtype=torch.float64, device="cpu")
+    weights = attention(row_sum, row_sum, torch.eye(2, dtype=torch.float64, device="cpu"))
+    return bool((weights[:, 0] - weights[:, 1]).abs().max() > 1e-9)
+
+
+def fires(setting: Setting, a: float, found: Masses) -> Table:
+    """Which heads make the network fire, by their signs."""
+    n, d, b, c = setting.n, setting.d, setting.b, setting.c
+    y1, yk, yd = (SIGNS[:, [column]] for column in range(3))
+    rest = np.arange(-(d - 3), d - 2, 2.0)[None]
+    S = (n / (d - 2) * (yk + rest) - yk) / (n - 1)
+    table = np.zeros((len(SIGNS), d - 2), dtype=bool)
+    for p in (found.generic,) if setting.cross else (found.generic, found.needle):
+        table |= a * p * y1 + b * p * yk + b * (1 - p) * S + c * yd >= c + MARGIN - TIE
+    return table
+
+
+def tables(attention: Attention, setting: Setting) -> tuple[Table, Table]:
+    """Of D0 and of D1."""
+    one, other = (fires(setting, a, masses(attention, setting.n, a, setting.scale)) for a in setting.needles)
+    return one, other
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """Of a random network: fires on D1, fires on D0, fires on D1 alone."""
+
+    true_positive: float
+    false_positive: float
+    success: float
+
+
+def probabilities(setting: Setting, on_D0: Table, on_D1: Table) -> Probabilities:
+    """Exact: heads are independent, and P(D1 fires, D0 does not) = P(D0 does not) - P(neither does)."""
+    q0, q1, either = (_share(table, setting.d) for table in (on_D0, on_D1, on_D0 | on_D1))
+    m = setting.m
+    return Probabilities(_any(q1, m), _any(q0, m), (1 - q0) ** m - (1 - either) ** m)
+
+
+def limit(setting: Setting) -> Probabilities:
+    """The same for an ideal mechanism, all of whose mass is on the needle of D1 and none on that of D0."""
+    b, c, m = setting.b, setting.c, setting.m
+    q1 = float((SIGNS @ (setting.a1, b, c) >= c + MARGIN - TIE).mean())
+    S = np.arange(-(setting.d - 2), setting.d - 1, 2) / (setting.d - 2)
+    shares = _binomial(setting.d - 2)
+    q0 = sum(float(shares[b * S + c * yd >= c + MARGIN - TIE].sum()) for yd in (1, -1)) / 2
+    return Probabilities(_any(q1, m), _any(q0, m), _any(q1, m) * (1 - q0) ** m)
+
+
+def tied(setting: Setting) -> bool:
+    """Whether sums of signs that some network has fall on the threshold where the needle has no weight: rounding decides."""
+    S = np.arange(-(setting.d - 2), setting.d - 1, 2) / (setting.d - 2)
+    shares = _binomial(setting.d - 2)
+    gaps = [np.abs(setting.b * S + setting.c * yd - setting.c - MARGIN) for yd in (1, -1)]
+    return setting.m * sum(float(shares[gap < TIE].sum()) for gap in gaps) / 2 > SMALLEST_TIE
+
+
+def _any(q: float, m: int) -> float:
+    return 1 - (1 - q) ** m
+
+
+def _share(table: Table, d: int) -> float:
+    return float((table @ _binomial(d - 3)).mean())
+
+
+def _binomial(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The probabilities of 0 … count heads in as many throws of a coin."""
+    logs = [math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(count + 1)]
+    return np.exp(np.array(logs) - count * math.log(2))
 
 
 @dataclass(frozen=True)
@@ -44,6 +203,10 @@ class Score:
     @property
     def success(self) -> float:
         return self.measured.success
+
+    @property
+    def exact_success(self) -> float | None:
+        return None if self.exact is None else self.exact.success
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -90,9 +253,8 @@ def data(setting: Setting, a: float, needle: int) -> Tensor:
     n, d = int(setting.n), setting.d
     rows = torch.zeros(n, d, dtype=torch.float64, device="cpu")
     rows[needle, 0] = a
-    rows[torch.arange(n, dtype=torch.long, device="cpu"), 1 + torch.arange(n, dtype=torch.long, device="cpu") % (d - 2)] = (
-        setting.b
-    )
+    token = torch.arange(n, dtype=torch.long, device="cpu")
+    rows[token, 1 + token % (d - 2)] = setting.b
     rows[:, -1] = setting.c
     return setting.unit * rows
 
