@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Generator
 
-from maclaurin.lab.experiments.approximation import luna, metala, states
+from maclaurin.lab.experiments.approximation import luna, metala
 
 
 def generator(seed: int = 0) -> Generator:
@@ -18,7 +18,6 @@ def verdicts(made) -> dict[str, bool | None]:
 
 
 CHEAP = {
-    "forms": lambda: metala.forms_agree(generator()),
     "sums": lambda: metala.row_sums(generator()),
     "sticks": lambda: metala.stick_breaking(generator()),
     "capacity": lambda: metala.capacity(generator()),
@@ -26,19 +25,17 @@ CHEAP = {
     "keys": metala.unbounded_keys,
     "start": lambda: metala.augmentation_starts_as_nothing(generator(), seed=0),
     "augmentation": lambda: metala.augmentation_leaves_the_memory(generator(), seed=0),
-    "hand-over": lambda: metala.hand_over(generator(), seed=0),
     "gla": lambda: metala.gla_with_another_key(generator(), seed=0),
     "overflow": lambda: metala.quotients_overflow(generator()),
     "positive": lambda: luna.kernels_are_positive(generator(), seed=0),
     "averages": lambda: luna.outputs_are_averages(generator(), seed=0),
-    "luna forms": lambda: luna.forms_agree(generator(), seed=0),
     "performer": lambda: luna.performer_is_a_case(generator(), repeats=64)[0],
     "fourier": lambda: luna.fourier_features_are_a_case(generator(), draws=4),
     "fit": lambda: luna.fitted_networks(generator()),
     "split": lambda: luna.error_splits(generator(), draws=4, most=1024)[0],
     "rank": lambda: luna.rank_is_live_features(generator(), seed=0),
     "new": lambda: luna.start(seed=0),
-    "states": lambda: states.error_by_states(generator())[0],
+    "states": lambda: metala.error_by_states(generator())[0],
 }
 
 
@@ -71,7 +68,6 @@ FALSE = {
     "a fixed decay": (lambda: metala.dynamic_memory(generator(), decay="fixed"), ["M5"]),
     "no decay": (lambda: metala.dynamic_memory(generator(), decay="none"), ["M5"]),
     "an augmentation": (lambda: metala.augmentation_starts_as_nothing(generator(), seed=0, weight=1.0), ["M7"]),
-    "a lost state": (lambda: metala.hand_over(generator(), seed=0, carry=False), ["M9"]),
     "a key of its own": (lambda: metala.gla_with_another_key(generator(), seed=0, own_key=True), ["M10"]),
     "a slow decay": (lambda: metala.quotients_overflow(generator(), log_alpha=-0.01), ["M11"]),
     "signed features": (lambda: luna.outputs_are_averages(generator(), seed=0, nonneg=False), ["L2 averages"]),
@@ -130,7 +126,7 @@ def test_only_random_signs_are_unlearnt_with_more_of_them(learnable):
 
 
 def test_a_state_of_n_numbers_has_a_floor():
-    _, curves = states.error_by_states(generator(), T=64, seeds=2)
+    _, curves = metala.error_by_states(generator(), T=64, seeds=2)
     best = list(curves["best of rank n"].values())
     assert best == sorted(best, reverse=True)
     assert all(curves["series"][n] >= best for n, best in curves["best of rank n"].items() if n in curves["series"])

@@ -1,11 +1,12 @@
 """LUNA's statements about learnt features, as claims about random draws.
 
-An argument beside the generator makes a statement false on purpose: the claim must then say so.
+An argument beside the generator makes a statement false on purpose: the claim must then say so. L3, that all forms agree, is
+a law that every mixer is tested for.
 
 Shahbazi et al.: LUNA: Linear Universal Neural Attention with Generalization Guarantees, arXiv 2512.08061.
 """
 
-# P points, K key channels, T time
+# P points, K key channels, T time, m projections
 
 from __future__ import annotations
 
@@ -19,14 +20,77 @@ from torch import Generator, Tensor, nn
 
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
-from maclaurin.lab.experiments.approximation.features import Functions, default_map, features_of, gaussian_map, wave_bank
-from maclaurin.lab.experiments.dynamics.checks import distance, normal
+from maclaurin.lab.experiments.draws import distance, normal
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.feature_maps import PerformerMap
-from maclaurin.mixers.luna import Luna, LunaMap
+from maclaurin.mixers.luna import ChannelBank, Luna, LunaMap
 
 K = 8
 Curves = dict[str, dict[int, float]]  # name -> error by number of projections
+Function = Callable[[Tensor], Tensor]
+
+
+class Functions(nn.Module):
+    """ψ as given functions of one number."""
+
+    def __init__(self, *functions: Function) -> None:
+        super().__init__()
+        self.functions = functions
+        self.num_channels = len(functions)
+
+    def forward(self, u: Tensor) -> Tensor:
+        return torch.stack([function(u) for function in self.functions], dim=-1)
+
+
+def gaussian_map(
+    key_dim: int, projections: int, channels: nn.Module, generator: Generator, *, envelope: bool = False
+) -> LunaMap:
+    """W ~ N(0, I) in place of N(0, 1/K), and h(x) = exp(-|x|²/2) with an envelope."""
+    with torch.random.fork_rng(devices=[]):  # its own draws are replaced
+        made = LunaMap(key_dim, projections, channels, envelope=envelope).double()
+    with torch.no_grad():
+        made.weight.normal_(generator=generator)
+        if made.envelope is not None:
+            made.envelope["a"].fill_(1)
+    return made
+
+
+def default_map(key_dim: int, projections: int, num_channels: int, seed: int, *, nonneg: bool = True) -> LunaMap:
+    """As a new LUNA layer has it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LunaMap(key_dim, projections, ChannelBank(num_channels, nonneg=nonneg)).double()
+
+
+@torch.no_grad()
+def wave_bank(hidden: int, reach: float) -> tuple[ChannelBank, float]:
+    """A network with `hidden` units whose two channels are as near to cosine and sine on [-reach, reach] as least squares
+    with evenly spread knots brings them; and the largest error left.
+    """
+    with torch.random.fork_rng(devices=[]):
+        bank = ChannelBank(2, bank="shared", width=hidden, nonneg=False).double()
+    grid = torch.linspace(-reach, reach, 4001, dtype=torch.float64, device="cpu")
+    step = 2 * reach / hidden
+    bank.weight_in.fill_(1)
+    bank.bias_in.copy_(-torch.linspace(-reach - step, reach - step, hidden, dtype=torch.float64, device="cpu"))
+    units = torch.cat([(grid[:, None] + bank.bias_in).relu(), torch.ones_like(grid)[:, None]], dim=1)
+    wanted = torch.stack([grid.cos(), grid.sin()], dim=1)
+    solution = torch.linalg.lstsq(units, wanted).solution
+    bank.weight_out.copy_(solution[:-1].T)
+    bank.bias_out.copy_(solution[-1])
+    return bank, distance(bank(grid), wanted)
+
+
+@torch.no_grad()
+def features_of(feature_map: LunaMap, x_PK: Tensor) -> Tensor:
+    """φ of points (P, K) -> (P, features), of the points as they are: LUNA's scaling by K^(-1/4) is undone."""
+    scaled: Tensor = feature_map((x_PK * x_PK.shape[-1] ** 0.25)[None, :, None])
+    return scaled[0, :, 0]
+
+
+def mean_square(feature_map: LunaMap, x_PK: Tensor, y_PK: Tensor, exact_P: Tensor) -> Tensor:
+    """Of φ(x)·φ(y) − exact over pairs of points."""
+    return ((features_of(feature_map, x_PK) * features_of(feature_map, y_PK)).sum(-1) - exact_P).square().mean()
 
 
 def positive_semi_definite(key: str, text: str, gram_PP: Tensor) -> Claim:
@@ -56,29 +120,15 @@ def outputs_are_averages(generator: Generator, *, seed: int, nonneg: bool = True
     v = mixer.project(x, None, "auto", None).v
     y = mixer(x)[0].unflatten(-1, (H, -1))
     outside = torch.maximum(v.cummin(1).values - y, y - v.cummax(1).values).max().item()
+    least = (features @ features.T).min().item()
     return [
-        claims.at_least(
-            "L2 weights", "the smallest weight φ(x)·φ(y) of 60 points", (features @ features.T).min().item(), 0.0
-        ),
+        claims.at_least("L2 weights", "the smallest weight φ(x)·φ(y) of 60 points", least, 0.0),
         claims.at_most("L2 averages", "how far outputs lie outside of the values seen so far", outside, 1e-12),
     ]
 
 
-@torch.no_grad()
-def forms_agree(generator: Generator, *, seed: int) -> list[Claim]:
-    """L3, against the matrix written out."""
-    mixer = _mixer(24, 3, seed)
-    x = normal(2, 40, 24, generator=generator)
-    p = mixer.project(x, None, "auto", None)
-    weight = torch.einsum("bthf,bshf->bhts", mixer.feature_map(p.q), mixer.feature_map(p.k)).tril()
-    y = torch.einsum("bhts,bshv->bthv", weight / weight.sum(-1, keepdim=True), p.v)
-    expected = mixer.out_proj(y.flatten(2))
-    error = max(distance(mixer(x, form=form)[0], expected) for form in ("parallel", "chunked", "recurrent"))
-    return [claims.at_most("L3", "streaming, chunked and parallel forms against the matrix: error", error, 1e-12)]
-
-
 def performer_is_a_case(
-    generator: Generator, *, repeats: int, psi: Callable[[Tensor], Tensor] = torch.exp
+    generator: Generator, *, repeats: int, psi: Function = torch.exp
 ) -> tuple[list[Claim], dict[int, tuple[float, float]]]:
     """L4, and (measured, predicted) error by number of projections. psi: another function is no Performer.
 
@@ -92,16 +142,13 @@ def performer_is_a_case(
         error = distance(features_of(same, points), performer((points * K**0.25)[None, :, None])[0, :, 0])
     pair = normal(2, K, generator=generator)
     pair = pair / pair.norm(dim=-1, keepdim=True) * 0.7
-    exact = (pair[0] @ pair[1]).exp().item()
-    spread = exact * math.sqrt(math.expm1(pair.sum(0).square().sum().item()))
+    exact = (pair[0] @ pair[1]).exp()
+    spread = exact.item() * math.sqrt(math.expm1(pair.sum(0).square().sum().item()))
     found = {}
-    for projections in (1024, 4096, 16384):
-        squares = []
-        for _ in range(repeats):
-            features = features_of(gaussian_map(K, projections, Functions(psi), generator, envelope=True), pair)
-            squares.append((features[0] @ features[1]).item() - exact)
-        rmse = math.sqrt(sum(square**2 for square in squares) / repeats)
-        found[projections] = (rmse, spread / math.sqrt(projections))
+    for m in (1024, 4096, 16384):
+        maps = (gaussian_map(K, m, Functions(psi), generator, envelope=True) for _ in range(repeats))
+        squares = [mean_square(made, pair[:1], pair[1:], exact) for made in maps]
+        found[m] = (torch.stack(squares).mean().sqrt().item(), spread / math.sqrt(m))
     text = "one pair, {} projections, {} draws: error against exp(x·y)"
     return [
         claims.at_most("L4", "LUNA with ψ = exp, h = e^(-|x|²/2) and Performer's W against Performer: error", error, 1e-12),
@@ -113,40 +160,35 @@ def performer_is_a_case(
 
 
 def fourier_features_are_a_case(
-    generator: Generator, *, draws: int, waves: Sequence[Callable[[Tensor], Tensor]] = (torch.cos, torch.sin)
+    generator: Generator, *, draws: int, waves: Sequence[Function] = (torch.cos, torch.sin)
 ) -> list[Claim]:
     """L5. waves: others than cosine and sine are no Fourier features."""
     x, y = normal(500, K, generator=generator), normal(500, K, generator=generator)
     exact = torch.exp(-(x - y).square().sum(-1) / 2)
     made = []
     for m, expected in ((64, 0.084), (256, 0.045), (1024, 0.022), (4096, 0.011)):
-        squares = []
-        for _ in range(draws):
-            feature_map = gaussian_map(K, m, Functions(*waves), generator)
-            squares.append(((features_of(feature_map, x) * features_of(feature_map, y)).sum(-1) - exact).square().mean())
+        maps = (gaussian_map(K, m, Functions(*waves), generator) for _ in range(draws))
+        rmse = torch.stack([mean_square(each, x, y, exact) for each in maps]).mean().sqrt().item()
         text = f"500 pairs, {m} projections to (cos, sin): error against the Gaussian kernel"
-        made.append(claims.near_relative(f"L5 m={m}", text, torch.stack(squares).mean().sqrt().item(), expected, 0.1))
+        made.append(claims.near_relative(f"L5 m={m}", text, rmse, expected, 0.1))
     return made
 
 
 def fitted_networks(generator: Generator, *, hidden: int = 64, limit: float = 0.02) -> list[Claim]:
     """L6. limit: how small the error of the fit must be; few hidden units do not reach it."""
     bank, fit = wave_bank(hidden, 6.0)
-    learnt, waves = _same_projections(256, bank, generator)
+    waves = gaussian_map(K, 256, Functions(torch.cos, torch.sin), generator)
     x = normal(50, K, generator=generator)
     x = x * (6 / (x @ waves.weight.T.detach()).abs().max())  # inside of what was fitted
     exact = torch.exp(-torch.cdist(x, x).square() / 2)
-    of_learnt, of_waves = (features @ features.T for features in (features_of(learnt, x), features_of(waves, x)))
+    learnt, sampled = (
+        distance(features @ features.T, exact) for features in (features_of(_with(waves, bank), x), features_of(waves, x))
+    )
     # of one projection: |ĉĉ' + ŝŝ' - cc' - ss'| with both errors at most `fit`
-    allowed = distance(of_waves, exact) + 2 * fit * (math.sqrt(2) + fit)
+    share = learnt / (sampled + 2 * fit * (math.sqrt(2) + fit))
     return [
         claims.at_most("L6 fit", f"ψ of {hidden} hidden units fitted to cos and sin on -6 to 6: error", fit, limit),
-        claims.at_most(
-            "L6",
-            "its kernel's error over that of Fourier features plus that of the fit",
-            distance(of_learnt, exact) / allowed,
-            1.0,
-        ),
+        claims.at_most("L6", "its kernel's error over that of Fourier features plus that of the fit", share, 1.0),
     ]
 
 
@@ -155,29 +197,28 @@ def error_splits(generator: Generator, *, draws: int, most: int) -> tuple[list[C
     sizes = [m for m in (64, 256, 1024, 4096, 16384) if m <= most]
     x, y = 0.5 * normal(100, K, generator=generator), 0.5 * normal(100, K, generator=generator)
     exact = torch.exp(-(x - y).square().sum(-1) / 2)
-    banks = {hidden: wave_bank(hidden, 10.0)[0] for hidden in (8, 12, 64)}
-    curves: Curves = {**{f"{hidden} hidden units": {} for hidden in banks}, "cos, sin": {}}
+    banks = {f"{hidden} hidden units": wave_bank(hidden, 10.0)[0] for hidden in (8, 12, 64)}
+    curves: Curves = {**{name: {} for name in banks}, "cos, sin": {}}
     for m in sizes:
         squares: dict[str, list[Tensor]] = {name: [] for name in curves}
         for _ in range(draws):
             waves = gaussian_map(K, m, Functions(torch.cos, torch.sin), generator)
-            maps = {"cos, sin": waves} | {f"{hidden} hidden units": _with(waves, bank) for hidden, bank in banks.items()}
+            maps = {"cos, sin": waves} | {name: _with(waves, bank) for name, bank in banks.items()}
             for name, made in maps.items():
-                squares[name].append(((features_of(made, x) * features_of(made, y)).sum(-1) - exact).square().mean())
+                squares[name].append(mean_square(made, x, y, exact))
         for name, found in squares.items():
             curves[name][m] = torch.stack(found).mean().sqrt().item()
     last, before = sizes[-1], sizes[-2]
-    slope = math.log(curves["64 hidden units"][last] / curves["64 hidden units"][64]) / math.log(last / 64)
-    flat = curves["8 hidden units"][last] / curves["8 hidden units"][before]
-    floors = [curves[f"{hidden} hidden units"][last] for hidden in banks]
-    steps = " ".join(f"{floor:.2g}" for floor in floors)
-    falls = floors[0] > floors[1] > floors[2]
+    few, some, many = (curves[name] for name in banks)
+    slope = math.log(many[last] / many[64]) / math.log(last / 64)
+    floors = " ".join(f"{curve[last]:.2g}" for curve in (few, some, many))
+    falls = few[last] > some[last] > many[last]
+    sampling = f"64 hidden units: slope of the error against m = 64 to {last}, log-log"
+    flat = f"8 hidden units: error at m = {last} over that at {before}"
     return [
-        claims.near(
-            "L7 sampling", f"64 hidden units: slope of the error against m = 64 to {last}, log-log", slope, -0.5, 0.1
-        ),
-        claims.near("L7 floor", f"8 hidden units: error at m = {last} over that at {before}", flat, 1.0, 0.1),
-        claims.true("L7 width", f"the error at m = {last} falls with 8, 12, 64 hidden units", steps, falls, "falls"),
+        claims.near("L7 sampling", sampling, slope, -0.5, 0.1),
+        claims.near("L7 floor", flat, few[last] / few[before], 1.0, 0.1),
+        claims.true("L7 width", f"the error at m = {last} falls with 8, 12, 64 hidden units", floors, falls, "falls"),
     ], curves
 
 
@@ -235,37 +276,14 @@ def generalisation_gap(
         gains = []
         for draw in range(draws):
             x = normal(n, T, d, generator=generator).float()
-            signs = (
-                torch.randperm(n, generator=generator, device="cpu") % 2 * 2 - 1
-            )  # as many of each: a constant gains nothing
-            gains.append(
-                _best_gain(_mixer(d, 1, seed + draw, **options).float(), x, x[:, :, 0].sum(1).sign() if learnable else signs)
-            )
+            signs = torch.randperm(n, generator=generator, device="cpu") % 2 * 2 - 1  # as many of each: a constant gains 0
+            told = x[:, :, 0].sum(1).sign() if learnable else signs
+            gains.append(_best_gain(_mixer(d, 1, seed + draw, **options).float(), x, told))
         found[n] = sum(gains) / draws
     low, high = sizes[0], sizes[-1]
     slope = math.log(found[high] / found[low]) / math.log(high / low)
     text = f"gap of one layer on random signs, n = {low} to {high}, {draws} draws: slope, log-log"
     return [claims.near("L10", text, slope, -0.5, 0.15)], found
-
-
-def start(*, seed: int, draws: int = 20) -> list[Claim]:
-    """L11: where training begins."""
-    entropies, dead = [], []
-    generator = torch.Generator().manual_seed(seed)
-    for draw in range(draws):
-        made = default_map(32, 16, 8, seed + draw)
-        q, k = (features_of(made, normal(50, 32, generator=generator)) for _ in range(2))
-        weight = q @ k.T
-        entropies.append(torch.special.entr(weight / weight.sum(-1, keepdim=True)).sum(-1).mean().item())
-        dead += [default_map(1, 1, 8, seed + 5 * draw + part).dead_fraction() for part in range(5)]
-    return [
-        claims.near(
-            "L11 entropy", "a new map: entropy of rows over 50 keys (log 50 = 3.912)", sum(entropies) / draws, 3.89, 0.02
-        ),
-        claims.near(
-            "L11 silent", "share of its channels that are 0 for all u in -4 to 4", sum(dead) / len(dead), 0.17, 0.04
-        ),
-    ]
 
 
 def _best_gain(mixer: Luna, x: Tensor, signs: Tensor, steps: int = 40) -> float:
@@ -285,18 +303,29 @@ def _best_gain(mixer: Luna, x: Tensor, signs: Tensor, steps: int = 40) -> float:
     return best
 
 
+def start(*, seed: int, draws: int = 20) -> list[Claim]:
+    """L11: where training begins."""
+    entropies, dead = [], []
+    generator = torch.Generator().manual_seed(seed)
+    for draw in range(draws):
+        made = default_map(32, 16, 8, seed + draw)
+        q, k = (features_of(made, normal(50, 32, generator=generator)) for _ in range(2))
+        weight = q @ k.T
+        entropies.append(torch.special.entr(weight / weight.sum(-1, keepdim=True)).sum(-1).mean().item())
+        dead += [default_map(1, 1, 8, seed + 5 * draw + part).dead_fraction() for part in range(5)]
+    entropy, silent = sum(entropies) / draws, sum(dead) / len(dead)
+    return [
+        claims.near("L11 entropy", "a new map: entropy of rows over 50 keys (log 50 = 3.912)", entropy, 3.89, 0.02),
+        claims.near("L11 silent", "share of its channels that are 0 for all u in -4 to 4", silent, 0.17, 0.04),
+    ]
+
+
 def _mixer(d_model: int, num_heads: int, seed: int, **options: Any) -> Luna:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         mixer = build_mixer("luna", d_model, num_heads, rotary="none", **options).double()
     assert isinstance(mixer, Luna)
     return mixer
-
-
-def _same_projections(projections: int, channels: nn.Module, generator: Generator) -> tuple[LunaMap, LunaMap]:
-    """A map with these channels, and the Fourier features of the same W."""
-    waves = gaussian_map(K, projections, Functions(torch.cos, torch.sin), generator)
-    return _with(waves, channels), waves
 
 
 def _with(feature_map: LunaMap, channels: nn.Module) -> LunaMap:
