@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 from maclaurin import ops
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
+from maclaurin.lab.experiments.draws import distance, normal, ranks
 from maclaurin.lab.experiments.dynamics.convert import drawn
 from maclaurin.lab.experiments.dynamics.separable import divided, over_sum
 from maclaurin.lab.experiments.dynamics.system import System
@@ -26,17 +27,9 @@ from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.ops.features import Kernel
 
 
-def normal(*shape: int, generator: Generator) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
-
-
 def attention_system(q_THK: Tensor, k_THK: Tensor, v_THV: Tensor) -> System:
     """w_ts = q_t·k_s, not divided by anything, with y as it is for a readout."""
     return System(torch.ones_like(k_THK), k_THK, q_THK, v_THV, lambda y_THV: y_THV.flatten(1)[None])
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    return (a - b).abs().max().item()
 
 
 def recurrence_is_attention(generator: Generator, *, as_printed: bool = False) -> list[Claim]:
@@ -121,16 +114,11 @@ def truncated_series(
     share = max(error / bound for error, bound in zip(curves["error"], curves["bound"], strict=True))
     even = curves["map error"][::2]
     falls = all(later < earlier for earlier, later in pairwise(even))
-    steps = " ".join(f"{error:.2g}" for error in even)
+    steps, far = " ".join(f"{error:.2g}" for error in even), even[-1] < even[0] / 50
+    text = "the error of the attention map falls with P = 0, 2, …, 8, at last to under a fiftieth"
     return [
         claims.at_most("D4 bound", "series up to order P = 0..8: error over e^z z^(P+1)/(P+1)!, at worst", share, 1.0),
-        claims.true(
-            "D4 map",
-            "the error of the attention map falls with P = 0, 2, …, 8, at last to under a fiftieth",
-            steps,
-            falls and even[-1] < even[0] / 50,
-            "0.46 to 0.0026 in another draw",
-        ),
+        claims.true("D4 map", text, steps, falls and far, "0.46 to 0.0026 in another draw"),
     ], curves
 
 
@@ -139,8 +127,8 @@ def rank_of_kernels(generator: Generator, *, points: int = 128, draws: int = 20)
     made = []
     for K, expected in ((2, 74), (4, 128), (8, 128)):
         q, k = normal(draws, points, K, generator=generator), normal(draws, points, K, generator=generator)
-        exponential = _ranks((q @ k.mT).exp())
-        linear = _ranks((F.elu(q) + 1) @ (F.elu(k) + 1).mT)
+        exponential = ranks((q @ k.mT).exp())
+        linear = ranks((F.elu(q) + 1) @ (F.elu(k) + 1).mT)
         low, high = int(exponential.min()), int(exponential.max())
         # with 2 channels the singular values fall below 1e-10 somewhere between 53 and 78, by the draw
         text = f"rank of the matrix exp(q·k) of 128 points, {K} channels, mean of {draws} draws ({low} to {high})"
@@ -162,52 +150,34 @@ def rank_of_blocks(generator: Generator, *, states: int = 3) -> list[Claim]:
     normalised = plain * normal(1, T, 1, 1, generator=generator).exp()
     metala, _ = ops.linear_attention(q, -torch.expm1(log_alpha), one_hot, log_alpha, normalize=False)
     t = T // 2
-    ranks = {
-        name: _ranks(y[0, t:, 0, :t]).item()
+    found = {
+        name: ranks(y[0, t:, 0, :t]).item()
         for name, y in (("linear", linear), ("normalised", normalised), ("metala", metala))
     }
     # scores of 8 channels, because the rank of exp(q·k) of 3 is full only beyond what float64 resolves
     q8, k8 = normal(1, T, 1, 8, generator=generator), normal(1, T, 1, 8, generator=generator)
     softmax, _ = ops.softmax_attention(q8, k8, one_hot, scale=1.0)
+    full = ranks(softmax[0, t:, 0, :t]).item()
+    text = f"rank of the block Φ[{t}:, :{t}] of {{}} attention with {bound} states"
     return [
-        *(
-            claims.at_most(
-                f"D6 {name}", f"rank of the block Φ[{t}:, :{t}] of {name} attention with {bound} states", rank, bound
-            )
-            for name, rank in ranks.items()
-        ),
-        claims.near(
-            "D6 softmax",
-            f"rank of the same block of softmax attention, {t} x {t}",
-            _ranks(softmax[0, t:, 0, :t]).item(),
-            t,
-            0,
-        ),
+        *(claims.at_most(f"D6 {name}", text.format(name), rank, bound) for name, rank in found.items()),
+        claims.near("D6 softmax", f"rank of the same block of softmax attention, {t} x {t}", full, t, 0),
     ]
 
 
 def more_states(generator: Generator, *, read: float = 0.0) -> list[Claim]:
     """D7 (lemma 2). read: how strongly the added states are read; only 0 changes nothing."""
     T, H, N, V, extra = 9, 2, 5, 3, 4
-
-    def pieces() -> tuple[Tensor, Tensor]:
-        return normal(T, H, N, generator=generator), normal(T, H, extra, generator=generator)
-
-    (transition, added), (write, added_write), (reading, added_read) = pieces(), pieces(), pieces()
+    # of Λ, B and C in turn: those that are there, and those that are added
+    pieces = [[normal(T, H, count, generator=generator) for count in (N, extra)] for _ in range(3)]
     u = normal(T, H, V, generator=generator)
+    transition, write, reading = (kept for kept, _ in pieces)
     before = System(transition, write, reading, u, lambda y: y)
-    after = System(
-        torch.cat([transition, added], -1),
-        torch.cat([write, added_write], -1),
-        torch.cat([reading, read * added_read], -1),
-        u,
-        lambda y: y,
-    )
-    return [
-        claims.at_most(
-            "D7", "states that nothing reads change nothing: difference of y", distance(after.run(), before.run()), 1e-14
-        )
-    ]
+    pieces[2][1] = read * pieces[2][1]
+    transition, write, reading = (torch.cat(both, -1) for both in pieces)
+    after = System(transition, write, reading, u, lambda y: y)
+    change = distance(after.run(), before.run())
+    return [claims.at_most("D7", "states that nothing reads change nothing: difference of y", change, 1e-14)]
 
 
 def softmax_eigenvalues(scores_TS: Tensor) -> Tensor:
@@ -256,10 +226,9 @@ def normalised_attention(generator: Generator, *, seed: int, name: str = "normal
         error = distance(before, normalized.out_proj((plain * gain).flatten(2)))
         mixer.qkv_proj.weight[d : 2 * d] *= factor
         growth = (mixer(x)[0].norm() / before.norm()).item()
+    text = "normalised attention against linear attention without divisor, times e^(-W x)"
     return [
-        claims.at_most(
-            "D9 form", "normalised attention against linear attention without divisor, times e^(-W x)", error, 1e-12
-        ),
+        claims.at_most("D9 form", text, error, 1e-12),
         claims.near("D9 keys", "its output when all keys grow threefold grows by", growth, factor, 1e-10),
     ]
 
@@ -276,7 +245,3 @@ def one_query(generator: Generator, *, queries: int = 1) -> list[Claim]:
         claims.at_most("D10 softmax", text.format("softmax"), softmax, 1.0),
         claims.at_most("D10 linear", text.format("linear"), linear.transition[1:].max().item(), 1.0),
     ]
-
-
-def _ranks(matrices: Tensor) -> Tensor:
-    return torch.linalg.matrix_rank(matrices, rtol=1e-10).double()

@@ -76,12 +76,8 @@ def first_order(mixer: ProjectedMixer, p: Projections, q_THN: Tensor, k_THN: Ten
     decay_TH1 = torch.ones_like(q_THN[..., :1])
     if p.log_decay is not None:
         decay_TH1 = _of_heads(p.log_decay, mixer).exp()[..., None]
-
-    def readout(y_THV: Tensor) -> Tensor:
-        finished: Tensor = mixer.out_proj(y_THV.flatten(1)[None])
-        return finished
-
-    return System(decay_TH1.expand_as(k_THN), k_THN, q_THN, _of_heads(p.plain_v, mixer), readout)
+    values = _of_heads(p.plain_v, mixer)
+    return System(decay_TH1.expand_as(k_THN), k_THN, q_THN, values, lambda y_THV: mixer.out_proj(y_THV.flatten(1)[None]))
 
 
 def discretised(system: System, mixer: ProjectedMixer, p: Projections) -> System:
@@ -113,16 +109,11 @@ def attention(mixer: Attention, x: Tensor, order: int) -> System:
         count_T1 = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device="cpu")[:, None]
         power_H = torch.sigmoid(mixer.position_power).repeat_interleave(mixer.num_heads // mixer.num_kv_heads)
         system = replace(system, write=system.write / (count_T1**power_H)[..., None])
-
-    def readout(y_THV: Tensor) -> Tensor:
-        y = y_THV.flatten(1)[None]
-        if mixer.gate_proj is not None:
-            y = y * F.silu(mixer.gate_proj(x))
-        finished: Tensor = mixer.out_proj(y if mixer.out_norm is None else mixer.out_norm(y))
-        return finished
-
+    gate = 1.0 if mixer.gate_proj is None else F.silu(mixer.gate_proj(x))
+    norm = mixer.out_norm or (lambda y: y)
     skip = None if mixer.skip is None else mixer.skip.expand_as(system.inputs)
-    return replace(discretised(system, mixer, p), skip=skip, readout=readout)
+    system = replace(discretised(system, mixer, p), skip=skip)
+    return replace(system, readout=lambda y_THV: mixer.out_proj(norm(y_THV.flatten(1)[None] * gate)))
 
 
 def gated_softmax(mixer: GatedSoftmax, x: Tensor, order: int) -> System:
@@ -164,12 +155,8 @@ def feature_attention(mixer: FeatureAttention, x: Tensor, order: int) -> System:
     if mixer.norm == "sum":
         system = over_sum(system)
 
-    def readout(y_THV: Tensor) -> Tensor:
-        y = y_THV.flatten(1)[None]
-        finished: Tensor = mixer.out_proj(y if mixer.out_norm is None else mixer.out_norm(y))
-        return finished
-
-    return replace(discretised(system, mixer, p), readout=readout)
+    norm = mixer.out_norm or (lambda y: y)
+    return replace(discretised(system, mixer, p), readout=lambda y_THV: mixer.out_proj(norm(y_THV.flatten(1)[None])))
 
 
 def normalized(mixer: Normalized, x: Tensor, order: int) -> System:
@@ -182,13 +169,9 @@ def normalized(mixer: Normalized, x: Tensor, order: int) -> System:
 def gla(mixer: GLA, x: Tensor, order: int) -> System:
     p = mixer.project(x, None, "auto", None)
     system = first_order(mixer, p, p.q[0] * mixer.key_dim**-0.5, _of_heads(p.k, mixer))
-
-    def readout(y_THV: Tensor) -> Tensor:
-        finished: Tensor = mixer.out_proj(mixer.out_norm(y_THV[None]).flatten(2) * F.silu(mixer.gate_proj(x)))
-        return finished
-
-    alpha_THN = _of_heads(mixer.log_decay(x), mixer).exp()
-    return replace(discretised(system, mixer, p), transition=alpha_THN, readout=readout)
+    gate, alpha_THN = F.silu(mixer.gate_proj(x)), _of_heads(mixer.log_decay(x), mixer).exp()
+    system = replace(discretised(system, mixer, p), transition=alpha_THN)
+    return replace(system, readout=lambda y_THV: mixer.out_proj(mixer.out_norm(y_THV[None]).flatten(2) * gate))
 
 
 def mlstm(mixer: MLSTM, x: Tensor, order: int) -> System:
@@ -208,12 +191,9 @@ def mlstm(mixer: MLSTM, x: Tensor, order: int) -> System:
         total_TH = total_TH + mixer.eps * m_TH.exp()
     else:
         total_TH = total_TH + mixer.eps
-
-    def readout(y_THV: Tensor) -> Tensor:
-        finished: Tensor = mixer.out_proj(torch.sigmoid(mixer.out_gate(x)) * mixer.normalised(y_THV[None]).flatten(2))
-        return finished
-
-    return replace(discretised(system, mixer, p), read=system.read / total_TH[..., None], readout=readout)
+    gate = torch.sigmoid(mixer.out_gate(x))
+    system = replace(discretised(system, mixer, p), read=system.read / total_TH[..., None])
+    return replace(system, readout=lambda y_THV: mixer.out_proj(gate * mixer.normalised(y_THV[None]).flatten(2)))
 
 
 def delta(mixer: Delta, x: Tensor, order: int) -> System:
@@ -221,17 +201,12 @@ def delta(mixer: Delta, x: Tensor, order: int) -> System:
     q_THN, k_THN = (symmetric_power(unit(_of_heads(part, mixer)), mixer.order) for part in (p.q, p.k))
     system = first_order(mixer, p, q_THN, k_THN)
     beta_TH1 = mixer.largest_beta * torch.sigmoid(_of_heads(mixer.beta_proj(x), mixer))[..., None]
-    correction_THNN = (
-        torch.eye(k_THN.shape[2], dtype=x.dtype, device="cpu") - (beta_TH1 * k_THN)[..., None] * k_THN[..., None, :]
-    )
-
-    def readout(y_THV: Tensor) -> Tensor:
-        y = (y_THV[None] if mixer.out_norm is None else mixer.out_norm(y_THV[None])).flatten(2)
-        finished: Tensor = mixer.out_proj(y if mixer.gate_proj is None else y * F.silu(mixer.gate_proj(x)))
-        return finished
-
-    transition_THNN = system.transition[..., None] * correction_THNN
-    return discretised(replace(system, transition=transition_THNN, write=beta_TH1 * k_THN, readout=readout), mixer, p)
+    eye_NN = torch.eye(k_THN.shape[2], dtype=x.dtype, device="cpu")
+    transition_THNN = system.transition[..., None] * (eye_NN - (beta_TH1 * k_THN)[..., None] * k_THN[..., None, :])
+    gate = 1.0 if mixer.gate_proj is None else F.silu(mixer.gate_proj(x))
+    norm = mixer.out_norm or (lambda y: y)
+    system = discretised(replace(system, transition=transition_THNN, write=beta_TH1 * k_THN), mixer, p)
+    return replace(system, readout=lambda y_THV: mixer.out_proj(norm(y_THV[None]).flatten(2) * gate))
 
 
 def inline(mixer: Inline, x: Tensor, order: int) -> System:
