@@ -67,6 +67,15 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A piece of an experiment."""
+
+    claims: Sequence[Claim]
+    grids: Sequence[Grid] = ()
+    plots: Sequence[Plot | Matrix] = ()
+
+
+@dataclass(frozen=True)
 class Result:
     """settings: all that decides the numbers, the seed among them. notes: the limits of what was shown, a sentence each."""
 

@@ -1,8 +1,15 @@
 """Softmax as linear attention for long prompts (Boursier and Boyer, arXiv 2512.11784): its limit and its error."""
 
-from maclaurin.lab.experiments.long_prompt.experiment import long_prompt
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from maclaurin.lab.experiments.draws import generator
+from maclaurin.lab.experiments.long_prompt import finite, heads, limits, queries, regression, training
 from maclaurin.lab.experiments.long_prompt.linearisation import Head, LinearisationReport, linearisation_report
 from maclaurin.lab.experiments.long_prompt.risks import Regression, RegressionReport, icl_regression
+from maclaurin.lab.result import Part, Result
 
 __all__ = [
     "Head",
@@ -13,3 +20,76 @@ __all__ = [
     "linearisation_report",
     "long_prompt",
 ]
+
+TITLE = "Softmax becomes linear as the prompt grows: how fast, and when it breaks"
+NOTES = (
+    "The limit is linear for Gaussian tokens only: other laws have a gain that depends on the query.",
+    "At s² = .25 ln L the delta method over-estimates the error by 16 % of it at L = 16 and by 8 % at L = 1024, and by more "
+    "beyond: every L_eps there is conservative.",
+    "Exponents above λ = 1/2 are a heuristic with logarithmic corrections: their order is tested, not their value.",
+    "Training transfers the risk, not the parameters: at finite length they drift along the set of zero infinite risk.",
+)
+ABOUT_HEADS = (
+    "A prompt's tokens are taken as draws from one law; tokens of a text are not independent, so lengths are a guide.",
+    "λ comes from the queries given and is too large where they are few for their channels.",
+)
+
+
+def long_prompt(
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    tokens: str = "gaussian",
+    as_published: bool = False,
+    eps: float = 0.1,
+    checkpoint: str | None = None,
+    text: str | None = None,
+    context: int | None = None,
+) -> Result:
+    """Softmax over a long prompt against its affine limit and linear attention; with a checkpoint, a report on its heads.
+
+    tokens: law of the prompts' tokens: gaussian, or rademacher, uniform, laplace, for which claims must fail.
+    as_published: in-context regression with the authors' code's covariances: prompts RRRᵀRᵀ, queries I.
+    eps: relative accuracy to which a head is called linear.
+    checkpoint: folder of a trained model: only the report on its softmax layers.
+    text: what it reads, a file, folder or corpus; by default held-out text of its own or of the standard library.
+    context: tokens of a prompt for the checkpoint; by default what the model was made for, at most 960.
+    """
+    if checkpoint is not None:
+        reports = heads.checkpoint_reports(checkpoint, text, context, eps, seed)
+        length = next(iter(reports.values())).length
+        read = {"checkpoint": checkpoint, "text": text or "its own", "context": length, "eps": eps, "seed": seed}
+        title = f"At which prompt length are the heads of {checkpoint} linear?"
+        return _result(title, read, [heads.checkpoint_part(reports)], ABOUT_HEADS)
+    long = finite.LONG * (1 if quick else 4)  # drawn at each of the long lengths
+    prompts = 1000 if quick else 4000
+    parts = [
+        limits.part(prompts, generator(seed, 1), tokens),
+        finite.part(finite.run(long, generator(seed, 2), tokens), generator(seed, 7), tokens),
+        finite.length_part(prompts, generator(seed, 3)),
+        queries.part(long // 2, generator(seed, 4)),
+        regression.part(2**21 if quick else 2**24, generator(seed, 5), seed, as_published),
+        training.part(
+            lengths=(16, 64) if quick else (16, 64, 256, 1024),
+            early_lengths=(8, 16, 32, 64, 128) if quick else (8, 16, 32, 64, 128, 256, 1024),
+            time=60.0,
+            tokens=2**21 if quick else 2**24,
+            source=generator(seed, 6),
+        ),
+        heads.known_part(generator(seed, 8), eps),
+    ]
+    settings = {"tokens": tokens, "as_published": as_published, "eps": eps, "longest prompt": finite.LENGTHS[-1]}
+    drawn = {"prompts of it": long // finite.LENGTHS[-1], "quick": quick, "seed": seed}
+    return _result(TITLE, settings | drawn, parts, NOTES)
+
+
+def _result(title: str, settings: dict[str, Any], parts: Sequence[Part], notes: Sequence[str]) -> Result:
+    return Result(
+        "long-prompt",
+        title,
+        settings,
+        [claim for part in parts for claim in part.claims],
+        [grid for part in parts for grid in part.grids],
+        [plot for part in parts for plot in part.plots],
+        notes,
+    )

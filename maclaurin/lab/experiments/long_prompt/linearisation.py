@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from maclaurin.lab.experiments.draws import generator, slope
 from maclaurin.lab.experiments.long_prompt import formulas
-from maclaurin.lab.experiments.long_prompt.draws import generator, slope
 from maclaurin.lab.result import Grid
 from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import default_scale, repeat_heads

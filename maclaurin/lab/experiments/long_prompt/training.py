@@ -13,23 +13,13 @@ import torch
 from torch import Tensor
 
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
-from maclaurin.lab.experiments.long_prompt.drawn_risks import drawn_risk, drawn_tables
-from maclaurin.lab.experiments.long_prompt.draws import chunks, draw, prompts_for, slope
-from maclaurin.lab.experiments.long_prompt.finite import furthest
-from maclaurin.lab.experiments.long_prompt.part import Part
-from maclaurin.lab.experiments.long_prompt.risks import Regression
-from maclaurin.lab.result import Curve, Grid, Plot
+from maclaurin.lab.experiments.draws import chunks, draw, prompts_for, slope
+from maclaurin.lab.experiments.long_prompt.risks import Regression, drawn_risk, drawn_tables
+from maclaurin.lab.result import Curve, Grid, Part, Plot
 
 # N prompts, L tokens, D channels
 
 DIMS = 4
-FLOW = {0: 1.8381, 6: 0.0513, 12: 0.0045, 18: 0.0003}  # time: risk of the infinite prompt
-# length: risk after training, risk at the infinite-prompt optimum, gain tr(bΣA)/d
-TRAINED = {16: (0.797, 1.142, 0.749), 64: (0.347, 0.388, 0.822), 256: (0.117, 0.128, 0.927), 1024: (0.0335, 0.0389, 0.990)}
-# length: distance of the parameters to the infinite flow
-DISTANCE = {8: 0.471, 16: 0.271, 32: 0.169, 64: 0.133, 128: 0.126, 256: 0.115, 1024: 0.085}  # t = 2
-BENIGN = {8: 0.909, 16: 0.572, 32: 0.325, 64: 0.172, 128: 0.079, 256: 0.051}  # Σ a quarter of it, t = 10
 BATCH, RATE = 128, 0.02
 
 
@@ -116,62 +106,48 @@ def train(sigma_DD: Tensor, length: int, time: float, rate: float, batch: int, s
 def part(lengths: Sequence[int], early_lengths: Sequence[int], time: float, tokens: int, source: torch.Generator) -> Part:
     """lengths: of prompts to train on until `time`; early_lengths: to be followed for a short time."""
     sigma = covariance()
-    law = Regression(sigma, sigma, 1.0, 0.0)
-    made, rows = _flow_claims(sigma), []
+    law, ideal = Regression(sigma, sigma, 1.0, 0.0), optimum(sigma)
+    (last,) = flow(sigma, RATE, [60.0])
+    made = [
+        claims.at_most(
+            "2.5 risk", "risk of the infinite prompt where Euler steps of its flow end", infinite_risk(last, sigma), 1e-6
+        )
+    ]
+    rows = []
     for length in lengths:
-        trained, ideal = train(sigma, length, time, RATE, BATCH, source), optimum(sigma)
+        trained = train(sigma, length, time, RATE, BATCH, source)
         tables = drawn_tables(length, prompts_for(length, tokens), source)
-        risks = [drawn_risk(law, found.A, found.b, tables, source).value / 2 for found in (trained, ideal)]
+        risk, at_ideal = (drawn_risk(law, found.A, found.b, tables, source).value / 2 for found in (trained, ideal))
         gain = (trained.b * sigma @ trained.A).trace().item() / DIMS
-        reference = TRAINED[length]
-        rows.append((length, risks[0], reference[0], risks[1], reference[1], gain, reference[2], trained.distance(ideal)))
-        made.append(
-            claims.at_most(
-                "2.7 transfer", f"risk trained at L = {length} over that of the infinite optimum", risks[0] / risks[1], 1.0
-            )
-        )
-        # the reference's last iterate is noisy, and states no error
-        made.append(
-            claims.near_relative("2.7 trained", f"risk after training at L = {length}", risks[0], reference[0], 0.12)
-        )
-        made.append(
-            claims.near_relative(
-                "2.7 optimum", f"risk of the infinite optimum at L = {length}", risks[1], reference[1], 0.04
-            )
-        )
-    falling = [row[1] for row in rows]
-    made.append(
-        claims.true(
-            "2.7 falls",
-            "the trained risk falls with L, towards 0",
-            " ".join(f"{value:.3f}" for value in falling),
-            falling == sorted(falling, reverse=True),
-        )
-    )
+        rows.append((length, risk, at_ideal, gain, trained.distance(ideal)))
+        text = f"risk trained at L = {length} over that of the infinite optimum"
+        made.append(claims.at_most("2.7 transfer", text, risk / at_ideal, 1.0))
+    risks = [row[1] for row in rows]
+    seen, falls = " ".join(f"{value:.3f}" for value in risks), risks == sorted(risks, reverse=True)
+    made.append(claims.true("2.7 falls", "the trained risk falls with L, towards 0", seen, falls))
     early = _distances(sigma, 2.0, RATE, 1024, early_lengths, source)
     benign = _distances(covariance(0.25), 10.0, 0.1, 1024, early_lengths, source)
-    made += _distance_claims(early, benign, early_lengths)
-    columns = ("L", "trained ½ MSE", "reference", "infinite optimum", "reference", "gain", "reference", "distance to it")
+    short = [L for L in early_lengths if L <= 128]
+    value = slope(short, [benign[L] for L in short])
+    made.append(claims.between("2.7 benign", f"slope of the distance to the flow, Σ/4, L ≤ {short[-1]}", value, -1.0, -0.6))
+    columns = ("L", "trained ½ MSE", "infinite optimum", "gain", "distance to it")
+    distances = [(L, early[L], benign[L]) for L in early_lengths]
     grids = [
         Grid(f"SGD at finite length, t = {time:g}, batch {BATCH}", columns, rows),
-        Grid(
-            "Distance of the parameters to the infinite flow",
-            ("L", "Σ, t = 2", "reference", "Σ/4, t = 10", "reference"),
-            [(L, early[L], DISTANCE.get(L), benign[L], BENIGN.get(L)) for L in early_lengths],
-        ),
+        Grid("Distance of the parameters to the infinite flow", ("L", "Σ, t = 2", "Σ/4, t = 10"), distances),
     ]
+    return Part(made, grids, [_plot(early, benign)])
+
+
+def _plot(early: dict[int, float], benign: dict[int, float]) -> Plot:
+    first = next(iter(benign))
     curves = [
-        Curve("‖Σ‖ = 2.1", list(early_lengths), list(early.values())),
-        Curve("a quarter of it", list(early_lengths), list(benign.values())),
-        Curve(
-            "a quarter of it",
-            list(early_lengths),
-            [benign[early_lengths[0]] * early_lengths[0] / L for L in early_lengths],
-            dashed=True,
-        ),
+        Curve("‖Σ‖ = 2.1", list(early), list(early.values())),
+        Curve("a quarter of it", list(benign), list(benign.values())),
+        Curve("a quarter of it", list(benign), [benign[first] * first / L for L in benign], dashed=True),
     ]
     caption = "Distance of (A, b) trained at length L to the infinite-prompt flow at a fixed time; dotted: 1/L."
-    return Part(made, grids, [Plot("training", caption, "prompt length L", "distance", curves, log_x=True, log_y=True)])
+    return Plot("training", caption, "prompt length L", "distance", curves, log_x=True, log_y=True)
 
 
 def _distances(
@@ -179,34 +155,3 @@ def _distances(
 ) -> dict[int, float]:
     (ideal,) = flow(sigma_DD, rate, [time])
     return {length: train(sigma_DD, length, time, rate, batch, source).distance(ideal) for length in lengths}
-
-
-def _flow_claims(sigma_DD: Tensor) -> list[Claim]:
-    found = flow(sigma_DD, RATE, list(FLOW))
-    worst = furthest([infinite_risk(at, sigma_DD) - known for at, known in zip(found, FLOW.values(), strict=True)], 0.0)
-    (last,), ideal = flow(sigma_DD, RATE, [60.0]), optimum(sigma_DD)
-    return [
-        claims.near(
-            "2.7 flow",
-            "risk of the infinite flow at t = 0, 6, 12, 18 (1.8381 .0513 .0045 .0003), furthest",
-            worst,
-            0.0,
-            0.0001,
-        ),
-        claims.near("2.5 b*", "b of the infinite optimum", ideal.b, 1.8525, 0.0001),
-        claims.near("2.7 b", "b where Euler steps of the flow end", last.b, 1.851, 0.001),
-        claims.at_most("2.5 risk", "risk of the infinite prompt there", infinite_risk(last, sigma_DD), 1e-6),
-    ]
-
-
-def _distance_claims(early: dict[int, float], benign: dict[int, float], lengths: Sequence[int]) -> list[Claim]:
-    made = []
-    for name, found, known in (("Σ, t = 2", early, DISTANCE), ("Σ/4, t = 10", benign, BENIGN)):
-        # two runs with the noise floor of .012 each that the reference states, and a tenth
-        worst = furthest([(found[L] - known[L]) / (0.1 * known[L] + 0.024) for L in lengths if L in known], 0.0)
-        text = f"distance to the flow, {name}: furthest from the reference, in units of a tenth and twice its noise of .012"
-        made.append(claims.at_most("2.7 distance", text, abs(worst), 1.0))
-    short = [L for L in lengths if L <= 128]
-    value = slope(short, [benign[L] for L in short])
-    made.append(claims.between("2.7 benign", f"slope of that distance, Σ/4, L ≤ {short[-1]}", value, -1.0, -0.6))
-    return made
