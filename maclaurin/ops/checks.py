@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import TypeVar
@@ -34,7 +35,7 @@ def heads(q: Tensor, k: Tensor, v: Tensor) -> None:
     """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), with G dividing H."""
     for name, value in (("q", q), ("k", k), ("v", v)):
         tensor(name, value, "batch, time, heads, channels")
-        if value.device != q.device:
+        if value is not q and value.device != q.device:
             raise ValueError(f"{name} must be on the device of q ({q.device}), got {value.device}")
     if q.shape[1] == 0 or q.shape[3] == 0:
         raise ValueError(f"q must hold at least one token and one channel, got shape {shape(q)}")
@@ -96,9 +97,10 @@ def not_negative(name: str, value: Tensor) -> None:
 
 def _any_positive(x: Tensor) -> bool:
     """The few numbers of a decoding step are looked at in Python, which is faster than two operators."""
-    if x.numel() <= FEW_NUMBERS and x.device.type == "cpu":
+    if x.numel() <= FEW_NUMBERS and x.is_cpu:
         return any(value > 0 for value in x.flatten().tolist())
-    return bool((x > 0).any())
+    largest = x.detach().max().item() if x.numel() else 0.0
+    return largest > 0 or (math.isnan(largest) and bool((x > 0).any()))  # what stands beside a NaN is looked at by itself
 
 
 def initial_state(state: object, expected: type[S]) -> S | None:

@@ -95,7 +95,6 @@ def linear_attention(
         raise ValueError(f"backend='native' needs {refusal}")
     run = _per_channel if backend == "torch" or refusal is not None else _per_channel_natively
 
-    @without_autocast
     def dense(
         inputs: Inputs, state: LinearState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, LinearState | None]:
@@ -113,6 +112,7 @@ def linear_attention(
     )
 
 
+@without_autocast
 def _per_channel(
     inputs: Inputs, state: LinearState | None, scale: float, normalize: bool, chunk_size: int
 ) -> tuple[Tensor, LinearState]:
@@ -143,6 +143,7 @@ def _per_channel(
     return y.to(q.dtype), LinearState(memory_NKW.unflatten(0, (B, G)))
 
 
+@without_autocast
 def _per_channel_natively(
     inputs: Inputs, state: LinearState | None, scale: float, normalize: bool, chunk_size: int
 ) -> tuple[Tensor, LinearState]:

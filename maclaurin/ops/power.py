@@ -100,7 +100,7 @@ def power_attention(
     checks.token_state(state, k, v)
     _check_memory(state, kernel, k.shape[3], v.shape[3] + normalize)
 
-    dense = causal(without_autocast(engine.run), form=form, return_state=return_state)
+    dense = causal(engine.run, form=form, return_state=return_state)
     return over_documents(
         dense, (q, k, v, log_decay), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths
     )
@@ -120,6 +120,7 @@ class _Engine:
     form: str
     backend: str
 
+    @without_autocast
     def run(
         self, inputs: Inputs, state: PowerState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, PowerState | None]:

@@ -78,7 +78,6 @@ def softmax_attention(
     checks.token_state(state, k, v)
     weights = _Weights(default_scale(scale, q), window, numerator, divisor, detach_divisor, score_cap)
 
-    @without_autocast
     def dense(
         inputs: Inputs, state: TokenState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, TokenState | None]:
@@ -156,6 +155,7 @@ class _Weights:
         return (score - shift).exp(), (-shift).exp()
 
 
+@without_autocast
 def _dense(
     weights: _Weights,
     inputs: Inputs,
