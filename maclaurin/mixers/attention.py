@@ -24,7 +24,7 @@ from maclaurin.mixers.near import NearWindow, beside_near
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
-from maclaurin.ops.arithmetic import repeat_heads
+from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.bidirectional import bidirectional_power, bidirectional_softmax
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.folding import MOST_FEATURES, waiting
@@ -123,6 +123,8 @@ class Attention(ProjectedMixer):
         if self.position_power is not None:
             count = (p.positions + 1).to(torch.promote_types(v.dtype, torch.float32))
             v = (v / count[..., None, None] ** torch.sigmoid(self.position_power)[:, None]).to(v.dtype)
+        if self.norm == "output" and self.kernel is not None:
+            q = wide(q)  # and with it y: sums of any size, until they are normalised
         kept = None if state is None else state.attention
 
         def attend(state: State | None) -> tuple[Tensor, State | None]:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.ops import checks
-from maclaurin.ops.arithmetic import without_autocast
+from maclaurin.ops.arithmetic import wide, without_autocast
 
 # exponential features lie below exp(LIMIT), Performer's also above exp(−LIMIT): then no sum, quotient or gradient of them
 # leaves the range of float32
@@ -39,10 +39,9 @@ def features(x: Tensor, feature_map: str) -> Tensor:
         case "elu":
             return F.elu(x) + 1
         case "exp":
-            (x,) = in_float32(x)
-            return (0.2 * x).clamp(max=LIMIT).exp()
+            return (0.2 * wide(x)).clamp(max=LIMIT).exp()
         case "cosine":
-            return F.normalize(x, dim=-1)
+            return F.normalize(wide(x), dim=-1).to(x.dtype)
     return x
 
 
@@ -130,8 +129,7 @@ class PerformerMap(FeatureMap):
 
 def scaled(x: Tensor) -> Tensor:
     """x/d^(1/4): of a query and a key, the factor 1/√d of their score."""
-    (x,) = in_float32(x)
-    return x / math.sqrt(math.sqrt(x.shape[-1]))
+    return wide(x) / math.sqrt(math.sqrt(x.shape[-1]))
 
 
 def in_float32(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -22,6 +22,7 @@ from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.softmax import NUMERATORS, softmax_attention
 from maclaurin.ops.states import TokenState
 from maclaurin.ops.tokens import without_padding
@@ -165,11 +166,6 @@ class GatedSoftmax(ProjectedMixer):
         dtype = next(self.parameters()).dtype
         gate = 0 if self.divisor_proj is None else self.num_heads * torch.promote_types(dtype, torch.float32).itemsize
         return self._token_nbytes(self.num_kv_heads) * length + self._carried_nbytes() + gate
-
-
-def wide(x: Tensor) -> Tensor:
-    """Gates and norms cancel: their products are float32 at least, as the sums between them."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 register(

@@ -25,6 +25,7 @@ from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import LinearState
@@ -76,7 +77,7 @@ class GLA(ProjectedMixer):
         log_decay = self.log_decay(x)
         if self.causal:
             y, memory = linear_attention(
-                p.q,
+                wide(p.q),
                 p.k,
                 p.v,
                 log_decay,
@@ -87,7 +88,7 @@ class GLA(ProjectedMixer):
                 lengths=lengths,
             )
         else:
-            y = bidirectional_linear(p.q, p.k, p.v, log_decay, normalize=False, form=form, lengths=lengths)
+            y = bidirectional_linear(wide(p.q), p.k, p.v, log_decay, normalize=False, form=form, lengths=lengths)
             memory = None
         y = self.out_norm(y).flatten(2) * F.silu(self.gate_proj(x))
         return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from maclaurin.mixers.base import Mixer, MixerState, RMSNorm, ShortConv, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
-from maclaurin.ops.arithmetic import repeat_heads
+from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import PowerState
 
@@ -109,7 +109,7 @@ class Mamba2(Mixer):
         k, q = (repeat_heads(part.unflatten(-1, (self.n_groups, self.d_state)), self.ssm_heads) for part in (keys, queries))
         dt = F.softplus(dt.to(torch.promote_types(dt.dtype, torch.float32)) + self.dt_bias)
         y, memory = linear_attention(
-            q,
+            wide(q),
             k,
             (v * dt[..., None]).to(v.dtype),
             -self.A_log.to(dt.dtype).exp() * dt,

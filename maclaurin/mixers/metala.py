@@ -28,6 +28,7 @@ from maclaurin.mixers.base import Mixer, MixerState, ShortConv, initialise
 from maclaurin.mixers.gla import log_sigmoid_decay, positive_tau
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.linear import linear_attention
@@ -107,7 +108,7 @@ class MetaLA(Mixer):
         k = own_key[0] if own_key else -torch.expm1(log_decay)
         if self.causal:
             y, memory = linear_attention(
-                q,
+                wide(q),
                 k,
                 v,
                 log_decay,
@@ -118,12 +119,11 @@ class MetaLA(Mixer):
                 lengths=lengths,
             )
         else:
-            y = bidirectional_linear(q, k, v, log_decay, normalize=False, form=form, lengths=lengths)
+            y = bidirectional_linear(wide(q), k, v, log_decay, normalize=False, form=form, lengths=lengths)
             memory = None
         if self.aug_weight is not None:
             y = y + self.augmentation(q, k, v, self.aug_weight)
-        wide = torch.promote_types(y.dtype, torch.float32)
-        y = F.layer_norm(y.to(wide), (self.head_dim,), eps=self.norm_eps).flatten(2) * F.silu(self.gate_proj(x))
+        y = F.layer_norm(y, (self.head_dim,), eps=self.norm_eps).flatten(2) * F.silu(self.gate_proj(x))
         y = self.out_proj(y.to(x.dtype))
         return y, None if memory is None else MixerState(memory, conv, kind=self.kind)
 

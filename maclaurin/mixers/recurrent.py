@@ -29,8 +29,9 @@ from torch import Tensor, nn
 
 from maclaurin.mixers.base import MixerState, ShortConv, initialise, start_of_parameters
 from maclaurin.mixers.registry import register
-from maclaurin.mixers.scanned import ScannedMixer, wide
+from maclaurin.mixers.scanned import ScannedMixer
 from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.scan import linear_scan
 
 FORGETS = ("sigmoid", "reversed")

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from maclaurin.mixers.base import MixerState, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
-from maclaurin.mixers.scanned import ScannedMixer, wide
+from maclaurin.mixers.scanned import ScannedMixer
 from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.selective import selective_scan
 
 
