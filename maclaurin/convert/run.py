@@ -26,7 +26,7 @@ from maclaurin.convert.transfer import transfer_objective, transfer_rates
 from maclaurin.files import read_json, write_json
 from maclaurin.lock import locked
 from maclaurin.models.checked import stays_inside
-from maclaurin.models.weights import load_whole
+from maclaurin.models.weights import check_generation_config, load_whole
 from maclaurin.training.checkpoints import deliver, writing
 
 FIGURES = "evaluation.json"
@@ -147,6 +147,7 @@ def _stage(name: str, objective: Objective, rates: dict[str, float], data: Data,
 def _reloaded(stage: Stage, student: PreTrainedModel) -> PreTrainedModel:
     """From the stage's folder: a conversion that goes on sees what one that was never interrupted sees."""
     loaded: PreTrainedModel = load_whole(type(student), stage.folder)
+    check_generation_config(loaded, stage.folder)
     return loaded.eval().to(student.device)
 
 

@@ -25,7 +25,7 @@ from maclaurin.hub import from_hub
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, fields
 from maclaurin.models.checked import check_size, checked_description, held_by
 from maclaurin.models.folder import best_device, tokenizer_in
-from maclaurin.models.weights import load_whole
+from maclaurin.models.weights import check_generation_config, load_whole
 
 # what is fetched from the hub: first what describes a model, and if that will do, weights that are no pickles
 DESCRIPTION = ("*.json", "*.txt", "*.model", "*.jinja", "*/config.json")
@@ -54,6 +54,7 @@ class Source:
         options = {} if self.kind == "maclaurin" else {"attn_implementation": "sdpa"}
         with naming(self.path):
             model: PreTrainedModel = load_whole(self.architecture, self.path, unused=_is_pooler, dtype="float32", **options)
+        check_generation_config(model, self.path)
         return model.eval().to(best_device())
 
     def processor(self) -> Any:
