@@ -65,8 +65,8 @@ def of_tokens(name: str, model: Any, ids_BT: Tensor) -> Watched:
 
 def _readable(name: str, model: Any) -> Any:
     """As it is if it was converted, and otherwise a copy that can be looked into."""
-    from maclaurin.convert.classes import FAMILIES, Linearised, linearise
-    from maclaurin.convert.students import SOFTMAX
+    from maclaurin.models.linearised.classes import FAMILIES, Linearised, linearise
+    from maclaurin.models.linearised.students import SOFTMAX
 
     if isinstance(model, Linearised):
         return model
@@ -84,7 +84,7 @@ class OfTransformers(Watched):
 
     @torch.no_grad()
     def layers(self) -> list[Layer]:
-        from maclaurin.convert.attention import watching
+        from maclaurin.models.linearised.attention import watching
 
         with watching() as views:
             self.run()
@@ -116,7 +116,7 @@ class OfTransformers(Watched):
 
 
 def _is_softmax(module: nn.Module) -> bool:
-    from maclaurin.convert.students import Softmax
+    from maclaurin.models.linearised.students import Softmax
 
     return isinstance(module, Softmax)
 
