@@ -18,13 +18,13 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 # under its short name transformers 5.14 has it only beside torchvision, which it does not need
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from maclaurin.convert.classes import FAMILIES, PREFIX
-from maclaurin.convert.students import SOFTMAX
-from maclaurin.files import naming, read_json
-from maclaurin.hub import from_hub
+from maclaurin.common.files import naming, read_json
+from maclaurin.common.hub import from_hub
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, fields
 from maclaurin.models.checked import check_size, checked_description, held_by
 from maclaurin.models.folder import best_device, tokenizer_in
+from maclaurin.models.linearised.classes import FAMILIES, PREFIX
+from maclaurin.models.linearised.students import SOFTMAX
 from maclaurin.models.weights import check_generation_config, load_whole
 
 # what is fetched from the hub: first what describes a model, and if that will do, weights that are no pickles

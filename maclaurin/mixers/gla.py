@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least_one, number
 from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.linear import linear_attention
@@ -55,7 +55,7 @@ class GLA(ProjectedMixer):
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
-        checks.at_least_one("decay_rank", decay_rank)
+        at_least_one("decay_rank", decay_rank)
         positive_tau(tau)
         if self.decay != "none":
             raise ValueError(f"decay must be 'none' beside the decay a channel that gla has, got {self.decay!r}")
@@ -121,7 +121,7 @@ class GLA(ProjectedMixer):
 
 
 def positive_tau(tau: float) -> None:
-    checks.number("tau", tau)
+    number("tau", tau)
     if tau is None or tau <= 0:
         raise ValueError(f"tau must be positive, got {tau}")
 

@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least, at_least_one, one_of
 from maclaurin.mixers.base import Mixer, MixerState, ShortConv, initialise
 from maclaurin.mixers.gla import log_sigmoid_decay, positive_tau
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.conv import ACTIVATIONS
@@ -66,8 +66,8 @@ class MetaLA(Mixer):
         causal: bool = True,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        checks.one_of("aug", aug, AUGMENTATIONS)
-        checks.one_of("activation", activation, ACTIVATIONS)
+        one_of("aug", aug, AUGMENTATIONS)
+        one_of("activation", activation, ACTIVATIONS)
         positive_tau(tau)
         if head_dim is None and d_model % num_heads:
             raise ValueError(
@@ -75,8 +75,8 @@ class MetaLA(Mixer):
             )
         for name, given in (("head_dim", head_dim), ("key_dim", key_dim)):
             if given is not None:
-                checks.at_least_one(name, given)
-        checks.at_least(0, "conv_width", conv_width)
+                at_least_one(name, given)
+        at_least(0, "conv_width", conv_width)
         self.aug = aug
         self.tau = tau
         self.activation = activation

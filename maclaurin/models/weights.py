@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from maclaurin.files import LONGEST_REASON
+from maclaurin.common.files import LONGEST_REASON
 
 NAMED = 5  # weights in a sentence
 

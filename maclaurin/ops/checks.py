@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from maclaurin.common.arguments import number, one_of
 from maclaurin.ops.states import State, TokenState
 
 S = TypeVar("S", bound=State)
@@ -17,14 +17,8 @@ S = TypeVar("S", bound=State)
 FORMS = ("auto", "parallel", "chunked", "recurrent")
 FEW_NUMBERS = 64
 LARGEST_SCALE = 1e18  # its square is in the range of float32
-LARGEST = 2**62  # twice as many still fit into the kernels' 64 bits
 BACKENDS = ("auto", "torch")
 BACKENDS_WITH_NATIVE = (*BACKENDS, "native")
-
-
-def one_of(name: str, value: object, allowed: Sequence[object]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def shape(tensor: Tensor) -> str:
@@ -135,24 +129,6 @@ def token_state(state: TokenState | None, k: Tensor, v: Tensor) -> None:
             )
     if state.lengths is not None and not torch.compiler.is_compiling():
         state.check_lengths()
-
-
-def at_least(smallest: int, name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < smallest:
-        raise ValueError(f"{name} must be at least {smallest}, got {value}")
-    if value > LARGEST:
-        raise ValueError(f"{name} must be at most 2**{LARGEST.bit_length() - 1}, got a number of {value.bit_length()} bits")
-
-
-def at_least_one(name: str, value: object) -> None:
-    at_least(1, name, value)
-
-
-def number(name: str, value: object) -> None:
-    if value is not None and (not isinstance(value, int | float) or not abs(value) <= sys.float_info.max):
-        raise ValueError(f"{name} must be a finite number or None, got {value!r:.40}")
 
 
 def scale(value: object) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from maclaurin.lab import weights
 from maclaurin.lab.experiments.injectivity.checks import Draw, all_checks, first_order, rank_condition
 from maclaurin.lab.experiments.injectivity.confusion import TOLERANCE, TOLERANCES, Confusion, confusion
 from maclaurin.lab.experiments.injectivity.experiment import claims_of
 from maclaurin.lab.experiments.injectivity.mixers import NEGATIVE, heads_output, told_apart
 from maclaurin.lab.watched import Watched
-from maclaurin.mixers import build_mixer
+from maclaurin.mixers import build_mixer, weights
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.ops.arithmetic import repeat_heads
 

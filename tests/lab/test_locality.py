@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from maclaurin.evals.suites.rows import one
-from maclaurin.lab import weights
 from maclaurin.lab.experiments.locality import locality
 from maclaurin.lab.experiments.locality.experiment import claims_of
 from maclaurin.lab.experiments.locality.probes import Masked, Masses, local_mass, masking, mass
 from maclaurin.lab.watched import Watched, digits
-from maclaurin.mixers import build_mixer
+from maclaurin.mixers import build_mixer, weights
 
 
 def test_neighbours_of_a_grid() -> None:

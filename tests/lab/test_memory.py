@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from maclaurin.bench.timing import Timing
+from maclaurin.common.timing import Timing
 from maclaurin.lab.experiments.memory import memory
 from maclaurin.lab.experiments.memory.crossover import crossover, measured, predicted
 from maclaurin.lab.experiments.memory.decoding import Cost, multiply_adds, states

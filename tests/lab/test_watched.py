@@ -8,11 +8,11 @@ import transformers
 
 import maclaurin
 from maclaurin.data import byte_tokenizer
-from maclaurin.lab import weights
 from maclaurin.lab.checkpoints import checkpoint, of_tokens
 from maclaurin.lab.experiments.injectivity.confusion import confusion
 from maclaurin.lab.experiments.locality.probes import local_mass, masking
 from maclaurin.lab.experiments.series import layer_orders
+from maclaurin.mixers import weights
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.ops.softmax import softmax_attention
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maclaurin.lab import claims, weights
+from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
-from maclaurin.lab.weights import Weights
+from maclaurin.mixers import weights
+from maclaurin.mixers.weights import Weights
 from maclaurin.ops import bidirectional_inline
 
 FIGURE = "InLine, arXiv 2412.06590, README"

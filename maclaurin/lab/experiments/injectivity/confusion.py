@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maclaurin.lab import weights
 from maclaurin.lab.watched import Watched
+from maclaurin.mixers import weights
 
 TOLERANCE = 1e-3
 TOLERANCES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)

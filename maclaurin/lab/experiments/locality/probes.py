@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maclaurin.lab import weights
 from maclaurin.lab.watched import Watched
+from maclaurin.mixers import weights
 from maclaurin.mixers.projected import ProjectedMixer
 
 NEAR = 3  # the square, or the last tokens, whose mass is counted

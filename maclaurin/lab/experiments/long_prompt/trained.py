@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from maclaurin.common.arguments import at_least
 from maclaurin.lab import claims
 from maclaurin.lab.checkpoints import checkpoint
 from maclaurin.lab.experiments.long_prompt.linearisation import SHORTEST_PROMPT, LinearisationReport, linearisation_report
@@ -10,7 +11,6 @@ from maclaurin.lab.result import Curve, Plot
 from maclaurin.lab.watched import Layer
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.projected import ProjectedMixer
-from maclaurin.ops.checks import at_least
 
 QUERIES = 64  # the last tokens of a row; all before them are the prompt
 ROWS = 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maclaurin.bench.timing import Timing, interleaved
+from maclaurin.common.timing import Timing, interleaved
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.base import Mixer, MixerState
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.memory.crossover import Crossover, crossover, measured
@@ -14,7 +15,6 @@ from maclaurin.lab.experiments.memory.decoding import Cost, costs
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.registry import available_mixers
-from maclaurin.ops.checks import at_least_one
 
 PAPER = "2Mamba2Furious, arXiv 2602.17363"
 SHOWN = ("softmax", "2mamba", "taylor", "mamba2", "linear", "gla", "sliding-window")  # in plots

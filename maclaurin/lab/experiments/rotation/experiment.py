@@ -6,13 +6,13 @@ import math
 
 import torch
 
+from maclaurin.common.arguments import at_least
 from maclaurin.lab import claims
 from maclaurin.lab.experiments.rotation.fourier import FEATURES, attention_errors, fourier_claims, kernel_errors
 from maclaurin.lab.experiments.rotation.groups import group_claims
 from maclaurin.lab.experiments.rotation.phases import as_rope, complex_form, decoding, relative_phase
 from maclaurin.lab.experiments.rotation.ripple import DECAYS, LENGTH, lobes, response, ripple_claims, spread
 from maclaurin.lab.result import Curve, Grid, Plot, Result
-from maclaurin.ops.checks import at_least
 
 PAPER = "Selective RoPE, arXiv 2511.17388"
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.separation import checks, references
@@ -15,7 +16,6 @@ from maclaurin.lab.experiments.separation.probe import LENGTHS, NOISE_LENGTHS, R
 from maclaurin.lab.experiments.separation.references import Sweep
 from maclaurin.lab.mechanisms import Mechanism, mechanism
 from maclaurin.lab.result import Curve, Grid, Plot, Result
-from maclaurin.ops.checks import at_least_one
 
 DEFAULT = (
     "softmax",

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from maclaurin.common.arguments import at_least, at_least_one
 from maclaurin.lab.mechanisms import Attention
-from maclaurin.ops.checks import at_least, at_least_one
 
 MARGIN = 0.1  # the threshold is (c + MARGIN)·√(log n)
 TIE = 1e-9  # values this close to the threshold count as above it, whatever the rounding

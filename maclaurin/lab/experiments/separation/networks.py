@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maclaurin.evals.summary import wilson
+from maclaurin.common.intervals import wilson
 from maclaurin.lab.experiments.separation.formulas import (
     MARGIN,
     TIE,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.common.arguments import at_least, at_least_one, one_of
 from maclaurin.lab import claims
 from maclaurin.lab.checkpoints import checkpoint as open_checkpoint
 from maclaurin.lab.checkpoints import of_tokens
@@ -23,7 +24,6 @@ from maclaurin.lab.experiments.series.training import Budget, Text, Trained, tra
 from maclaurin.lab.experiments.series.truncation import Truncation
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 from maclaurin.mixers.attention import NORMS
-from maclaurin.ops.checks import at_least, at_least_one, one_of
 
 SPREADS = (0.5, 1.0, 2.0, 4.0)  # standard deviations of scores
 MOST_ORDERS = 40
