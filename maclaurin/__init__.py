@@ -5,7 +5,7 @@ y, state = mixer(x)            # x, y: (batch, time, 512)
 y, state = mixer(x_next, state)
 """
 
-from maclaurin.bfloat16 import limit_isa
+from maclaurin.machine.bfloat16 import limit_isa
 
 limit_isa()  # before torch is imported
 

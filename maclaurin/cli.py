@@ -6,12 +6,11 @@ import dataclasses
 import importlib.util
 import json
 import shlex
-import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -20,9 +19,10 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from maclaurin.files import write_json
-from maclaurin.lock import locked
-from maclaurin.stopping import STOPS, Terminated, exit_code, raise_on_terminate
+from maclaurin.common.files import write_json
+from maclaurin.processes.exits import errors_as_sentences
+from maclaurin.processes.lock import locked
+from maclaurin.processes.stopping import STOPS, exit_code, raise_on_terminate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Attention from linear to softmax, exact in every form.")
 
@@ -39,7 +39,8 @@ def mixers(
     as_json: Json = False,
 ) -> None:
     """List the mixers: complexity, state size at 1k, 8k and 64k tokens, crossover with softmax. With a name, explain one."""
-    from maclaurin.mixers.overview import explanation, overview, size_text
+    from maclaurin.common.sizes import size_text
+    from maclaurin.mixers.overview import explanation, overview
 
     facts = overview(name or "*", d_model, num_heads, LENGTHS)
     if name == facts[0]["name"]:
@@ -99,7 +100,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Print versions, devices, backends and what is missing, and check the arithmetic of this machine."""
-    from maclaurin.doctor import examine
+    from maclaurin.machine.doctor import examine
 
     if tune:
         from maclaurin.bench.tune import measure
@@ -128,26 +129,14 @@ RECIPE_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_
 @app.command(context_settings=RECIPE_FLAGS)
 def train(context: typer.Context) -> None:
     """Train a language model: flags, or --config FILE.yaml with the same names; --resume goes on."""
-    from maclaurin.allocator import keep_freed_memory
-    from maclaurin.training import train as run
-    from maclaurin.training.flags import parse
+    from maclaurin.training.command import execute
 
-    recipe, resume = parse(context.args)
-    keep_freed_memory()
-    result = run(recipe, resume=resume)
-    console = _console()
-    if result.finished:
-        console.print(f"{result.steps} steps, held-out loss {result.held_out_loss:.4f}; the model is in {recipe.output}")
-    else:
-        console.print(f"stopped after step {result.steps}; go on with: maclaurin train --output {recipe.output} --resume")
-        if result.stopped_by == signal.SIGTERM:
-            raise Terminated
+    execute(context.args)
 
 
 @app.command(context_settings=RECIPE_FLAGS)
 def compare(context: typer.Context) -> None:
     """Train several mixers at an equal budget and print which one wins; goes on where it was interrupted."""
-    from maclaurin.report import build, missing
     from maclaurin.training.compare import execute, plan, summary
     from maclaurin.training.flags import parse_compare
     from maclaurin.training.show import LiveTable, result_table
@@ -171,12 +160,7 @@ def compare(context: typer.Context) -> None:
     console = _console()
     console.print(result_table(rows, recipe))
     console.print(f"figures: {path}")
-    if sentence := missing():
-        console.print(f"no page: {sentence}")
-        return
-    page = path.with_name("report.html")
-    build([path.parent], command=f"maclaurin report {shlex.quote(str(path.parent))}").write(page)
-    print(page)
+    _write_page(path.parent, sys.stdout)
 
 
 @app.command()
@@ -195,7 +179,7 @@ def report(
     page = build(folders, measure=measure, command=shlex.join(["maclaurin", *sys.argv[1:]]))
     page.write(path)
     if png is not None:
-        from maclaurin.report.png import export
+        from maclaurin.page.png import export
 
         for file in export(page.charts(), png):
             print(file)
@@ -256,9 +240,11 @@ def lab(
 @app.command(context_settings=RECIPE_FLAGS)
 def convert(context: typer.Context) -> None:
     """Make a trained softmax model linear: transfer, recover, evaluate. The same command again goes on where it stopped."""
-    from maclaurin.convert.command import execute
+    from maclaurin.convert.command import execute, parse
 
-    execute(context.args, _console())
+    flags = parse(context.args)
+    if (folder := execute(flags, _console())) is not None:
+        _write_page(folder, sys.stderr if flags["json"] else sys.stdout)
 
 
 @app.command()
@@ -275,9 +261,9 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Continue a text: streams it, then says how fast it was and what the state takes."""
-    from maclaurin.generation import continue_text
-    from maclaurin.mixers.overview import size_text
+    from maclaurin.common.sizes import size_text
     from maclaurin.models.folder import open_model
+    from maclaurin.models.generation import continue_text
 
     if prompt is not None and file is not None:
         raise ValueError("give --prompt or --file, not both")
@@ -412,6 +398,19 @@ def _text_of(file: Path | None) -> str:
     return sys.stdin.read()
 
 
+def _write_page(folder: Path, stream: TextIO) -> None:
+    """The page about everything in a folder, and its path or why there is none."""
+    from maclaurin.page import missing
+    from maclaurin.report import build
+
+    if sentence := missing():
+        print(f"no page: {sentence}", file=stream)
+        return
+    page = folder / "report.html"
+    build([folder], command=shlex.join(["maclaurin", "report", str(folder)])).write(page)
+    print(page, file=stream)
+
+
 def _write(text: str) -> None:
     print(text, end="", flush=True)
 
@@ -422,16 +421,9 @@ def _console() -> Console:
 
 
 def main(*args: Any) -> None:
-    """Bad input is one sentence and exit code 2; anything else is a bug and shows where it happened."""
     raise_on_terminate()
-    try:
+    with errors_as_sentences():
         app(*args)
-    except (ValueError, TypeError, OSError) as error:
-        print(f"maclaurin: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
-    except FloatingPointError as error:  # training cannot go on; the message says where it broke
-        print(f"maclaurin: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
 
 
 if __name__ == "__main__":

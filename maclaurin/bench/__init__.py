@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from maclaurin.allocator import keep_freed_memory
 from maclaurin.bench import attention, decode, limits, memory, mixers, peers, training
-from maclaurin.doctor import devices
+from maclaurin.common.arguments import one_of
+from maclaurin.machine.allocator import keep_freed_memory
+from maclaurin.machine.inventory import devices
 from maclaurin.ops import linear_attention, native, power_attention, reference
-from maclaurin.ops.checks import one_of
 
 PARTS = {
     "limits": limits.run,

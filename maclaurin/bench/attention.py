@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from maclaurin.bench.limits import matrix_rate
-from maclaurin.bench.timing import Timing, interleaved
+from maclaurin.common.timing import Timing, interleaved
 from maclaurin.ops import linear_attention, power_attention
 from maclaurin.ops.native.attention import LONGEST_CHUNK
 

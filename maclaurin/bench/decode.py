@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import maclaurin
-from maclaurin.bench.timing import Timing, interleaved
+from maclaurin.common.timing import Timing, interleaved
 from maclaurin.ops import power_attention
 
 CONTEXTS = (1024, 4096, 16384, 65536)

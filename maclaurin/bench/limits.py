@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from maclaurin.bench.timing import interleaved
+from maclaurin.common.timing import interleaved
 
 SIZE = 2048  # of the matrices
 COPIED = 2**28  # bytes: more than any cache

@@ -6,22 +6,20 @@ Each in a process of its own. Linear means a ratio of 2 to half the length; the 
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.children import end_with_parent, lifeline
+from maclaurin.common.peak_memory import peak_bytes, resident_bytes
+from maclaurin.processes.children import end_with_parent, lifeline
 
 LENGTHS = (8192, 16384, 32768)
 BESIDE_SOFTMAX = 16384
 LIMIT = 2.2
 HEADS, DIM = 4, 64
-CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 def run(console: Console, *, long: bool) -> dict[str, Any]:
@@ -84,23 +82,9 @@ def _measure(op: str, T: int) -> dict[str, int]:
 
     call(*inputs(600))
     arguments = inputs(T)
-    before = _resident()
+    before = resident_bytes()
     call(*arguments)
-    return {"T": T, "extra": _peak() - before}
-
-
-def _resident() -> int:
-    """Bytes in memory now; the peak is counted from here on where the system can forget an earlier one."""
-    if not CLEAR.exists():
-        return _peak()
-    CLEAR.write_text("5")
-    return int(STATUS.read_text().split("VmRSS:")[1].split()[0]) * 1024
-
-
-def _peak() -> int:
-    if CLEAR.exists():
-        return int(STATUS.read_text().split("VmHWM:")[1].split()[0]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {"T": T, "extra": peak_bytes() - before}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 import maclaurin
-from maclaurin.bench.timing import interleaved
+from maclaurin.common.timing import interleaved
 
 WIDTH, HEADS = 256, 4
 SHORT, LONG = 2048, 16384

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from maclaurin.report import figures
-from maclaurin.report.figures import PALETTE, SYMBOLS, Line, Style
-from maclaurin.report.page import Chart, Code, Page, Section
+from maclaurin.page import figures
+from maclaurin.page.figures import PALETTE, SYMBOLS, Line, Style
+from maclaurin.page.html import Chart, Code, Page, Section
 
 SERIES = {
     name: Style(color, symbol)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import maclaurin
-from maclaurin.bench.timing import interleaved
+from maclaurin.common.timing import interleaved
 from maclaurin.ops import linear_attention, power_attention
 
 T, HEADS, DIM = 4096, 4, 64

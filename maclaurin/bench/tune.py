@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from maclaurin.bench.timing import interleaved
+from maclaurin.common.timing import interleaved
 from maclaurin.ops import bidirectional_linear, native, power_attention
 from maclaurin.ops.crossover import Line, side
 from maclaurin.ops.features import monomial_count

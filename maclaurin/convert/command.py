@@ -1,11 +1,10 @@
-"""`maclaurin convert`: the fields of a Plan as flags; a table on the screen, figures and a page in the output's folder."""
+"""`maclaurin convert`: the fields of a Plan as flags; a table on the screen, figures in the output's folder."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,28 +15,29 @@ from typing import Any, NoReturn
 from rich.console import Console
 from transformers import HfArgumentParser
 
-from maclaurin.allocator import keep_freed_memory
 from maclaurin.convert.defaults import defaults
 from maclaurin.convert.plan import Plan, whole_numbers
 from maclaurin.convert.run import convert_all
 from maclaurin.convert.show import cost_table, result_table
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.thesis import import_checkpoint
-from maclaurin.report import build, missing
-from maclaurin.stopping import STOPS, exit_code
+from maclaurin.machine.allocator import keep_freed_memory
+from maclaurin.processes.stopping import STOPS, exit_code
 
 
-def execute(arguments: Sequence[str], console: Console) -> None:
-    flags = parse(arguments)
+def execute(flags: dict[str, Any], console: Console) -> Path | None:
+    """What was parsed, done; the folder that a report can now be written about, if any."""
     if flags["from_thesis"]:
         if not flags["output"]:
             raise ValueError("give --output, the folder of the model")
         folders = (Path(flags[name]) for name in ("from_thesis", "output"))
         for line in import_checkpoint(*folders, rounded_positions=flags["rounded_positions"]):
             print(line)
-        return
+        return None
     lengths = tuple(whole_numbers("lengths", flags["lengths"]))
-    _convert(plan_of(flags), lengths, console, as_json=flags["json"])
+    plan = plan_of(flags)
+    _convert(plan, lengths, console, as_json=flags["json"])
+    return Path(plan.output)
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
@@ -91,12 +91,6 @@ def _convert(plan: Plan, lengths: tuple[int, ...], console: Console, *, as_json:
                 console.print(table)
     if not all(result.finished for result in results):
         _stop(128 + signal.SIGINT)
-    if sentence := missing():
-        print(f"no page: {sentence}", file=sys.stderr)
-        return
-    page = Path(plan.output) / "report.html"
-    build([page.parent], command=shlex.join(["maclaurin", "report", plan.output])).write(page)
-    print(page, file=sys.stderr if as_json else sys.stdout)
 
 
 def _stop(code: int) -> NoReturn:

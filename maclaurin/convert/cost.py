@@ -17,11 +17,11 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from maclaurin.bench.memory import _peak, _resident
-from maclaurin.bench.timing import interleaved
-from maclaurin.children import end_with_parent, lifeline
-from maclaurin.convert.classes import linear_class
+from maclaurin.common.peak_memory import peak_bytes, resident_bytes
+from maclaurin.common.timing import interleaved
 from maclaurin.models import MaclaurinForCausalLM
+from maclaurin.models.linearised.classes import linear_class
+from maclaurin.processes.children import end_with_parent, lifeline
 
 SECONDS = 10.0  # a length
 
@@ -75,9 +75,9 @@ def _measure(folder: Path, length: int) -> int:
     model = _model(folder, length)
     _forward(model, _ids(64, model))
     ids = _ids(length, model)
-    before = _resident()
+    before = resident_bytes()
     _forward(model, ids)
-    return _peak() - before
+    return peak_bytes() - before
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maclaurin.convert.attention import watching
 from maclaurin.convert.hosts import Call, Shown, mixing_layers
 from maclaurin.convert.own import is_softmax
-from maclaurin.convert.students import Softmax
 from maclaurin.convert.text import Batch
 from maclaurin.convert.transfer import layer_errors
-from maclaurin.lab.weights import of_mixer
 from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.weights import of_mixer
+from maclaurin.models.linearised.attention import watching
+from maclaurin.models.linearised.students import Softmax
 
 SMALLEST_WEIGHT = 1e-9
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maclaurin.convert.attention import HANDED_OVER
-from maclaurin.convert.classes import attention_modules, linearise
 from maclaurin.convert.own import convert_own
 from maclaurin.convert.plan import Plan
-from maclaurin.convert.students import SOFTMAX
 from maclaurin.models import MaclaurinForCausalLM
+from maclaurin.models.linearised.attention import HANDED_OVER
+from maclaurin.models.linearised.classes import attention_modules, linearise
+from maclaurin.models.linearised.students import SOFTMAX
 
 
 def student_of(teacher: PreTrainedModel, plan: Plan) -> PreTrainedModel:

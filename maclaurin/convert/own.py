@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from maclaurin.convert.students import SOFTMAX
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.config import named_options
+from maclaurin.models.linearised.students import SOFTMAX
 
 # student -> mixer and its options
 OPEN = {"decay": "forget"}

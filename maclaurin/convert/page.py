@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from maclaurin.common.files import naming, read_json
+from maclaurin.common.sizes import size_text
 from maclaurin.convert.show import STAGES, command_of, gap_closed, name_of
-from maclaurin.files import naming, read_json
-from maclaurin.mixers.overview import size_text
-from maclaurin.report import figures
-from maclaurin.report.figures import PALETTE, SYMBOLS, Line, Style
-from maclaurin.report.page import Cell, Chart, Column, DataTable, Section
+from maclaurin.page import figures
+from maclaurin.page.figures import PALETTE, SYMBOLS, Line, Style
+from maclaurin.page.html import Cell, Chart, Column, DataTable, Section
 
 FIGURES = "evaluation.json"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maclaurin.common.arguments import at_least_one, one_of
+from maclaurin.common.files import read_json, write_json
 from maclaurin.convert.defaults import DECODER, OWN
-from maclaurin.convert.students import NAMES, SOFTMAX, STUDENTS
-from maclaurin.files import read_json, write_json
-from maclaurin.ops.checks import at_least_one, one_of
+from maclaurin.models.linearised.students import NAMES, SOFTMAX, STUDENTS
 
 FILE = "conversion.json"
 LOSSES = ("distill", "task")

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from maclaurin.common.files import read_json, write_json
 from maclaurin.convert.cost import cost_by_length
 from maclaurin.convert.data import Data, load_data
 from maclaurin.convert.evaluate import evaluate
@@ -23,10 +24,9 @@ from maclaurin.convert.recover import recover_objective, recover_rates, with_low
 from maclaurin.convert.sources import Source, recognise
 from maclaurin.convert.stage import Objective, Stage
 from maclaurin.convert.transfer import transfer_objective, transfer_rates
-from maclaurin.files import read_json, write_json
-from maclaurin.lock import locked
 from maclaurin.models.checked import stays_inside
-from maclaurin.models.weights import load_whole
+from maclaurin.models.weights import check_generation_config, load_whole
+from maclaurin.processes.lock import locked
 from maclaurin.training.checkpoints import deliver, writing
 
 FIGURES = "evaluation.json"
@@ -147,6 +147,7 @@ def _stage(name: str, objective: Objective, rates: dict[str, float], data: Data,
 def _reloaded(stage: Stage, student: PreTrainedModel) -> PreTrainedModel:
     """From the stage's folder: a conversion that goes on sees what one that was never interrupted sees."""
     loaded: PreTrainedModel = load_whole(type(student), stage.folder)
+    check_generation_config(loaded, stage.folder)
     return loaded.eval().to(student.device)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
+from maclaurin.common.sizes import size_text
 from maclaurin.convert.plan import Plan
-from maclaurin.mixers.overview import size_text
 
 STAGES = ("untrained", "transfer", "recover")
 

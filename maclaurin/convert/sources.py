@@ -18,14 +18,14 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 # under its short name transformers 5.14 has it only beside torchvision, which it does not need
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from maclaurin.convert.classes import FAMILIES, PREFIX
-from maclaurin.convert.students import SOFTMAX
-from maclaurin.files import naming, read_json
-from maclaurin.hub import from_hub
+from maclaurin.common.files import naming, read_json
+from maclaurin.common.hub import from_hub
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, fields
 from maclaurin.models.checked import check_size, checked_description, held_by
 from maclaurin.models.folder import best_device, tokenizer_in
-from maclaurin.models.weights import load_whole
+from maclaurin.models.linearised.classes import FAMILIES, PREFIX
+from maclaurin.models.linearised.students import SOFTMAX
+from maclaurin.models.weights import check_generation_config, load_whole
 
 # what is fetched from the hub: first what describes a model, and if that will do, weights that are no pickles
 DESCRIPTION = ("*.json", "*.txt", "*.model", "*.jinja", "*/config.json")
@@ -54,6 +54,7 @@ class Source:
         options = {} if self.kind == "maclaurin" else {"attn_implementation": "sdpa"}
         with naming(self.path):
             model: PreTrainedModel = load_whole(self.architecture, self.path, unused=_is_pooler, dtype="float32", **options)
+        check_generation_config(model, self.path)
         return model.eval().to(best_device())
 
     def processor(self) -> Any:

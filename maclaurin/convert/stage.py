@@ -21,9 +21,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainingArguments
 
+from maclaurin.common.files import read_json, write_json
 from maclaurin.convert.text import Batch
-from maclaurin.files import read_json, write_json
-from maclaurin.stopping import Terminated
+from maclaurin.processes.stopping import Terminated
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
 from maclaurin.training.checkpoints import checkpoints, deliver, last_whole, made_by, writing
 from maclaurin.training.trainer import LanguageTrainer, arguments

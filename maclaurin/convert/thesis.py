@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from maclaurin.files import naming, read_json
+from maclaurin.common.files import naming, read_json
 from maclaurin.mixers.published import PAPER_1, PAPER_2
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.checked import check_size, stays_inside

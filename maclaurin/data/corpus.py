@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from maclaurin.hub import from_hub
-from maclaurin.ops.checks import one_of
+from maclaurin.common.arguments import one_of
+from maclaurin.common.hub import from_hub
 
 SPLITS = ("train", "held-out")
 HELD_OUT = 0.05  # of the files or documents

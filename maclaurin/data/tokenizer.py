@@ -11,8 +11,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from maclaurin.files import naming
-from maclaurin.hub import from_hub
+from maclaurin.common.files import naming
+from maclaurin.common.hub import from_hub
 
 END = "<|endoftext|>"
 

@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from maclaurin.common.files import read_json, write_json
 from maclaurin.data.corpus import Corpus
-from maclaurin.files import read_json, write_json
-from maclaurin.lock import locked
+from maclaurin.processes.lock import locked
 
 Item = TypeVar("Item")
 TOKENS, ENDS, META, LOCK = "tokens.bin", "ends.bin", "meta.json", ".lock"

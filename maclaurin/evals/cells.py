@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.data.tasks import Task, task
-from maclaurin.ops.checks import at_least_one, one_of
 
 PROTOCOL = 2  # raised when `learn` changes what a cell's settings mean, so that older results are not taken for new ones
 MODELS = ("language", "classifier", "pairs", "vision")

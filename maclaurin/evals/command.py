@@ -12,12 +12,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from maclaurin.evals.runner import cores, load, run
+from maclaurin.common.cores import cores
+from maclaurin.common.files import write_json
+from maclaurin.evals.runner import load, run
 from maclaurin.evals.show import Watcher, distance_table, result_table
 from maclaurin.evals.summary import summary
-from maclaurin.files import write_json
-from maclaurin.report import missing
-from maclaurin.stopping import STOPS, exit_code
+from maclaurin.page import missing
+from maclaurin.processes.stopping import STOPS, exit_code
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from maclaurin.doctor import devices, versions
+from maclaurin.common.sizes import size_text
 from maclaurin.evals.show import against_text, at, column_title, columns_of, footnotes, grid_of, steps_text, time_title
-from maclaurin.mixers.overview import size_text
-from maclaurin.report import figures
-from maclaurin.report.figures import Line, Style
-from maclaurin.report.page import Cell, Chart, Code, Column, DataTable, Page, Section
+from maclaurin.machine.inventory import devices, versions
+from maclaurin.page import figures
+from maclaurin.page.figures import Line, Style
+from maclaurin.page.html import Cell, Chart, Code, Column, DataTable, Page, Section
 
 AXES = {"pairs": "pairs to remember", "length": "length", "longest": "letters"}
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
+from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.evals.cells import Problem, Row
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.suites import OTHER_ROWS, PRESETS, SUITES
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.registry import available_mixers
-from maclaurin.ops.checks import at_least_one, one_of
 
 
 def plan(

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maclaurin.common.arguments import at_least_one
+from maclaurin.common.files import read_json, write_json
 from maclaurin.evals.cells import Cell
 from maclaurin.evals.learn import Outcome
-from maclaurin.files import read_json, write_json
-from maclaurin.ops.checks import at_least_one
 
 # threads that spin while they wait take the core of the cell beside them
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -39,11 +39,6 @@ class Event:
 
 
 Watch = Callable[[Event], None]
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def path_of(cell: Cell, folder: Path) -> Path:

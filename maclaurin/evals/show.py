@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from maclaurin.common.sizes import size_text
 from maclaurin.evals.cells import Cell
 from maclaurin.evals.runner import Event
-from maclaurin.mixers.overview import size_text
 
 
 class Watcher:

@@ -8,7 +8,6 @@ the examples of all seeds and the bootstrap of the mean over seeds.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,21 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from maclaurin.common.intervals import wilson
 from maclaurin.evals.cells import Cell
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.learn import Outcome, Score
 from maclaurin.evals.runner import load
 
-CONFIDENCE_Z = 1.959963984540054  # 95 %
 RESAMPLES = 10_000
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share of `count` trials."""
-    z = CONFIDENCE_Z
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:

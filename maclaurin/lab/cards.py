@@ -17,10 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from maclaurin.common.arguments import at_least, at_least_one
+from maclaurin.common.sizes import size_text
 from maclaurin.evals.cells import Cell, Setting
 from maclaurin.evals.learn import learn
 from maclaurin.evals.suites.rows import mqar, rows_of
-from maclaurin.lab import claims, weights
+from maclaurin.lab import claims
 from maclaurin.lab.checkpoints import OfTransformers, checkpoint
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.dynamics import to_dsf
@@ -31,11 +33,11 @@ from maclaurin.lab.experiments.separation import probe
 from maclaurin.lab.mechanisms import mechanism
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 from maclaurin.lab.traces import Watched
+from maclaurin.mixers import weights
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.base import Mixer
-from maclaurin.mixers.overview import explanation, size_text
+from maclaurin.mixers.overview import explanation
 from maclaurin.mixers.registry import available_mixers
-from maclaurin.ops.checks import at_least, at_least_one
 
 STATE_AT = (1024, 65536)  # tokens
 COST_AT = (1024, 4096)

@@ -24,6 +24,9 @@ from maclaurin.mixers import build_mixer
 from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.folder import open_model
+from maclaurin.models.linearised.attention import watching
+from maclaurin.models.linearised.classes import FAMILIES, Linearised, linearise
+from maclaurin.models.linearised.students import SOFTMAX, Softmax
 
 MOST_TOKENS = 1024  # unless more are asked for
 
@@ -65,9 +68,6 @@ def of_tokens(name: str, model: Any, ids_BT: Tensor) -> Watched:
 
 def _readable(name: str, model: Any) -> Any:
     """As it is if it was converted, and otherwise a copy that can be looked into."""
-    from maclaurin.convert.classes import FAMILIES, Linearised, linearise
-    from maclaurin.convert.students import SOFTMAX
-
     if isinstance(model, Linearised):
         return model
     if model.config.model_type not in FAMILIES:
@@ -84,14 +84,12 @@ class OfTransformers(Watched):
 
     @torch.no_grad()
     def layers(self) -> list[Layer]:
-        from maclaurin.convert.attention import watching
-
         with watching() as views:
             self.run()
         found = [
             Layer(index, kind, stand_in(view.q, view.k, view.v, view.student), projected(view.q, view.k, view.v))
             for index, (kind, view) in enumerate(zip(self.kinds, views, strict=True))
-            if _is_softmax(view.student)
+            if isinstance(view.student, Softmax)
         ]
         if not found:
             raise ValueError(f"{self.name!r} has no layer of softmax attention: its layers are {', '.join(set(self.kinds))}")
@@ -107,18 +105,12 @@ class OfTransformers(Watched):
                 return output
             return output[0] + change_of_values(mixer, projected(q, k, v), hidden_TS).to(v.dtype), output[1]
 
-        hooks = [module.register_forward_hook(corrected) for module in self.model.modules() if _is_softmax(module)]
+        hooks = [module.register_forward_hook(corrected) for module in self.model.modules() if isinstance(module, Softmax)]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-
-
-def _is_softmax(module: nn.Module) -> bool:
-    from maclaurin.convert.students import Softmax
-
-    return isinstance(module, Softmax)
 
 
 def stand_in(q: Tensor, k: Tensor, v: Tensor, student: Any) -> ProjectedMixer:

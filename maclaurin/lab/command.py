@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from maclaurin.evals.runner import cores
+from maclaurin.common.cores import cores
 from maclaurin.lab import EXPERIMENTS
 from maclaurin.lab.flags import parse
 from maclaurin.lab.result import Result, claims_table
 from maclaurin.lab.run import function_of, keep, run_all, run_one
-from maclaurin.report import missing
+from maclaurin.page import missing
 
 
 def contents(console: Console) -> None:
@@ -79,7 +79,7 @@ def write_page(results: Sequence[Result], folder: Path, png: Path | None) -> lis
     if sentence := missing():
         raise ValueError(sentence)
     from maclaurin.lab.page import page
-    from maclaurin.report.png import export
+    from maclaurin.page.png import export
 
     made = page(results)
     made.write(folder / "lab.html")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from maclaurin.lab.result import Matrix, Plot
-from maclaurin.report import figures
-from maclaurin.report.figures import Line
-from maclaurin.report.page import Chart
+from maclaurin.page import figures
+from maclaurin.page.figures import Line
+from maclaurin.page.html import Chart
 
 
 def chart(experiment: str, plot: Plot | Matrix, setting: str) -> Chart:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from maclaurin.files import naming
+from maclaurin.common.files import naming
 from maclaurin.lab.result import WORDS, Grid, Result, text_of
-from maclaurin.report.page import Cell, Column, DataTable, Page, Section
+from maclaurin.page.html import Cell, Column, DataTable, Page, Section
 
 LEAD = "Every number is computed by maclaurin lab, with the settings and the seed that stand beside it."
 

@@ -12,11 +12,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from maclaurin.files import naming
+from maclaurin.common.files import naming
 from maclaurin.lab.claims import Claim
 
 if TYPE_CHECKING:
-    from maclaurin.report.page import Chart
+    from maclaurin.page.html import Chart
 
 WORDS = {True: "held", False: "NOT held", None: "does not apply"}
 

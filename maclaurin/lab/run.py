@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from maclaurin import lab
-from maclaurin.children import end_with_pool
-from maclaurin.files import naming, write_text
+from maclaurin.common.arguments import one_of
+from maclaurin.common.files import naming, write_text
 from maclaurin.lab.result import Result
-from maclaurin.ops.checks import one_of
+from maclaurin.processes.children import end_with_pool
 
 
 def function_of(name: str) -> Callable[..., Result]:

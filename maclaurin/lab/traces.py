@@ -21,7 +21,7 @@ from maclaurin.data.tasks.base import join
 from maclaurin.evals.cells import Cell, Problem, Row, Setting
 from maclaurin.evals.learn import train
 from maclaurin.evals.models import OfImages
-from maclaurin.lab import weights
+from maclaurin.mixers import weights
 from maclaurin.mixers.base import Mixer
 from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.models import MaclaurinVisionConfig

@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.near import NearWindow, beside_near
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks
-from maclaurin.ops.arithmetic import repeat_heads
+from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.bidirectional import bidirectional_power, bidirectional_softmax
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.folding import MOST_FEATURES, waiting
@@ -75,12 +75,12 @@ class Attention(ProjectedMixer):
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
-        checks.one_of("feature_map", feature_map, FEATURE_MAPS)
-        checks.one_of("norm", norm, NORMS)
-        checks.one_of("value_norm", value_norm, VALUE_NORMS)
-        checks.at_least_one("fold_every", fold_every)
+        one_of("feature_map", feature_map, FEATURE_MAPS)
+        one_of("norm", norm, NORMS)
+        one_of("value_norm", value_norm, VALUE_NORMS)
+        at_least_one("fold_every", fold_every)
         if fold_at is not None:
-            checks.at_least_one("fold_at", fold_at)
+            at_least_one("fold_at", fold_at)
             if order in (None, 1):
                 raise ValueError("fold_at needs an order above 1: softmax folds no token, and first order every one at once")
         self.kernel = None if order is None else Kernel.of(order)
@@ -89,7 +89,7 @@ class Attention(ProjectedMixer):
         if self.kernel is not None and window is not None:
             raise ValueError("window needs softmax scores (order=None)")
         if window is not None:
-            checks.at_least_one("window", window)
+            at_least_one("window", window)
         if self.kernel is None and near_window is not None:
             raise ValueError("near_window stands beside a linear mechanism: softmax (order=None) has window")
         if not self.causal and self.kernel is None and (self.decay != "none" or window is not None):
@@ -123,6 +123,8 @@ class Attention(ProjectedMixer):
         if self.position_power is not None:
             count = (p.positions + 1).to(torch.promote_types(v.dtype, torch.float32))
             v = (v / count[..., None, None] ** torch.sigmoid(self.position_power)[:, None]).to(v.dtype)
+        if self.norm == "output" and self.kernel is not None:
+            q = wide(q)  # and with it y: sums of any size, until they are normalised
         kept = None if state is None else state.attention
 
         def attend(state: State | None) -> tuple[Tensor, State | None]:
@@ -269,7 +271,7 @@ class Taylor(Attention):
 
     def __init__(self, d_model: int, num_heads: int, *, order: int | tuple[int, ...] = 2, **options: Any) -> None:
         if not isinstance(order, tuple):
-            checks.at_least_one("order", order)
+            at_least_one("order", order)
             order = Kernel.of(range(order + 1)).orders
         super().__init__(d_model, num_heads, order=order, **options)
 

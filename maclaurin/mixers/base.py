@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maclaurin.bfloat16 import check_bf16
+from maclaurin.common.arguments import at_least_one, one_of
+from maclaurin.machine.bfloat16 import check_bf16
 from maclaurin.ops import checks
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.fields import WHOLE, Axes
@@ -46,8 +47,8 @@ class Mixer(nn.Module, ABC):
 
     def __init__(self, d_model: int, num_heads: int, *, causal: bool = True) -> None:
         super().__init__()
-        checks.at_least_one("d_model", d_model)
-        checks.at_least_one("num_heads", num_heads)
+        at_least_one("d_model", d_model)
+        at_least_one("num_heads", num_heads)
         self.d_model = d_model
         self.num_heads = num_heads
         self.causal = causal
@@ -75,7 +76,7 @@ class Mixer(nn.Module, ABC):
         checks.tensor("x", x, f"batch, time, {self.d_model}")
         if x.shape[2] != self.d_model or x.shape[1] == 0:
             raise ValueError(f"x must have shape (batch, time >= 1, {self.d_model}), got {checks.shape(x)}")
-        checks.one_of("form", form, checks.FORMS)
+        one_of("form", form, checks.FORMS)
         if state is not None and getattr(state, "made_by", None) is not self._seal:
             self._check_state(state, x)
         return_state = return_state and self.causal
@@ -175,7 +176,7 @@ class ShortConv(nn.Conv1d):
 
 def initialise(mixer: nn.Module, init: str) -> None:
     """`thesis` leaves PyTorch's defaults, U(±1/√fan_in); `llama` draws linear weights from N(0, 0.02), biases zero."""
-    checks.one_of("init", init, INITS)
+    one_of("init", init, INITS)
     if init == "llama":
         for module in mixer.modules():
             if isinstance(module, nn.Linear):

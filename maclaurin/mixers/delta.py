@@ -32,11 +32,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.mixers.attention import PAPER_2
 from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks
 from maclaurin.ops.delta import delta_rule
 from maclaurin.ops.features import monomial_count
 from maclaurin.ops.states import DeltaState
@@ -69,8 +69,8 @@ class Delta(ProjectedMixer):
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
-        checks.at_least_one("order", order)
-        checks.one_of("norm", norm, NORMS)
+        at_least_one("order", order)
+        one_of("norm", norm, NORMS)
         self.order = order
         self.largest_beta = 2.0 if allow_negative_eigenvalues else 1.0
         self.beta_proj = nn.Linear(d_model, self.num_kv_heads, bias=False)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.common.arguments import one_of
 from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
 from maclaurin.mixers.near import NearWindow, beside_near
@@ -64,7 +65,7 @@ class FeatureAttention(ProjectedMixer):
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
-        checks.one_of("norm", norm, NORMS)
+        one_of("norm", norm, NORMS)
         self.norm = norm
         if near_window is not None:
             self.near = NearWindow(num_heads, near_window, causal=self.causal)

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maclaurin.ops import checks
-from maclaurin.ops.arithmetic import without_autocast
+from maclaurin.common.arguments import at_least, at_least_one
+from maclaurin.ops.arithmetic import wide, without_autocast
 
 # exponential features lie below exp(LIMIT), Performer's also above exp(−LIMIT): then no sum, quotient or gradient of them
 # leaves the range of float32
@@ -39,10 +39,9 @@ def features(x: Tensor, feature_map: str) -> Tensor:
         case "elu":
             return F.elu(x) + 1
         case "exp":
-            (x,) = in_float32(x)
-            return (0.2 * x).clamp(max=LIMIT).exp()
+            return (0.2 * wide(x)).clamp(max=LIMIT).exp()
         case "cosine":
-            return F.normalize(x, dim=-1)
+            return F.normalize(wide(x), dim=-1).to(x.dtype)
     return x
 
 
@@ -51,8 +50,8 @@ class FeatureMap(nn.Module, ABC):
 
     def __init__(self, key_dim: int, num_features: int) -> None:
         super().__init__()
-        checks.at_least_one("key_dim", key_dim)
-        checks.at_least_one("num_features", num_features)
+        at_least_one("key_dim", key_dim)
+        at_least_one("num_features", num_features)
         self.key_dim = key_dim
         self.num_features = num_features
 
@@ -105,7 +104,7 @@ class PerformerMap(FeatureMap):
 
     def __init__(self, key_dim: int, num_features: int, *, seed: int = 0) -> None:
         super().__init__(key_dim, num_features)
-        checks.at_least(0, "seed", seed)
+        at_least(0, "seed", seed)
         generator = torch.Generator().manual_seed(seed)
         gaussian = torch.randn(num_features, key_dim, generator=generator, dtype=torch.float32, device="cpu")
         lengths = gaussian.norm(dim=-1, keepdim=True).to(torch.get_default_dtype())
@@ -130,8 +129,7 @@ class PerformerMap(FeatureMap):
 
 def scaled(x: Tensor) -> Tensor:
     """x/d^(1/4): of a query and a key, the factor 1/√d of their score."""
-    (x,) = in_float32(x)
-    return x / math.sqrt(math.sqrt(x.shape[-1]))
+    return wide(x) / math.sqrt(math.sqrt(x.shape[-1]))
 
 
 def in_float32(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import one_of
 from maclaurin.mixers.attention import PAPER_1
 from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.softmax import NUMERATORS, softmax_attention
 from maclaurin.ops.states import TokenState
 from maclaurin.ops.tokens import without_padding
@@ -60,11 +62,11 @@ class GatedSoftmax(ProjectedMixer):
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
-        checks.one_of("numerator", numerator, NUMERATORS)
-        checks.one_of("divisor", divisor, DIVISORS)
-        checks.one_of("out_gate", out_gate, OUT_GATES)
-        checks.one_of("out_gate_activation", out_gate_activation, GATE_ACTIVATIONS)
-        checks.one_of("norm", norm, NORMS)
+        one_of("numerator", numerator, NUMERATORS)
+        one_of("divisor", divisor, DIVISORS)
+        one_of("out_gate", out_gate, OUT_GATES)
+        one_of("out_gate_activation", out_gate_activation, GATE_ACTIVATIONS)
+        one_of("norm", norm, NORMS)
         unbounded = numerator == "exp" and score_cap is None and divisor not in ("sum", "floored-sum")
         if unbounded and norm == "none":
             raise ValueError(f"divisor={divisor!r} leaves exp(score) unbounded: give a score_cap or a norm")
@@ -165,11 +167,6 @@ class GatedSoftmax(ProjectedMixer):
         dtype = next(self.parameters()).dtype
         gate = 0 if self.divisor_proj is None else self.num_heads * torch.promote_types(dtype, torch.float32).itemsize
         return self._token_nbytes(self.num_kv_heads) * length + self._carried_nbytes() + gate
-
-
-def wide(x: Tensor) -> Tensor:
-    """Gates and norms cancel: their products are float32 at least, as the sums between them."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 register(

@@ -21,10 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least_one, number
 from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import LinearState
@@ -54,7 +55,7 @@ class GLA(ProjectedMixer):
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
-        checks.at_least_one("decay_rank", decay_rank)
+        at_least_one("decay_rank", decay_rank)
         positive_tau(tau)
         if self.decay != "none":
             raise ValueError(f"decay must be 'none' beside the decay a channel that gla has, got {self.decay!r}")
@@ -76,7 +77,7 @@ class GLA(ProjectedMixer):
         log_decay = self.log_decay(x)
         if self.causal:
             y, memory = linear_attention(
-                p.q,
+                wide(p.q),
                 p.k,
                 p.v,
                 log_decay,
@@ -87,7 +88,7 @@ class GLA(ProjectedMixer):
                 lengths=lengths,
             )
         else:
-            y = bidirectional_linear(p.q, p.k, p.v, log_decay, normalize=False, form=form, lengths=lengths)
+            y = bidirectional_linear(wide(p.q), p.k, p.v, log_decay, normalize=False, form=form, lengths=lengths)
             memory = None
         y = self.out_norm(y).flatten(2) * F.silu(self.gate_proj(x))
         return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
@@ -120,7 +121,7 @@ class GLA(ProjectedMixer):
 
 
 def positive_tau(tau: float) -> None:
-    checks.number("tau", tau)
+    number("tau", tau)
     if tau is None or tau <= 0:
         raise ValueError(f"tau must be positive, got {tau}")
 

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least, at_least_one, one_of
 from maclaurin.mixers.base import MixerState, initialise
 from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.projected import ProjectedMixer
@@ -96,9 +97,9 @@ class Inline(ProjectedMixer):
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
-        checks.one_of("feature_map", feature_map, FEATURE_MAPS)
-        checks.at_least_one("local_width", local_width)
-        checks.at_least(0, "class_tokens", class_tokens)
+        one_of("feature_map", feature_map, FEATURE_MAPS)
+        at_least_one("local_width", local_width)
+        at_least(0, "class_tokens", class_tokens)
         if self.decay != "none":
             raise ValueError(f"decay must be 'none': inline weighs all tokens alike, got {self.decay!r}")
         if local_residual and d_model % num_heads:
@@ -121,7 +122,7 @@ class Inline(ProjectedMixer):
         if not isinstance(grid, tuple) or len(grid) != 2:
             raise ValueError(f"grid must be a pair (rows, columns), got {grid!r}")
         for side in grid:
-            checks.at_least_one("grid", side)
+            at_least_one("grid", side)
         if local_width % 2 == 0:
             raise ValueError(f"local_width must be odd on a grid, got {local_width}")
 

@@ -28,10 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.mixers.feature_attention import FeatureAttention
 from maclaurin.mixers.feature_maps import FeatureMap, in_float32, scaled
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.piecewise import scalar_mlp
 from maclaurin.ops.tokens import without_padding
@@ -48,8 +48,8 @@ class ChannelBank(nn.Module):
         self, num_channels: int, *, bank: str = "separate", width: int = 64, nonneg: bool = True, softplus: bool = False
     ) -> None:
         super().__init__()
-        checks.one_of("bank", bank, BANKS)
-        checks.at_least_one("channel_width", width)
+        one_of("bank", bank, BANKS)
+        at_least_one("channel_width", width)
         if softplus and not nonneg:
             raise ValueError("softplus=True takes the place of the last ReLU, which nonneg=False leaves out")
         self.num_channels = num_channels
@@ -163,7 +163,7 @@ class Luna(FeatureAttention):
         def build(key_dim: int) -> LunaMap:
             m, L = (16, 8) if key_dim <= 32 else (max(32, -(-key_dim // 2)), 4)
             L = L if num_channels is None else num_channels
-            checks.at_least_one("num_channels", L)
+            at_least_one("num_channels", L)
             features = m * L if num_features is None else num_features
             if features % L:
                 raise ValueError(f"num_features must be a multiple of num_channels, got {features} and {L}")

@@ -28,10 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.mixers.base import Mixer, MixerState, RMSNorm, ShortConv, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks
-from maclaurin.ops.arithmetic import repeat_heads
+from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import PowerState
 
@@ -68,9 +68,9 @@ class Mamba2(Mixer):
             raise ValueError("ssd=True is the core alone: it takes no expand, conv_width and single_head")
         expand = (1 if ssd else 2) if expand is None else expand
         conv_width = 4 if conv_width is None else conv_width
-        checks.at_least_one("expand", expand)
-        checks.at_least_one("d_state", d_state)
-        checks.at_least_one("conv_width", conv_width)
+        at_least_one("expand", expand)
+        at_least_one("d_state", d_state)
+        at_least_one("conv_width", conv_width)
         inner = expand * d_model
         if inner % num_heads:
             raise ValueError(f"expand·d_model must be a multiple of num_heads, got {inner} and {num_heads}")
@@ -109,7 +109,7 @@ class Mamba2(Mixer):
         k, q = (repeat_heads(part.unflatten(-1, (self.n_groups, self.d_state)), self.ssm_heads) for part in (keys, queries))
         dt = F.softplus(dt.to(torch.promote_types(dt.dtype, torch.float32)) + self.dt_bias)
         y, memory = linear_attention(
-            q,
+            wide(q),
             k,
             (v * dt[..., None]).to(v.dtype),
             -self.A_log.to(dt.dtype).exp() * dt,

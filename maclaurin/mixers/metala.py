@@ -24,10 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least, at_least_one, one_of
 from maclaurin.mixers.base import Mixer, MixerState, ShortConv, initialise
 from maclaurin.mixers.gla import log_sigmoid_decay, positive_tau
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.linear import linear_attention
@@ -65,8 +66,8 @@ class MetaLA(Mixer):
         causal: bool = True,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        checks.one_of("aug", aug, AUGMENTATIONS)
-        checks.one_of("activation", activation, ACTIVATIONS)
+        one_of("aug", aug, AUGMENTATIONS)
+        one_of("activation", activation, ACTIVATIONS)
         positive_tau(tau)
         if head_dim is None and d_model % num_heads:
             raise ValueError(
@@ -74,8 +75,8 @@ class MetaLA(Mixer):
             )
         for name, given in (("head_dim", head_dim), ("key_dim", key_dim)):
             if given is not None:
-                checks.at_least_one(name, given)
-        checks.at_least(0, "conv_width", conv_width)
+                at_least_one(name, given)
+        at_least(0, "conv_width", conv_width)
         self.aug = aug
         self.tau = tau
         self.activation = activation
@@ -107,7 +108,7 @@ class MetaLA(Mixer):
         k = own_key[0] if own_key else -torch.expm1(log_decay)
         if self.causal:
             y, memory = linear_attention(
-                q,
+                wide(q),
                 k,
                 v,
                 log_decay,
@@ -118,12 +119,11 @@ class MetaLA(Mixer):
                 lengths=lengths,
             )
         else:
-            y = bidirectional_linear(q, k, v, log_decay, normalize=False, form=form, lengths=lengths)
+            y = bidirectional_linear(wide(q), k, v, log_decay, normalize=False, form=form, lengths=lengths)
             memory = None
         if self.aug_weight is not None:
             y = y + self.augmentation(q, k, v, self.aug_weight)
-        wide = torch.promote_types(y.dtype, torch.float32)
-        y = F.layer_norm(y.to(wide), (self.head_dim,), eps=self.norm_eps).flatten(2) * F.silu(self.gate_proj(x))
+        y = F.layer_norm(y, (self.head_dim,), eps=self.norm_eps).flatten(2) * F.silu(self.gate_proj(x))
         y = self.out_proj(y.to(x.dtype))
         return y, None if memory is None else MixerState(memory, conv, kind=self.kind)
 

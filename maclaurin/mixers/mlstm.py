@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import number, one_of
 from maclaurin.mixers.base import MixerState, initialise, start_of_parameters
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
@@ -81,10 +82,10 @@ class MLSTM(ProjectedMixer):
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
-        checks.one_of("input_gate", input_gate, INPUT_GATES)
-        checks.one_of("norm", norm, NORMS)
+        one_of("input_gate", input_gate, INPUT_GATES)
+        one_of("norm", norm, NORMS)
         for name, value in (("gate_cap", gate_cap), ("norm_eps", norm_eps)):
-            checks.number(name, value)
+            number(name, value)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
         if self.decay != "none":

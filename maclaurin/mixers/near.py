@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks
 from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.states import State, TokenState
@@ -31,7 +32,7 @@ class NearWindow(nn.Module):
 
     def __init__(self, num_heads: int, window: int, *, causal: bool) -> None:
         super().__init__()
-        checks.at_least_one("near_window", window)
+        at_least_one("near_window", window)
         if not causal:
             raise ValueError("a window beside another mechanism needs a decoder: an encoder's tokens see both ways")
         self.window = window

@@ -29,10 +29,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import one_of
 from maclaurin.mixers.base import MixerState, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import PowerState, State
@@ -62,8 +63,8 @@ class Normalized(ProjectedMixer):
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
-        checks.one_of("eta", eta, ETAS)
-        checks.one_of("feature_map", feature_map, FEATURE_MAPS)
+        one_of("eta", eta, ETAS)
+        one_of("feature_map", feature_map, FEATURE_MAPS)
         self.eta = eta
         self.feature_map = feature_map
         self.eta_proj = nn.Linear(d_model, num_heads)
@@ -78,7 +79,7 @@ class Normalized(ProjectedMixer):
         attention: State | None = None
         if self.causal:
             y, attention = linear_attention(
-                q,
+                wide(q),
                 k,
                 p.v,
                 p.log_decay,
@@ -90,7 +91,7 @@ class Normalized(ProjectedMixer):
                 lengths=lengths,
             )
         else:
-            y = bidirectional_linear(q, k, p.v, p.log_decay, scale=1.0, normalize=False, form=form, lengths=lengths)
+            y = bidirectional_linear(wide(q), k, p.v, p.log_decay, scale=1.0, normalize=False, form=form, lengths=lengths)
         y = self.out_proj((y * self.gain(x)[..., None]).flatten(2).to(x.dtype))
         return y, self.state_after(p, attention)
 

@@ -79,16 +79,6 @@ def _multiply_adds(mixer: Mixer, context: int) -> dict[str, int]:
     return {"training": forward.get_total_flops() // (2 * context), "decoding": step.get_total_flops() // 2}
 
 
-def size_text(nbytes: int) -> str:
-    """8912896 -> "8.5 MiB"."""
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} GiB"
-
-
 def _help(mixer: type[Mixer]) -> str:
     """What the class and its bases say of their options."""
     documented = [owner for owner in mixer.__mro__ if issubclass(owner, Mixer) and owner is not Mixer]

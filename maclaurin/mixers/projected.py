@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least, at_least_one, number, one_of
 from maclaurin.mixers.base import Mixer, MixerState, ShortConv, advanced, initial_dt_bias
 from maclaurin.mixers.near import NearState, NearWindow
 from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
-from maclaurin.ops import checks
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.rotary import rotary as turn_by_position
 from maclaurin.ops.rotary import rotate
@@ -85,22 +85,22 @@ class ProjectedMixer(Mixer):
         causal: bool = True,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        checks.one_of("activation", activation, ACTIVATIONS)
-        checks.one_of("rotary", rotary, ROTARIES)
-        checks.one_of("decay", decay, DECAYS)
-        checks.one_of("value_discretization", value_discretization, DISCRETISATIONS)
+        one_of("activation", activation, ACTIVATIONS)
+        one_of("rotary", rotary, ROTARIES)
+        one_of("decay", decay, DECAYS)
+        one_of("value_discretization", value_discretization, DISCRETISATIONS)
         if head_dim is None and d_model % num_heads:
             raise ValueError(
                 f"d_model must be a multiple of num_heads unless head_dim is given, got {d_model} and {num_heads}"
             )
         if num_kv_heads is not None and (not isinstance(num_kv_heads, int) or num_kv_heads < 1 or num_heads % num_kv_heads):
             raise ValueError(f"num_kv_heads must divide the {num_heads} heads, got {num_kv_heads}")
-        checks.at_least(0, "conv_width", conv_width)
+        at_least(0, "conv_width", conv_width)
         for name, given in (("head_dim", head_dim), ("key_dim", key_dim)):
             if given is not None:
-                checks.at_least_one(name, given)
+                at_least_one(name, given)
         for name, factor in (("decay_scale", decay_scale), ("rope_theta", rope_theta)):
-            checks.number(name, factor)
+            number(name, factor)
             if factor <= 0:
                 raise ValueError(f"{name} must be positive, got {factor}")
         self.head_dim = head_dim or d_model // num_heads
@@ -115,7 +115,7 @@ class ProjectedMixer(Mixer):
         if rounded_positions and rotary != "rope":
             raise ValueError(f"rounded_positions belongs to rotary='rope', got rotary={rotary!r}")
         for option in rotary_options or {}:
-            checks.one_of("every key of rotary_options", option, SELECTIVE_OPTIONS)
+            one_of("every key of rotary_options", option, SELECTIVE_OPTIONS)
         self.activation = activation
         self.rotary = rotary
         self.rope_theta = rope_theta

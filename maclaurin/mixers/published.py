@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from maclaurin.common.arguments import one_of
 from maclaurin.mixers.base import Mixer
 from maclaurin.mixers.registry import build_mixer
-from maclaurin.ops.checks import one_of
 
 Row = tuple[str, dict[str, Any]]
 

@@ -27,10 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least, at_least_one, one_of
 from maclaurin.mixers.base import MixerState, ShortConv, initialise, start_of_parameters
 from maclaurin.mixers.registry import register
-from maclaurin.mixers.scanned import ScannedMixer, wide
-from maclaurin.ops import checks
+from maclaurin.mixers.scanned import ScannedMixer
+from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.scan import linear_scan
 
 FORGETS = ("sigmoid", "reversed")
@@ -58,9 +59,9 @@ class QLSTM(ScannedMixer):
         init: str = "thesis",
     ) -> None:
         super().__init__(d_model, num_heads)
-        checks.one_of("forget", forget, FORGETS)
-        checks.at_least_one("expand", expand)
-        checks.at_least(0, "conv_width", conv_width)
+        one_of("forget", forget, FORGETS)
+        at_least_one("expand", expand)
+        at_least(0, "conv_width", conv_width)
         inner = expand * d_model
         self.memory_shape = (inner,)
         self.in_proj = nn.Linear(d_model, 2 * inner, bias=False)
@@ -114,8 +115,8 @@ class RGLRU(ScannedMixer):
     ) -> None:
         super().__init__(d_model, num_heads)
         if width is not None:
-            checks.at_least_one("width", width)
-        checks.at_least(0, "conv_width", conv_width)
+            at_least_one("width", width)
+        at_least(0, "conv_width", conv_width)
         channels = width or d_model
         if channels % num_heads:
             raise ValueError(f"width must be a multiple of num_heads, got {channels} and {num_heads}")

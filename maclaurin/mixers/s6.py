@@ -22,10 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.mixers.base import MixerState, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
-from maclaurin.mixers.scanned import ScannedMixer, wide
-from maclaurin.ops import checks
+from maclaurin.mixers.scanned import ScannedMixer
+from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.selective import selective_scan
 
 
@@ -40,9 +41,9 @@ class S6(ScannedMixer):
         self, d_model: int, num_heads: int, *, d_state: int = 16, dt_rank: int | None = None, init: str = "thesis"
     ) -> None:
         super().__init__(d_model, num_heads)
-        checks.at_least_one("d_state", d_state)
+        at_least_one("d_state", d_state)
         if dt_rank is not None:
-            checks.at_least_one("dt_rank", dt_rank)
+            at_least_one("dt_rank", dt_rank)
         self.dt_rank = dt_rank or math.ceil(d_model / 16)
         self.d_state = d_state
         self.memory_shape = (d_model, d_state)

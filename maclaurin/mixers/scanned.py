@@ -44,8 +44,3 @@ class ScannedMixer(Mixer):
         dtype = next(self.parameters()).dtype
         carried = 0 if self.conv is None else self.conv.state_size * dtype.itemsize
         return carried + math.prod(self.memory_shape) * torch.promote_types(dtype, torch.float32).itemsize
-
-
-def wide(x: Tensor) -> Tensor:
-    """In float32 at least: a gate that becomes an exponent must not be rounded to three digits."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
+from maclaurin.common.arguments import at_least_one, number, one_of
 from maclaurin.mixers.base import ShortConv
-from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.decay import widest
@@ -86,17 +86,17 @@ class SelectiveRotary(nn.Module):
         identity_conv: bool = False,
     ) -> None:
         super().__init__()
-        checks.one_of("increments", increments, INCREMENTS)
-        checks.one_of("gate", gate, GATES)
-        checks.one_of("temperature", temperature, TEMPERATURES)
+        one_of("increments", increments, INCREMENTS)
+        one_of("gate", gate, GATES)
+        one_of("temperature", temperature, TEMPERATURES)
         if rank is not None:
-            checks.at_least_one("rank", rank)
+            at_least_one("rank", rank)
         if d_model % heads:
             raise ValueError(
                 f"rotary='selective' cuts d_model into a slice for each key-value head, got {d_model} for {heads} heads"
             )
-        checks.number("theta", theta)
-        checks.number("temp_max", temp_max)
+        number("theta", theta)
+        number("temp_max", temp_max)
         if theta is None:
             theta = 500000.0 if temperature == "rope" else 0.9999
         if temperature == "rope" and theta < 1:

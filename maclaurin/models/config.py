@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from maclaurin.common.arguments import one_of
 from maclaurin.mixers.base import INITS
 from maclaurin.mixers.registry import mixer_entry
 from maclaurin.models import fields
-from maclaurin.ops.checks import one_of
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4},

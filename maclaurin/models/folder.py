@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
-from maclaurin.files import naming
+from maclaurin.common.files import naming
 from maclaurin.models.checked import check_size, checked_description
 from maclaurin.models.weights import load_whole
 
@@ -32,7 +31,7 @@ def open_model(folder: str | Path) -> tuple[Any, Any]:
     disable_progress_bar()
     described = checked_description(path)
     if described["model_type"].startswith("maclaurin-"):
-        import_module("maclaurin.convert")  # makes the Auto classes know converted models
+        import maclaurin.models.linearised  # noqa: F401 - makes the Auto classes know them
     with naming(path / "config.json"):
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     if not described["model_type"].startswith("maclaurin"):  # this project's classes look for themselves

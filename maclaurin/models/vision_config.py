@@ -7,11 +7,11 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from maclaurin.common.arguments import one_of
 from maclaurin.mixers.base import INITS
 from maclaurin.mixers.registry import mixer_entry
 from maclaurin.models import fields
 from maclaurin.models.config import named_options
-from maclaurin.ops.checks import one_of
 
 POOLINGS = ("class", "mean")
 A_STAGE = ("hidden_sizes", "depths", "num_attention_heads", "mlp_ratios", "patch_sizes")  # fields with an entry a stage

@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers.utils import logging
 
+from maclaurin.common.files import LONGEST_REASON
+
 NAMED = 5  # weights in a sentence
 
 
@@ -33,6 +35,18 @@ def load_whole(loader: Any, folder: Path, *, unused: Callable[[str], bool] = lam
     if others := sorted(name for name, *_ in info["mismatched_keys"]):
         raise ValueError(f"{folder} has other shapes than its config.json says for {_named(others)}")
     return model
+
+
+def check_generation_config(model: Any, folder: Path) -> None:
+    """What transformers would refuse to save, said before there is anything to save."""
+    generation = getattr(model, "generation_config", None)
+    if generation is None:
+        return
+    try:
+        generation.validate(strict=True)
+    except ValueError as error:
+        reason = " ".join(str(error).split()).removeprefix("GenerationConfig is invalid: ")
+        raise ValueError(f"{folder / 'generation_config.json'} contradicts itself: {reason[:LONGEST_REASON]}") from error
 
 
 def _named(weights: list[str]) -> str:

@@ -21,6 +21,12 @@ def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(nothing, torch.zeros_like(numerator), numerator / denominator.masked_fill(nothing, 1))
 
 
+def wide(x: Tensor) -> Tensor:
+    """In float32 at least: sums, exponents, and what is divided by its own size need more digits than bfloat16 has, and
+    smaller numbers than float16."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def has_nan(x: Tensor) -> bool:
     """False where there are no numbers to look at: in compiled graphs, and in tensors without storage."""
     if torch.compiler.is_compiling() or x.is_meta:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from maclaurin.common.arguments import one_of
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.crossover import longest_direct, side
@@ -77,7 +78,7 @@ def bidirectional_power(
     """`power_attention` over whole sequences, in linear time. Arguments as there and in `bidirectional_softmax`."""
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
-    checks.one_of("form", form, checks.FORMS)
+    one_of("form", form, checks.FORMS)
     checks.scale(scale)
     kernel = Kernel.of(order)
     if kernel == Kernel.of(1) and order_weights is None:
@@ -131,7 +132,7 @@ def bidirectional_linear(
     """
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k, per_channel=True)
-    checks.one_of("form", form, checks.FORMS)
+    one_of("form", form, checks.FORMS)
     checks.scale(scale)
     call = _Call.of(q, k, v, log_decay, scale, normalize, lengths)
     if log_decay is None or log_decay.dim() == 3:  # a decay a channel is not one number a pair

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from maclaurin.common.arguments import number, one_of
 from maclaurin.ops.states import State, TokenState
 
 S = TypeVar("S", bound=State)
@@ -16,14 +17,8 @@ S = TypeVar("S", bound=State)
 FORMS = ("auto", "parallel", "chunked", "recurrent")
 FEW_NUMBERS = 64
 LARGEST_SCALE = 1e18  # its square is in the range of float32
-LARGEST = 2**62  # twice as many still fit into the kernels' 64 bits
 BACKENDS = ("auto", "torch")
 BACKENDS_WITH_NATIVE = (*BACKENDS, "native")
-
-
-def one_of(name: str, value: object, allowed: Sequence[object]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def shape(tensor: Tensor) -> str:
@@ -34,7 +29,7 @@ def heads(q: Tensor, k: Tensor, v: Tensor) -> None:
     """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), with G dividing H."""
     for name, value in (("q", q), ("k", k), ("v", v)):
         tensor(name, value, "batch, time, heads, channels")
-        if value.device != q.device:
+        if value is not q and value.device != q.device:
             raise ValueError(f"{name} must be on the device of q ({q.device}), got {value.device}")
     if q.shape[1] == 0 or q.shape[3] == 0:
         raise ValueError(f"q must hold at least one token and one channel, got shape {shape(q)}")
@@ -96,9 +91,10 @@ def not_negative(name: str, value: Tensor) -> None:
 
 def _any_positive(x: Tensor) -> bool:
     """The few numbers of a decoding step are looked at in Python, which is faster than two operators."""
-    if x.numel() <= FEW_NUMBERS and x.device.type == "cpu":
+    if x.numel() <= FEW_NUMBERS and x.is_cpu:
         return any(value > 0 for value in x.flatten().tolist())
-    return bool((x > 0).any())
+    largest = x.detach().max().item() if x.numel() else 0.0
+    return largest > 0 or (math.isnan(largest) and bool((x > 0).any()))  # what stands beside a NaN is looked at by itself
 
 
 def initial_state(state: object, expected: type[S]) -> S | None:
@@ -133,24 +129,6 @@ def token_state(state: TokenState | None, k: Tensor, v: Tensor) -> None:
             )
     if state.lengths is not None and not torch.compiler.is_compiling():
         state.check_lengths()
-
-
-def at_least(smallest: int, name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < smallest:
-        raise ValueError(f"{name} must be at least {smallest}, got {value}")
-    if value > LARGEST:
-        raise ValueError(f"{name} must be at most 2**{LARGEST.bit_length() - 1}, got a number of {value.bit_length()} bits")
-
-
-def at_least_one(name: str, value: object) -> None:
-    at_least(1, name, value)
-
-
-def number(name: str, value: object) -> None:
-    if value is not None and (not isinstance(value, int | float) or not abs(value) <= sys.float_info.max):
-        raise ValueError(f"{name} must be a finite number or None, got {value!r:.40}")
 
 
 def scale(value: object) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from maclaurin.common.arguments import one_of
 from maclaurin.ops import checks, native
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.ragged import Inputs, over_documents
@@ -44,7 +45,7 @@ def short_conv(
     if bias is not None and tuple(bias.shape) != (x.shape[2],):
         raise ValueError(f"bias must have shape ({x.shape[2]},), got {checks.shape(bias)}")
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
-    checks.one_of("activation", activation, ACTIVATIONS)
+    one_of("activation", activation, ACTIVATIONS)
     checks.sound_state(state, ConvState, x)
     width = weight.shape[1]
     if state is not None and state.inputs.shape[1:] != (width - 1, x.shape[2]):

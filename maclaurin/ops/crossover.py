@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from maclaurin.files import read_json, write_json
+from maclaurin.common.files import read_json, write_json
 
 MOST = 10**9  # tokens, and tokens a feature
 

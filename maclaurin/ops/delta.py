@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.ops import checks, decay, delta_chunked
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
 from maclaurin.ops.causality import causal
@@ -58,12 +59,12 @@ def delta_rule(
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
     checks.beta(beta, q, k)
-    checks.one_of("form", form, checks.FORMS)
+    one_of("form", form, checks.FORMS)
     checks.scale(scale)
-    checks.at_least_one("order", order)
+    at_least_one("order", order)
     if chunk_size is None:
         chunk_size = CHUNKS.get(order, CHUNK_OF_HIGHER_ORDERS)
-    checks.at_least_one("chunk_size", chunk_size)
+    at_least_one("chunk_size", chunk_size)
     kernel = Kernel.of(order)
     heads = max(x.shape[2] for x in (k, beta, log_decay) if x is not None)
     k, v, beta = (repeat_heads(x, heads) for x in (k, v, beta))

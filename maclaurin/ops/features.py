@@ -77,6 +77,8 @@ class Kernel:
 
     @staticmethod
     def of(order: int | Iterable[int]) -> Kernel:
+        if type(order) is int and 1 <= order <= HIGHEST_ORDER:
+            return Kernel((order,), (1.0,))
         taylor = isinstance(order, Iterable)
         orders = tuple(islice(order, HIGHEST_ORDER + 2)) if isinstance(order, Iterable) else (order,)
         valid = orders and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= HIGHEST_ORDER for n in orders)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.causality import causal
@@ -57,7 +58,7 @@ def linear_attention(
     checks.log_decay(log_decay, q, k, per_channel=True)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     checks.scale(scale)
-    checks.at_least_one("chunk_size", chunk_size)
+    at_least_one("chunk_size", chunk_size)
     if form == "auto":
         form = "parallel" if q.shape[1] <= PARALLEL_UP_TO else "chunked"
     if log_decay is None or log_decay.dim() == 3:
@@ -95,7 +96,6 @@ def linear_attention(
         raise ValueError(f"backend='native' needs {refusal}")
     run = _per_channel if backend == "torch" or refusal is not None else _per_channel_natively
 
-    @without_autocast
     def dense(
         inputs: Inputs, state: LinearState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, LinearState | None]:
@@ -113,6 +113,7 @@ def linear_attention(
     )
 
 
+@without_autocast
 def _per_channel(
     inputs: Inputs, state: LinearState | None, scale: float, normalize: bool, chunk_size: int
 ) -> tuple[Tensor, LinearState]:
@@ -143,6 +144,7 @@ def _per_channel(
     return y.to(q.dtype), LinearState(memory_NKW.unflatten(0, (B, G)))
 
 
+@without_autocast
 def _per_channel_natively(
     inputs: Inputs, state: LinearState | None, scale: float, normalize: bool, chunk_size: int
 ) -> tuple[Tensor, LinearState]:

@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maclaurin.common.arguments import number, one_of
 from maclaurin.ops import checks, decay
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.linear import CHUNK, linear_attention
@@ -72,8 +73,8 @@ def mlstm(
         checks.tensor(name, gate, "batch, time, heads")
         if gate.shape != k.shape[:3]:
             raise ValueError(f"{name} must match k {checks.shape(k)} in batch, time and heads, got {checks.shape(gate)}")
-    checks.one_of("input_gate_kind", input_gate_kind, INPUT_GATES)
-    checks.number("eps", eps)
+    one_of("input_gate_kind", input_gate_kind, INPUT_GATES)
+    number("eps", eps)
     if eps < 0:
         raise ValueError(f"eps must not be negative, got {eps}")
     if not normalize and input_gate_kind == "exp":

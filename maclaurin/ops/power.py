@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks
@@ -87,11 +88,11 @@ def power_attention(
     checks.sound_state(state, PowerState, q)
     kernel = Kernel.of(order)
     weights = _checked_weights(order_weights, kernel, q)
-    checks.at_least_one("fold_every", fold_every)
-    checks.at_least_one("chunk_size", chunk_size)
+    at_least_one("fold_every", fold_every)
+    at_least_one("chunk_size", chunk_size)
     if fold_at is None:
         fold_at = fold_length_of(kernel, k.shape[3], v.shape[3], normalize, k.dtype)
-    checks.at_least_one("fold_at", fold_at)
+    at_least_one("fold_at", fold_at)
     engine = _Engine(kernel, weights, default_scale(scale, q), normalize, chunk_size, fold_at, fold_every, form, backend)
     if (log_decay is not None and log_decay.shape[2] != k.shape[2]) or weights is not None:
         # a state is shared by the query heads of a group only if they share its decay and the weights of its orders
@@ -100,7 +101,7 @@ def power_attention(
     checks.token_state(state, k, v)
     _check_memory(state, kernel, k.shape[3], v.shape[3] + normalize)
 
-    dense = causal(without_autocast(engine.run), form=form, return_state=return_state)
+    dense = causal(engine.run, form=form, return_state=return_state)
     return over_documents(
         dense, (q, k, v, log_decay), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths
     )
@@ -120,6 +121,7 @@ class _Engine:
     form: str
     backend: str
 
+    @without_autocast
     def run(
         self, inputs: Inputs, state: PowerState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, PowerState | None]:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.ragged import Inputs, over_documents
@@ -49,7 +50,7 @@ def linear_scan(
     """
     _check(x, log_decay, state)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
-    checks.at_least_one("chunk_size", chunk_size)
+    at_least_one("chunk_size", chunk_size)
     dtype = torch.promote_types(x.dtype, torch.float32)
     step = {"auto": chunk_size, "parallel": x.shape[1], "chunked": chunk_size, "recurrent": 1}[form]
     refusal = native.refusal(x, dtype)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, native
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.ragged import Inputs, over_documents
@@ -48,7 +49,7 @@ def selective_scan(
     """
     _check(x, dt, rate, b, c, state)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
-    checks.at_least_one("chunk_size", chunk_size)
+    at_least_one("chunk_size", chunk_size)
     dtype = torch.promote_types(x.dtype, torch.float32)
     step = {"auto": chunk_size, "parallel": x.shape[1], "chunked": chunk_size, "recurrent": 1}[form]
     refusal = native.refusal(x, dtype)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from maclaurin.common.arguments import at_least_one, number, one_of
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks, slices
@@ -67,18 +68,17 @@ def softmax_attention(
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     checks.scale(scale)
     checks.sound_state(state, TokenState, q)
-    checks.one_of("numerator", numerator, NUMERATORS)
-    checks.one_of("divisor", divisor, DIVISORS)
-    checks.number("score_cap", score_cap)
+    one_of("numerator", numerator, NUMERATORS)
+    one_of("divisor", divisor, DIVISORS)
+    number("score_cap", score_cap)
     if window is not None:
-        checks.at_least_one("window", window)
-    checks.at_least_one("chunk_size", chunk_size)
+        at_least_one("window", window)
+    at_least_one("chunk_size", chunk_size)
     if log_decay is not None and log_decay.shape[2] != k.shape[2]:
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
     checks.token_state(state, k, v)
     weights = _Weights(default_scale(scale, q), window, numerator, divisor, detach_divisor, score_cap)
 
-    @without_autocast
     def dense(
         inputs: Inputs, state: TokenState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, TokenState | None]:
@@ -156,6 +156,7 @@ class _Weights:
         return (score - shift).exp(), (-shift).exp()
 
 
+@without_autocast
 def _dense(
     weights: _Weights,
     inputs: Inputs,

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from maclaurin.report.page import Page, Section
+from maclaurin.page import missing
 
-__all__ = ["build", "missing"]
+if TYPE_CHECKING:
+    from maclaurin.page.html import Page, Section
+
+__all__ = ["build"]
 
 Say = Callable[[str], None]
 
 
 def to_stderr(sentence: str) -> None:
     print(f"maclaurin: {sentence}", file=sys.stderr)
-
-
-def missing() -> str:
-    """What must be installed before a page can be made, as a sentence; empty if nothing."""
-    absent = [name for name in ("plotly", "transformers") if find_spec(name) is None]
-    return f"a report needs {' and '.join(absent)}: pip install 'maclaurin[report]'" if absent else ""
 
 
 def build(folders: Sequence[Path], *, measure: bool = True, command: str = "", say: Say = to_stderr) -> Page:
@@ -36,9 +31,9 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "", s
         raise ValueError(sentence)
     from maclaurin.lab import page as lab
     from maclaurin.lab.run import found_in
+    from maclaurin.page.html import Page
     from maclaurin.report import sections, suites
     from maclaurin.report.headline import headline, lead
-    from maclaurin.report.page import Page
     from maclaurin.report.runs import collect, grouped
     from maclaurin.report.sections import shown_alone
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from maclaurin.files import naming, read_json
+from maclaurin.common.files import naming, read_json
 from maclaurin.training.compare import CONTENDERS
 from maclaurin.training.facts import Layers, layers, parameters, state_nbytes
 from maclaurin.training.recipe import Recipe

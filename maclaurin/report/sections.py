@@ -9,15 +9,16 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from maclaurin.doctor import devices, versions
-from maclaurin.files import naming, read_json
+from maclaurin.common.files import naming, read_json
+from maclaurin.common.sizes import size_text
+from maclaurin.machine.inventory import devices, versions
 from maclaurin.mixers import build_mixer
-from maclaurin.mixers.overview import crossover_length, size_text
-from maclaurin.report import figures
+from maclaurin.mixers.overview import crossover_length
+from maclaurin.page import figures
+from maclaurin.page.figures import Line, Mark, Style
+from maclaurin.page.html import Cell, Chart, Code, Column, DataTable, Section
 from maclaurin.report.cost import MEASURED, forward_seconds, multiply_adds
-from maclaurin.report.figures import Line, Mark, Style
 from maclaurin.report.headline import headline, lead
-from maclaurin.report.page import Cell, Chart, Code, Column, DataTable, Section
 from maclaurin.report.runs import Group, Points, SavedRun, grouped, tokens_per_step
 from maclaurin.training.facts import Layers, crossover, layers
 from maclaurin.training.recipe import Recipe

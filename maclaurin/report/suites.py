@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maclaurin.common.files import naming, read_json
 from maclaurin.evals.page import LEAD, headline, section, settings
-from maclaurin.files import naming, read_json
-from maclaurin.report.page import Code, Section
+from maclaurin.page.html import Code, Section
 
 
 @dataclass(frozen=True)

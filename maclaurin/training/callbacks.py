@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 from transformers import IntervalStrategy, TrainerCallback
 
-from maclaurin.files import write_text
-from maclaurin.stopping import Terminated
+from maclaurin.common.files import write_text
+from maclaurin.processes.stopping import Terminated
 from maclaurin.training.checkpoints import writing
 from maclaurin.training.windows import WindowSchedule, own_windows
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
-from maclaurin.files import naming, read_json, write_json
+from maclaurin.common.files import naming, read_json, write_json
 
 MANIFEST, IDENTITY, STATE = "manifest.json", "run.json", "trainer_state.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

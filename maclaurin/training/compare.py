@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maclaurin.children import lifeline
-from maclaurin.files import read_json, write_json
-from maclaurin.ops.checks import one_of
+from maclaurin.common.arguments import one_of
+from maclaurin.common.files import read_json, write_json
+from maclaurin.processes.children import lifeline
 from maclaurin.training.checkpoints import checkpoints
 from maclaurin.training.facts import layers, matched_width, parameters, state_nbytes
 from maclaurin.training.recipe import Recipe
@@ -122,7 +122,7 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
     output.mkdir(parents=True, exist_ok=True)
     with open(output / "output.txt", "w") as stream, lifeline() as stdin:
         process = subprocess.Popen(
-            [sys.executable, "-m", "maclaurin.children", "train", *flags, *resume],
+            [sys.executable, "-m", "maclaurin.training.command", *flags, *resume],
             stdin=stdin,
             stdout=stream,
             stderr=subprocess.STDOUT,

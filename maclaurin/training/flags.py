@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
-from maclaurin.ops.checks import at_least_one
+from maclaurin.common.arguments import at_least_one
 from maclaurin.training.compare import CONTENDERS
 from maclaurin.training.recipe import Recipe, checked
 

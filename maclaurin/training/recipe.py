@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from maclaurin.files import read_json, write_json
+from maclaurin.common.arguments import at_least_one, one_of
+from maclaurin.common.files import read_json, write_json
 from maclaurin.models.config import SIZES, MaclaurinConfig
-from maclaurin.ops.checks import at_least_one, one_of
 
 SCHEDULES = ("cosine", "linear", "constant")
 PRECISIONS = ("auto", "fp32", "bf16")

@@ -15,10 +15,10 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments, set_s
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.utils.logging import disable_progress_bar
 
-from maclaurin.bfloat16 import check_bf16
 from maclaurin.data import DocumentRows, PackedRows, open_corpus, open_tokenizer, tokenise
-from maclaurin.lock import locked
+from maclaurin.machine.bfloat16 import check_bf16
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.processes.lock import locked
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StochasticWindow, StopOnInterrupt
 from maclaurin.training.checkpoints import check_same_data, checkpoints, deliver, last_whole, step_of, writing
 from maclaurin.training.recipe import FREE_SIZES, Recipe

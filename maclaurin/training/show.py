@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from maclaurin.mixers.overview import size_text
+from maclaurin.common.sizes import size_text
 from maclaurin.training.compare import Run
 from maclaurin.training.recipe import Recipe
 

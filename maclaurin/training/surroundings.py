@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from maclaurin.doctor import devices, versions
-from maclaurin.files import read_json, write_json
+from maclaurin.common.files import read_json, write_json
+from maclaurin.machine.inventory import devices, versions
 
 FILE = "versions.json"
 

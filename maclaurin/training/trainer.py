@@ -15,7 +15,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 
-from maclaurin.files import naming
+from maclaurin.common.files import naming
 from maclaurin.training.checkpoints import WEIGHTS, checkpoints, put, remove_old, run_of, seal, writing
 
 

@@ -10,22 +10,8 @@ from rich.console import Console
 from maclaurin import bench
 from maclaurin.bench import attention, peers, tune
 from maclaurin.bench.page import page
-from maclaurin.bench.timing import interleaved
 from maclaurin.ops import native
 from maclaurin.ops.crossover import DIRECT_QUERIES
-
-
-def test_candidates_take_turns():
-    order = []
-    names = ("a", "b", "c")
-    times = interleaved({name: lambda name=name: order.append(name) for name in names}, seconds=0, fewest=4)
-    assert order == [*names] * 5  # once to warm up
-    assert all(timing.low <= timing.median <= timing.high for timing in times.values())
-
-
-def test_one_repeat_is_its_own_median():
-    timing = interleaved({"a": lambda: None}, seconds=0, fewest=1)["a"]
-    assert timing.low == timing.median == timing.high
 
 
 def test_useful_operations_are_those_of_the_definition():

@@ -117,3 +117,11 @@ def test_pooling_is_that_of_the_source(bert):
     (bert / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
     with pytest.raises(ValueError, match="pools"):
         recognise(str(bert)).pooling()
+
+
+def test_settings_of_generation_that_cannot_be_saved_are_refused_before_the_work(source, tmp_path):
+    folder = shutil.copytree(source("llama"), tmp_path / "llama")
+    (folder / "generation_config.json").write_text('{"output_attentions": true, "return_dict_in_generate": false}')
+    with pytest.raises(ValueError, match=r"generation_config.json contradicts itself: .*output_attentions") as caught:
+        recognise(str(folder)).load()
+    assert "\n" not in str(caught.value)

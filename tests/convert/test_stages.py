@@ -28,13 +28,13 @@ from maclaurin.convert.run import convert
 from maclaurin.convert.show import command_of
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.stage import Stage, rate_factor
-from maclaurin.convert.students import STUDENTS
-from maclaurin.generation import continue_text
-from maclaurin.lock import locked
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.folder import open_model
+from maclaurin.models.generation import continue_text
+from maclaurin.models.linearised.students import STUDENTS
+from maclaurin.processes.lock import locked
+from maclaurin.processes.stopping import Terminated
 from maclaurin.report import build
-from maclaurin.stopping import Terminated
 from maclaurin.training.callbacks import StopOnInterrupt
 from maclaurin.training.recipe import Recipe
 from tests.convert.conftest import SMALL, TEXT

@@ -3,11 +3,9 @@
 import json
 
 import pytest
-from huggingface_hub.errors import HTTPError
 
 from maclaurin.data import open_corpus, open_tokenizer
 from maclaurin.data.tasks.stored import _rows
-from maclaurin.hub import from_hub
 from tests.hub import serving, use
 
 
@@ -62,22 +60,3 @@ def test_so_are_a_tokenizer_and_a_task_that_cannot_be_had(hub):
     one_sentence(
         lambda: next(_rows("owner/none", "train", ("label",))), says="^source 'owner/none' cannot be had from the hub: "
     )
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (HTTPError("cut off\nand more about it"), "cut off"),  # while a file is read, and no OSError
-        (RuntimeError("Dataset scripts are no longer supported"), "Dataset scripts are no longer supported"),
-        (TimeoutError(), "TimeoutError"),
-    ],
-)
-def test_the_reason_is_never_more_than_a_line(error, reason):
-    with pytest.raises(ValueError, match=f"^this cannot be had from the hub: {reason}$") as caught, from_hub("this"):
-        raise error
-    assert caught.value.__cause__ is error
-
-
-def test_what_is_a_bug_stays_one():
-    with pytest.raises(KeyError), from_hub("this"):
-        raise KeyError("no word of the hub")

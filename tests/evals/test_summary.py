@@ -6,22 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from maclaurin.common.intervals import wilson
 from maclaurin.evals.cells import Problem, Row
 from maclaurin.evals.learn import Outcome, Score
 from maclaurin.evals.page import page
 from maclaurin.evals.runner import run, save
 from maclaurin.evals.show import distance_table, result_table
-from maclaurin.evals.summary import bootstrap, interval, summary, wilson
+from maclaurin.evals.summary import bootstrap, interval, summary
 from tests.evals.helpers import TEST, TINY, experiment, outcome, printed
-
-
-@pytest.mark.parametrize(
-    ("right", "count", "low", "high"),
-    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662), (1, 1, 0.2065, 1.0)],
-)
-def test_wilson(right, count, low, high):
-    """81 of 263 is the example of Newcombe (1998), method 3; the others follow from the formula by hand."""
-    assert wilson(right / count, count) == pytest.approx((low, high), abs=5e-5)
 
 
 def test_intervals_over_seeds_hold_the_mean_and_are_the_same_again():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from maclaurin.lab import weights
 from maclaurin.lab.experiments.injectivity import claims_of
 from maclaurin.lab.experiments.injectivity.collisions import Draw, all_checks, first_order, rank_condition
 from maclaurin.lab.experiments.injectivity.queries import (
@@ -18,7 +17,7 @@ from maclaurin.lab.experiments.injectivity.queries import (
     told_apart,
 )
 from maclaurin.lab.traces import Watched
-from maclaurin.mixers import build_mixer
+from maclaurin.mixers import build_mixer, weights
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.ops.arithmetic import repeat_heads
 

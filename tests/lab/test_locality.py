@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from maclaurin.evals.suites.rows import one
-from maclaurin.lab import weights
 from maclaurin.lab.experiments.locality import Masked, Masses, claims_of, local_mass, locality, masking, mass
 from maclaurin.lab.traces import Watched, digits
-from maclaurin.mixers import build_mixer
+from maclaurin.mixers import build_mixer, weights
 
 
 def test_neighbours_of_a_grid() -> None:

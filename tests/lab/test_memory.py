@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from maclaurin.bench.timing import Timing
+from maclaurin.common.timing import Timing
 from maclaurin.lab.experiments.memory import (
     Cost,
     byte_claims,

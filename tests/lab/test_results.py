@@ -13,8 +13,8 @@ from maclaurin.lab.flags import parse
 from maclaurin.lab.page import page
 from maclaurin.lab.result import Curve, Grid, Matrix, Plot, Result
 from maclaurin.lab.run import found_in, keep
+from maclaurin.page.png import on_paper
 from maclaurin.report import build
-from maclaurin.report.png import on_paper
 
 
 def small(measured: float = 1.0) -> Result:

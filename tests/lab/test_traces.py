@@ -8,11 +8,11 @@ import transformers
 
 import maclaurin
 from maclaurin.data import byte_tokenizer
-from maclaurin.lab import weights
 from maclaurin.lab.checkpoints import checkpoint, of_tokens
 from maclaurin.lab.experiments.injectivity.queries import confusion
 from maclaurin.lab.experiments.locality import local_mass, masking
 from maclaurin.lab.experiments.series.orders import layer_orders
+from maclaurin.mixers import weights
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.ops.softmax import softmax_attention
 

@@ -1,5 +1,6 @@
 """Every registered mixer, through every law. A new mixer gets all of them by registering."""
 
+import copy
 import math
 
 import pytest
@@ -270,6 +271,24 @@ def test_low_precision_loses_no_more_than_twice_what_rounding_the_parts_loses(na
     assert relative(got.double(), expected) <= 2 * lost_by_rounding + 4 * torch.finfo(dtype).eps
     memory = getattr(state.attention, "memory", None)
     assert memory is None or memory.dtype == torch.float32
+
+
+@pytest.mark.parametrize("feature_map", ["cosine", "exp", "elu"])
+def test_features_of_nothing_are_finite_in_float16(feature_map):
+    mixer = build("linear", torch.float16, feature_map=feature_map)
+    with torch.no_grad():
+        y, _ = mixer(torch.zeros(1, 5, mixer.d_model, dtype=torch.float16))
+    assert y.isfinite().all()
+
+
+def test_what_is_normalised_afterwards_may_be_below_the_range_of_float16():
+    low = build("gla", torch.float16)
+    with torch.no_grad():
+        low.qkv_proj.weight *= 2**-7
+        x = inputs(low, 2, 12)
+        expected, _ = copy.deepcopy(low).double()(x.double())
+        got, _ = low(x)
+    assert relative(got.double(), expected) <= 4 * torch.finfo(torch.float16).eps
 
 
 @every_mixer

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import maclaurin
-from maclaurin.lab.weights import of_mixer
+from maclaurin.mixers.weights import of_mixer
 from maclaurin.ops.arithmetic import repeat_heads
 
 OPTIONS = {"near_window": 3, "num_kv_heads": 2, "decay": "forget", "rotary": "rope"}

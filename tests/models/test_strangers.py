@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import maclaurin
-import maclaurin.generation
+import maclaurin.models.generation
 from maclaurin.cli import main
 from maclaurin.data import byte_tokenizer, open_tokenizer
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, MaclaurinVisionConfig
@@ -319,7 +319,7 @@ def test_a_file_does_not_decide_how_a_text_goes_on(folder):
         folder / "generation_config.json", eos_token_id=10**30, num_beams=10**9, num_return_sequences=10**9, min_length=10**9
     )
     model, tokenizer = open_model(folder)
-    assert maclaurin.generation.continue_text(model, tokenizer, "ab", max_new_tokens=2, temperature=0).new_tokens == 2
+    assert maclaurin.models.generation.continue_text(model, tokenizer, "ab", max_new_tokens=2, temperature=0).new_tokens == 2
 
 
 @pytest.mark.parametrize("place", [0, 3, 8, 9, 200])

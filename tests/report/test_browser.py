@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
+from maclaurin.page.html import Cell, Code, Column, DataTable, Page, Section
+from maclaurin.page.png import HEIGHT, SCALE, WIDTH, export
 from maclaurin.report import build
-from maclaurin.report.page import Cell, Code, Column, DataTable, Page, Section
-from maclaurin.report.png import HEIGHT, SCALE, WIDTH, export
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")

@@ -4,13 +4,9 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
-
+from maclaurin.page.html import Cell, Code, Column, DataTable, Page, Section
 from maclaurin.report import build
-from maclaurin.report.figures import PALETTE, length_text, styles
-from maclaurin.report.page import Cell, Code, Column, DataTable, Page, Section
 from maclaurin.training import Recipe
 from tests.report.conftest import write_run
 
@@ -98,28 +94,6 @@ def test_runs_without_figures_are_still_a_page(tmp_path):
     assert "no figures yet" in build([tmp_path], measure=False).html()
 
 
-def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "new" / "report.html"
-    Page("t", "first", [], []).write(path)
-
-    def full(self, text, **options):
-        self.write_bytes(text.encode()[:10])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space left"):
-        Page("t", "second", [], []).write(path)
-    monkeypatch.undo()
-    assert "first" in path.read_text()
-    assert [file.name for file in path.parent.iterdir()] == ["report.html"]
-
-
-def test_half_a_character_is_shown_as_a_question_mark(tmp_path):
-    path = tmp_path / "report.html"
-    Page("t", "half \ud800 of one", [], []).write(path)
-    assert "half ? of one" in path.read_text(encoding="utf-8")
-
-
 def test_the_command_writes_the_page_and_ends_with_its_path(comparison):
     command = [sys.executable, "-m", "maclaurin.cli", "report", str(comparison), "--no-measure"]
     result = subprocess.run(command, capture_output=True, text=True)
@@ -127,14 +101,3 @@ def test_the_command_writes_the_page_and_ends_with_its_path(comparison):
     path = comparison / "report.html"
     assert result.stdout.splitlines()[-1] == str(path)
     assert "maclaurin report" in path.read_text()
-
-
-def test_more_mixers_than_colours_are_told_apart_by_dashes():
-    pairs = [(f"m{i}", f"m{i}") for i in range(len(PALETTE) + 2)] + [("softmax", "softmax"), ("softmax (b)", "softmax")]
-    found = styles(pairs)
-    assert len({(style.color, style.dash) for style in found.values()}) == len(pairs)
-    assert found["softmax"].color == found["softmax (b)"].color
-
-
-def test_lengths_read_as_people_write_them():
-    assert [length_text(x) for x in (64, 1000, 1024, 65536, 2**20)] == ["64", "1000", "1k", "64k", "1M"]

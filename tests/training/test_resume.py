@@ -18,9 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from maclaurin import cli
-from maclaurin.children import lifeline
-from maclaurin.lock import locked
-from maclaurin.stopping import Terminated
+from maclaurin.processes.lock import locked
+from maclaurin.processes.stopping import Terminated
 from maclaurin.training import Recipe, train
 from maclaurin.training import run as run_module
 from maclaurin.training.checkpoints import IDENTITY, MANIFEST, last_whole, seal
@@ -470,12 +469,3 @@ def test_a_killed_comparison_takes_its_run_with_it(folder, monkeypatch):
     while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not is_running(child)
-
-
-def test_a_child_lives_as_long_as_its_lifeline():
-    code = "import time, maclaurin.children as c; c.end_with_parent(); print(1, flush=True); time.sleep(60)"
-    with lifeline() as stdin:
-        child = subprocess.Popen([sys.executable, "-c", code], stdin=stdin, stdout=subprocess.PIPE)
-        child.stdout.readline()
-        assert child.poll() is None
-    assert child.wait(20) == -signal.SIGTERM

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maclaurin.ops.checks import at_least, one_of
+from maclaurin.common.arguments import at_least, one_of
 
 NOT_ASKED = -100  # what PyTorch's cross entropy ignores
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from maclaurin.common.arguments import at_least, at_least_one
 from maclaurin.data.tasks.base import NOT_ASKED, Batch, Task
 from maclaurin.data.tasks.registry import register
-from maclaurin.ops.checks import at_least, at_least_one
 
 # N examples, T length, M tokens to remember, S strings in a row
 

@@ -15,11 +15,11 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.data.corpus import open_corpus
 from maclaurin.data.tasks.base import NOT_ASKED, Batch, Task
 from maclaurin.data.tasks.registry import register
 from maclaurin.data.tasks.words import ADJECTIVES, NOUNS
-from maclaurin.ops.checks import at_least_one, one_of
 
 REPEATED = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 SPLITS = ("train", "held-out")

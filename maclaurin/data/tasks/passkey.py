@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.data.tasks.needle import REPEATED, SPLITS, NeedleTask, Prompt, check_depth, sentence_end, stretch
 from maclaurin.data.tasks.registry import register
-from maclaurin.ops.checks import at_least_one, one_of
 
 HEAD = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "

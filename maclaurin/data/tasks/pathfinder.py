@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from maclaurin.common.arguments import at_least, at_least_one
 from maclaurin.data.tasks.base import Labelled, Task
 from maclaurin.data.tasks.registry import register
-from maclaurin.ops.checks import at_least, at_least_one
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]

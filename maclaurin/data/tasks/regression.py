@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.data.tasks.base import Labelled, Task
 from maclaurin.data.tasks.registry import register
-from maclaurin.ops.checks import at_least_one
 
 # N examples, L examples in a prompt, D dimensions
 

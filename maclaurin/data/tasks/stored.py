@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from maclaurin.common.arguments import at_least_one
+from maclaurin.common.hub import from_hub
 from maclaurin.data.tasks.base import Labelled, StoredTask
 from maclaurin.data.tasks.registry import register
-from maclaurin.hub import from_hub
-from maclaurin.ops.checks import at_least_one
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.data.tasks.base import NOT_ASKED, Batch, Task
 from maclaurin.data.tasks.registry import register
-from maclaurin.ops.checks import at_least_one
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from maclaurin.ops.checks import one_of
+from maclaurin.common.arguments import one_of
 
 LAWS = ("gaussian", "rademacher", "uniform", "laplace")
 TOKENS_AT_ONCE = 2**18  # times the weights and features of a token this stays below a quarter of a gigabyte

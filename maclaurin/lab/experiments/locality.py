@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from maclaurin.evals.suites.rows import one
-from maclaurin.lab import claims, weights
+from maclaurin.lab import claims
 from maclaurin.lab.checkpoints import models
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 from maclaurin.lab.traces import Watched
+from maclaurin.mixers import weights
 from maclaurin.mixers.projected import ProjectedMixer
 
 PAPER = "InLine, arXiv 2412.06590, in words"

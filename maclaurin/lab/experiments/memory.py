@@ -20,14 +20,14 @@ from dataclasses import dataclass
 
 import torch
 
-from maclaurin.bench.timing import Timing, interleaved
+from maclaurin.common.arguments import at_least_one
+from maclaurin.common.timing import Timing, interleaved
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.registry import available_mixers
-from maclaurin.ops.checks import at_least_one
 
 PAPER = "2Mamba2Furious, arXiv 2602.17363"
 SHOWN = ("softmax", "2mamba", "taylor", "mamba2", "linear", "gla", "sliding-window")  # in plots

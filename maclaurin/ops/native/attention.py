@@ -55,10 +55,10 @@ def _call(
     """The struct that the kernels take. It points into the tensors, which the caller keeps alive."""
     B, T, H, K = q.shape
     sizes = {"B": B, "T": T, "S": k.shape[1], "H": H, "G": k.shape[2], "K": K, "V": v.shape[3]}
-    call = Attention(**sizes, scale=scale, normalize=normalize, **options)
-    for name, tensor in {"q": q, "k": k, "v": v, **tensors}.items():
-        setattr(call, name, Strided.of(tensor, backwards=call.way == BACK))
-    return call
+    given = {"q": q, "k": k, "v": v, **tensors}
+    backwards = options.get("way") == BACK
+    strided = {name: Strided.of(tensor, backwards) for name, tensor in given.items() if tensor is not None}
+    return Attention(**sizes, **strided, scale=scale, normalize=normalize, **options)
 
 
 def _dense_like(*tensors: Tensor | None) -> tuple[Tensor, ...]:

@@ -34,10 +34,8 @@ class Strided(ctypes.Structure):
     ]
 
     @classmethod
-    def of(cls, tensor: Tensor | None, backwards: bool = False) -> Strided:
+    def of(cls, tensor: Tensor, backwards: bool = False) -> Strided:
         """backwards: from the last token to the first one."""
-        if tensor is None:
-            return cls()
         batch, time, head = tensor.stride()[:3]
         if not backwards:
             return cls(tensor.data_ptr(), batch, time, head)
@@ -151,7 +149,7 @@ def available() -> bool:
 
 def refusal(q: Tensor, dtype: torch.dtype) -> str | None:
     """What the kernels would need to run on this tensor, computing in `dtype`; None where they can."""
-    if q.device.type != "cpu":
+    if not q.is_cpu:
         return f"tensors on the CPU, not on {q.device}"
     if dtype != torch.float32:
         return f"float32 or less, not {dtype}"

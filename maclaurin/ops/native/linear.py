@@ -45,12 +45,14 @@ def _call(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, options: tu
     """The struct that the kernels take. It points into the tensors, which the caller keeps alive."""
     B, T, H, K = q.shape
     q_scale, k_scale, normalize, chunk, _ = options
-    call = Linear(B, T, H, k.shape[2], K, v.shape[3], chunk=chunk, q_scale=q_scale, k_scale=k_scale, normalize=normalize)
-    call.per_channel = log_decay is not None and log_decay.dim() == 4
-    call.log_decay = Strided.of(log_decay)
-    for name, tensor in {"q": q, "k": k, "v": v, **tensors}.items():
-        setattr(call, name, Strided.of(tensor))
-    return call
+    sizes = (B, T, H, k.shape[2], K, v.shape[3])
+    given = {"q": q, "k": k, "v": v, **tensors}
+    strided = {name: Strided.of(tensor) for name, tensor in given.items()}
+    if log_decay is not None:
+        strided["log_decay"] = Strided.of(log_decay)
+    per_channel = log_decay is not None and log_decay.dim() == 4
+    scales = {"q_scale": q_scale, "k_scale": k_scale}
+    return Linear(*sizes, **strided, chunk=chunk, **scales, per_channel=per_channel, normalize=normalize)
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor, normalize: bool, keep: bool) -> tuple[tuple[int, ...], ...]:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.lab.experiments.dynamics import separable
 from maclaurin.lab.experiments.dynamics.system import System
 from maclaurin.mixers import build_mixer
@@ -157,7 +158,7 @@ def to_dsf(mixer: Mixer, x: Tensor, *, order: int = ORDER) -> System:
     checks.tensor("x", x, f"1, time, {mixer.d_model}")
     if x.shape[0] != 1 or x.shape[1] == 0 or x.shape[2] != mixer.d_model:
         raise ValueError(f"x must be one sequence of shape (1, time >= 1, {mixer.d_model}), got {checks.shape(x)}")
-    checks.at_least_one("order", order)
+    at_least_one("order", order)
     if not mixer.causal:
         raise ValueError("mixer must be causal: one that sees whole sequences is no recurrence from the past to the future")
     for family, convert in FAMILIES.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from maclaurin.common.arguments import at_least
 from maclaurin.evals.suites.rows import one
 from maclaurin.lab import claims
 from maclaurin.lab.checkpoints import models
@@ -12,7 +13,6 @@ from maclaurin.lab.experiments.injectivity.collisions import Draw, all_checks, f
 from maclaurin.lab.experiments.injectivity.queries import SAME, TOLERANCES, Confusion, confusion, told_apart
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 from maclaurin.mixers.registry import available_mixers
-from maclaurin.ops.checks import at_least
 
 PAPER = "InLine, arXiv 2412.06590, in words"
 ROWS = {"softmax": one("softmax"), "linear": one("linear"), "inline": one("inline")}

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maclaurin.lab import claims, weights
+from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import distance, generator, normal
-from maclaurin.lab.weights import Weights
+from maclaurin.mixers import weights
+from maclaurin.mixers.weights import Weights
 
 FIGURE = "InLine, arXiv 2412.06590, README"
 FIGURE_KEYS = ((0.6, 1.85), (1.0, 1.0), (1.9, 0.65), (1.8, 0.3))

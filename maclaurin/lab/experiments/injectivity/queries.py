@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maclaurin.lab import weights
 from maclaurin.lab.experiments.draws import generator, normal
 from maclaurin.lab.traces import Watched
-from maclaurin.mixers import build_mixer
+from maclaurin.mixers import build_mixer, weights
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import mixer_entry
 

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from maclaurin.common.arguments import at_least
 from maclaurin.lab import claims
 from maclaurin.lab.checkpoints import checkpoint
 from maclaurin.lab.experiments.draws import draw
@@ -21,7 +22,6 @@ from maclaurin.lab.result import Curve, Part, Plot
 from maclaurin.lab.traces import Layer
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.projected import ProjectedMixer
-from maclaurin.ops.checks import at_least
 
 DIMS = 16
 QUERIES = 64  # the last tokens of a row; all before them are the prompt

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from maclaurin.common.arguments import at_least
 from maclaurin.lab import claims
 from maclaurin.lab.experiments.rotation.fourier import (
     DECAYS,
@@ -21,7 +22,6 @@ from maclaurin.lab.experiments.rotation.fourier import (
 )
 from maclaurin.lab.experiments.rotation.phases import as_rope, complex_form, group_claims, relative_phase
 from maclaurin.lab.result import Curve, Grid, Plot, Result
-from maclaurin.ops.checks import at_least
 
 PAPER = "Selective RoPE, arXiv 2511.17388"
 NOTES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.separation import checks
@@ -13,7 +14,6 @@ from maclaurin.lab.experiments.separation.networks import Score, Setting, score,
 from maclaurin.lab.experiments.separation.probe import LENGTHS, NOISE_LENGTHS, Report, probe
 from maclaurin.lab.mechanisms import Mechanism, mechanism
 from maclaurin.lab.result import Curve, Grid, Plot, Result
-from maclaurin.ops.checks import at_least_one
 
 __all__ = ["Report", "Setting", "probe", "separation"]
 

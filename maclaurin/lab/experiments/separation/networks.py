@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maclaurin.evals.summary import wilson
+from maclaurin.common.arguments import at_least, at_least_one
+from maclaurin.common.intervals import wilson
 from maclaurin.lab.mechanisms import Attention
-from maclaurin.ops.checks import at_least, at_least_one
 
 MARGIN = 0.1  # the threshold is (c + MARGIN)·√(log n)
 TIE = 1e-9  # values this close to the threshold count as above it, whatever the rounding

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from maclaurin.common.arguments import at_least, at_least_one, one_of
 from maclaurin.lab import claims
 from maclaurin.lab.checkpoints import checkpoint as open_checkpoint
 from maclaurin.lab.checkpoints import of_tokens
@@ -29,7 +30,6 @@ from maclaurin.lab.experiments.series.orders import (
 from maclaurin.lab.experiments.series.study import PAPER, Budget, Study, Text, order_study
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 from maclaurin.mixers.attention import NORMS
-from maclaurin.ops.checks import at_least, at_least_one, one_of
 
 SPREADS = (0.5, 1.0, 2.0, 4.0)  # standard deviations of scores
 MOST_ORDERS = 40

@@ -23,10 +23,10 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from transformers.models.vit.modeling_vit import ViTAttention
 
-from maclaurin.convert.attention import NAME, hand_over, own_cache
-from maclaurin.convert.students import SOFTMAX, Shape, build_student, is_new
 from maclaurin.models.checked import load_checked
 from maclaurin.models.decoder import MaclaurinForCausalLM
+from maclaurin.models.linearised.attention import NAME, hand_over, own_cache
+from maclaurin.models.linearised.students import SOFTMAX, Shape, build_student, is_new
 
 
 @dataclass(frozen=True)

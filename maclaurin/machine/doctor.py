@@ -5,18 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import maclaurin
-from maclaurin.bfloat16 import bf16_verdict
+from maclaurin.machine.bfloat16 import bf16_verdict
+from maclaurin.machine.inventory import devices, versions
 from maclaurin.ops import native, power_attention, reference
-
-PACKAGES = ("torch", "numpy", "safetensors", "typer", "rich", "transformers", "triton")
 
 
 def examine() -> dict[str, Any]:
@@ -32,46 +28,10 @@ def examine() -> dict[str, Any]:
     return report
 
 
-def versions() -> dict[str, str | None]:
-    """Of Maclaurin, Python and the packages it uses; None where one is not installed."""
-    return {
-        "maclaurin": maclaurin.__version__,
-        "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
-    }
-
-
 def _native() -> str:
     if not native.available():
         return "not built: reinstall maclaurin where a C++ compiler is found, or use the slower torch backend"
     return f"ready ({native.isa()}): power_attention of order 2 and softmax_attention with decay, in float32 on the CPU"
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def devices() -> dict[str, str]:
-    """What PyTorch can compute on."""
-    found = {"cpu": f"{_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"}
-    for index in range(torch.cuda.device_count()):
-        found[f"cuda:{index}"] = torch.cuda.get_device_name(index)
-    if torch.backends.mps.is_available():
-        found["mps"] = "Apple GPU"
-    return found
-
-
-def _cpu_name() -> str:
-    """Linux names the model in a file only; `platform` then knows no more than the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
 
 
 def _forms_agree() -> str:

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from maclaurin import generation
-from maclaurin.generation import continue_text
+from maclaurin.models import generation
 from maclaurin.models.folder import open_model
+from maclaurin.models.generation import continue_text
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForSequenceClassification
 
 from maclaurin.convert import linearise
-from maclaurin.convert.classes import attention_modules
-from maclaurin.convert.students import FEATURE_MAPS, NAMES, STUDENTS, Shape, build_student
+from maclaurin.models.linearised.classes import attention_modules
+from maclaurin.models.linearised.students import FEATURE_MAPS, NAMES, STUDENTS, Shape, build_student
 from tests.convert.conftest import DECODERS, ENCODERS, build
 
 FEATURES = {"num_features": 16}

@@ -7,7 +7,7 @@ import pytest
 
 FAULTS = """
 import resource, sys, torch
-from maclaurin.allocator import keep_freed_memory
+from maclaurin.machine.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def step():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from maclaurin.mixers.overview import size_text
+from maclaurin.common.sizes import size_text
 
 # Paul Tol's "bright" scheme, which colour-blind people can tell apart, on white and on black; then two more
 PALETTE = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#888888", "#E08214", "#8878C8")

@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.mixers.base import MixerState
 from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
 from maclaurin.mixers.luna import ChannelBank, LunaMap
@@ -193,7 +194,7 @@ class Softmax(Student):
     def __init__(self, shape: Shape, window: int | None = None) -> None:
         super().__init__(shape, 0)
         if window is not None:
-            checks.at_least_one("window", window)
+            at_least_one("window", window)
             if not shape.causal:
                 raise ValueError("a window needs a decoder: an encoder's tokens see both ways")
         self.window = window
@@ -254,7 +255,7 @@ def build_student(name: str, shape: Shape, *, num_features: int | None = None, w
 
     window: of `sliding-window`, or of a softmax over the last tokens beside any linear student.
     """
-    checks.one_of("student", name, NAMES)
+    one_of("student", name, NAMES)
     if name == SOFTMAX:
         return Softmax(shape)
     if name == "sliding-window":

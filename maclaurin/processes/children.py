@@ -1,7 +1,6 @@
 """Processes that end with the one that started them, however that one ends, on every Unix.
 
 A child has the reading end of a pipe as its standard input; the writing end is its parent's alone and closes with it.
-`python -m maclaurin.children train …` is `maclaurin train …` as such a child.
 """
 
 from __future__ import annotations
@@ -47,10 +46,3 @@ def _watch_parent() -> None:
     assert parent is not None
     wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    end_with_parent()
-    from maclaurin.cli import main
-
-    main()

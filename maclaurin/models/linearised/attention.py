@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
-from maclaurin.convert.students import Student
 from maclaurin.models.cache import StateCache, StateLayer
+from maclaurin.models.linearised.students import Student
 
 NAME = "maclaurin"
 HANDED_OVER = ("layer_input", "layer_cache")  # the arguments that `hand_over` adds

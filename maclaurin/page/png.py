@@ -10,7 +10,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from maclaurin.report.page import Chart
+from maclaurin.page.html import Chart
 
 WIDTH, HEIGHT, SCALE = 900, 560, 2
 CAPTION_SIZE, CAPTION_LINE, CAPTION_WIDTH = 12, 16, 125  # pixels, pixels, letters

@@ -12,7 +12,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from maclaurin.files import write_text
+from maclaurin.common.files import write_text
 
 # the browser itself refuses any request that a script might make
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -123,7 +123,7 @@ class Page:
         return [part for section in self.sections for part in section.parts if isinstance(part, Chart)]
 
     def html(self) -> str:
-        style, script = ((files("maclaurin.report") / name).read_text() for name in ("page.css", "page.js"))
+        style, script = ((files("maclaurin.page") / name).read_text() for name in ("page.css", "page.js"))
         lead = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.lead)
         body = "".join(section.html() for section in self.sections)
         return (

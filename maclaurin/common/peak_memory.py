@@ -1,0 +1,23 @@
+"""The largest resident memory of this process, from a moment on where the system can forget an earlier peak."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+
+def resident_bytes() -> int:
+    """Bytes in memory now; the peak is counted from here on where the system can forget an earlier one."""
+    if not CLEAR.exists():
+        return peak_bytes()
+    CLEAR.write_text("5")
+    return int(STATUS.read_text().split("VmRSS:")[1].split()[0]) * 1024
+
+
+def peak_bytes() -> int:
+    if CLEAR.exists():
+        return int(STATUS.read_text().split("VmHWM:")[1].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
