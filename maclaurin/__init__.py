@@ -3,16 +3,42 @@
 mixer = maclaurin.build_mixer("2mamba", d_model=512, num_heads=8)
 y, state = mixer(x)            # x, y: (batch, time, 512)
 y, state = mixer(x_next, state)
+
+PyTorch is imported with the first of these names: the shell answers `maclaurin --help` without it.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from maclaurin.machine.bfloat16 import limit_isa
 
 limit_isa()  # before torch is imported
 
-# ruff: noqa: E402
-from maclaurin import ops
-from maclaurin.mixers import Mixer, available_mixers, build_mixer
-from maclaurin.ops import State
+if TYPE_CHECKING:
+    from maclaurin import ops
+    from maclaurin.mixers import Mixer, available_mixers, build_mixer
+    from maclaurin.ops import State
 
 __version__ = "0.1.0"
 __all__ = ["Mixer", "State", "available_mixers", "build_mixer", "ops"]
+
+_HOMES = {
+    "Mixer": "maclaurin.mixers",
+    "State": "maclaurin.ops",
+    "available_mixers": "maclaurin.mixers",
+    "build_mixer": "maclaurin.mixers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ops":
+        return importlib.import_module("maclaurin.ops")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'maclaurin' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -202,3 +202,17 @@ def test_bad_lab_is_one_sentence():
     assert "'--colour'" in refused("lab", "separation", "--colour", "red")
     assert "at least one mixer" in refused("lab", "card")
     assert "'nobody' is neither a mixer" in refused("lab", "card", "nobody")
+
+
+def test_help_is_answered_without_pytorch():
+    code = "import sys, maclaurin.cli\nprint([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_names_of_the_package_are_there():
+    for name in maclaurin.__all__:
+        assert name in dir(maclaurin)
+        assert getattr(maclaurin, name) is not None
+    with pytest.raises(AttributeError, match="build_mixers"):
+        _ = maclaurin.build_mixers
