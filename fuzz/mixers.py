@@ -13,9 +13,9 @@ from torch.func import functional_call
 
 from fuzz.case import REFUSED, RIGHT, Draw, Failure
 from fuzz.documents import draw_lengths, in_pieces, poisoned
+from fuzz.environment import environment, restrided
 from fuzz.judge import judge
 from fuzz.options import draw_mixer
-from fuzz.surroundings import restrided, surroundings
 from maclaurin.mixers import Mixer
 from maclaurin.ops import State
 
@@ -58,7 +58,7 @@ def check_nothing_reaches_the_past(draw: Draw, mixer: Mixer, x: Tensor, lengths:
 def check_calls_repeat(draw: Draw, mixer: Mixer, x: Tensor, lengths: list[int]) -> None:
     """Bit by bit, the state included; and the state is as large as it says."""
     form = draw.one("form", FORMS)
-    with torch.no_grad(), surroundings(draw):
+    with torch.no_grad(), environment(draw):
         (first, state), (second, again) = (mixer(x, form=form) for _ in range(2))
     if not torch.equal(first.nan_to_num(), second.nan_to_num()):
         raise Failure("the same call gave other numbers")
@@ -74,7 +74,7 @@ def check_calls_repeat(draw: Draw, mixer: Mixer, x: Tensor, lengths: list[int]) 
 def _outputs(draw: Draw, mixer: Mixer, x: Tensor, lengths: list[int]) -> list[Tensor]:
     def call(tokens: dict[str, Tensor], layout: dict[str, Any], state: State | None) -> tuple[Tensor, State | None]:
         form, given = draw.one("form", FORMS), restrided(draw, tokens["x"])
-        with surroundings(draw):
+        with environment(draw):
             return mixer(given, state, form=form, **layout)
 
     with torch.no_grad():

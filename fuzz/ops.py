@@ -1,4 +1,4 @@
-"""Every causal op, in any form, backend, precision and surroundings, against the formula of reference.py in float64."""
+"""Every causal op, in any form, backend, precision and environment, against the formula of reference.py in float64."""
 
 # N documents, T time of the longest one
 
@@ -19,8 +19,8 @@ from fuzz import hostile
 from fuzz.case import RIGHT, Draw, Failure
 from fuzz.conditioning import allowance
 from fuzz.documents import draw_lengths, in_pieces, poisoned
+from fuzz.environment import environment, restrided
 from fuzz.judge import judge
-from fuzz.surroundings import restrided, surroundings
 from maclaurin import ops
 from maclaurin.ops import State, reference
 from tests.ops import helpers
@@ -200,7 +200,7 @@ def rebuilt(batch: Batch, inputs: dict[str, Tensor]) -> Batch:
 
 
 def caller(draw: Draw, op: Op, parameters: dict[str, Tensor]) -> Any:
-    """A call in drawn form, backend, chunks, strides and surroundings."""
+    """A call in drawn form, backend, chunks, strides and environment."""
     fold = draw.note("fold", (draw.choice((1, 5, 16, 64, 130)), draw.choice((1, 2, 3, 8, 32))))
     backends = ("auto", "torch", "native") if "backend" in inspect.signature(op.function).parameters else ("auto",)
 
@@ -210,7 +210,7 @@ def caller(draw: Draw, op: Op, parameters: dict[str, Tensor]) -> Any:
         longest = next(iter(tokens.values())).shape[1]
         chunk = draw.note("chunk", max(draw.choice(CHUNKS), longest // 16))  # hundreds of chunks show no more than some
         given = Batch({name: restrided(draw, x) for name, x in tokens.items()}, parameters)
-        with surroundings(draw):
+        with environment(draw):
             if backend != "auto":
                 try:
                     return op(given, chunk, fold, state=state, backend=backend, **options)

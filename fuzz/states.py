@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fuzz.case import REFUSED, RIGHT, Draw, Failure, check_sentence
+from fuzz.environment import environment
 from fuzz.ops import FORMS, draw_op
 from fuzz.options import draw_mixer
-from fuzz.surroundings import surroundings
 from maclaurin.ops import State
 from tests.ops.helpers import Sizes
 
@@ -43,7 +43,7 @@ def case(draw: Draw) -> str:
         try:
             if "number" not in draw.chosen.values() and draw.chance(0.3):  # a file holds tensors alone
                 liar = by_file(liar)
-            with surroundings(draw):
+            with environment(draw):
                 y, after = then(liar)
         except (ValueError, TypeError) as error:
             check_sentence(error)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fuzz.case import RIGHT, Draw, Failure
+from fuzz.environment import environment, restrided
 from fuzz.judge import judge
-from fuzz.surroundings import restrided, surroundings
 from maclaurin import ops
 from maclaurin.ops import reference
 from maclaurin.ops.features import Kernel
@@ -42,7 +42,7 @@ def case(draw: Draw) -> str:
     question = ask(draw)
     inputs = {name: x.to(dtype) for name, x in question.inputs.items()}
     given = {name: restrided(draw, x.clone()) for name, x in inputs.items()}
-    with torch.no_grad(), surroundings(draw):
+    with torch.no_grad(), environment(draw):
         y = question.op(**given)
     if y.dtype not in (dtype, torch.promote_types(dtype, torch.float32)):
         raise Failure(f"outputs are {y.dtype}, inputs {dtype}")

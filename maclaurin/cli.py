@@ -139,7 +139,7 @@ def compare(context: typer.Context) -> None:
     """Train several mixers at an equal budget and print which one wins; goes on where it was interrupted."""
     from maclaurin.training.compare import execute, plan, summary
     from maclaurin.training.flags import parse_compare
-    from maclaurin.training.show import LiveTable, result_table
+    from maclaurin.training.tables import LiveTable, result_table
 
     recipe, names, seeds = parse_compare(context.args)
     runs = plan(recipe, names, seeds)

@@ -18,8 +18,8 @@ from transformers import HfArgumentParser
 from maclaurin.convert.defaults import defaults
 from maclaurin.convert.plan import Plan, whole_numbers
 from maclaurin.convert.run import convert_all
-from maclaurin.convert.show import cost_table, result_table
 from maclaurin.convert.sources import recognise
+from maclaurin.convert.tables import cost_table, result_table
 from maclaurin.convert.thesis import import_checkpoint
 from maclaurin.machine.allocator import keep_freed_memory
 from maclaurin.processes.stopping import STOPS, exit_code

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maclaurin.convert.hosts import Call, Shown, mixing_layers
-from maclaurin.convert.own import is_softmax
+from maclaurin.convert.maclaurin_student import is_softmax
+from maclaurin.convert.teacher_student import Call, Shown, mixing_layers
 from maclaurin.convert.text import Batch
 from maclaurin.convert.transfer import layer_errors
 from maclaurin.mixers.projected import ProjectedMixer

@@ -8,7 +8,7 @@ from typing import Any
 
 from maclaurin.common.files import naming, read_json
 from maclaurin.common.sizes import size_text
-from maclaurin.convert.show import STAGES, command_of, gap_closed, name_of
+from maclaurin.convert.tables import STAGES, command_of, gap_closed, name_of
 from maclaurin.page import figures
 from maclaurin.page.figures import PALETTE, SYMBOLS, Line, Style
 from maclaurin.page.html import Cell, Chart, Column, DataTable, Section

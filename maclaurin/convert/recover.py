@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maclaurin.convert.hosts import mixing_layers, new_parameters
 from maclaurin.convert.lora import DOWN, UP, LowRank
 from maclaurin.convert.plan import Plan
 from maclaurin.convert.sources import Source
 from maclaurin.convert.stage import Objective
+from maclaurin.convert.teacher_student import mixing_layers, new_parameters
 from maclaurin.convert.text import Batch
 
 POOLED_WEIGHT = 10.0

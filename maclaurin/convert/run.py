@@ -18,11 +18,11 @@ from maclaurin.common.files import read_json, write_json
 from maclaurin.convert.cost import cost_by_length
 from maclaurin.convert.data import Data, load_data
 from maclaurin.convert.evaluate import evaluate
-from maclaurin.convert.hosts import student_of
 from maclaurin.convert.plan import Plan
 from maclaurin.convert.recover import recover_objective, recover_rates, with_low_rank
 from maclaurin.convert.sources import Source, recognise
 from maclaurin.convert.stage import Objective, Stage
+from maclaurin.convert.teacher_student import student_of
 from maclaurin.convert.transfer import transfer_objective, transfer_rates
 from maclaurin.models.checked import stays_inside
 from maclaurin.models.weights import check_generation_config, load_whole

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maclaurin.convert.hosts import Shown, mixing_layers, new_parameters
 from maclaurin.convert.plan import Plan
 from maclaurin.convert.stage import Objective
+from maclaurin.convert.teacher_student import Shown, mixing_layers, new_parameters
 from maclaurin.convert.text import Batch
 
 # the projections to queries and keys, by the names that families give them

@@ -10,7 +10,7 @@ import torch
 from maclaurin.data.tasks import Task
 from maclaurin.evals.cells import Row, Setting
 from maclaurin.evals.models import build
-from maclaurin.training.facts import matched_width
+from maclaurin.training.model_size import matched_width
 
 
 def parameters(row: Row, setting: Setting, task: Task[Any]) -> int:

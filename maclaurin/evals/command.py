@@ -15,8 +15,8 @@ from rich.progress import track
 from maclaurin.common.cores import cores
 from maclaurin.common.files import write_json
 from maclaurin.evals.runner import load, run
-from maclaurin.evals.show import Watcher, distance_table, result_table
 from maclaurin.evals.summary import summary
+from maclaurin.evals.tables import Watcher, distance_table, result_table
 from maclaurin.page import missing
 from maclaurin.processes.stopping import STOPS, exit_code
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from maclaurin.common.sizes import size_text
-from maclaurin.evals.show import against_text, at, column_title, columns_of, footnotes, grid_of, steps_text, time_title
+from maclaurin.evals.tables import against_text, at, column_title, columns_of, footnotes, grid_of, steps_text, time_title
 from maclaurin.machine.inventory import devices, versions
 from maclaurin.page import figures
 from maclaurin.page.figures import Line, Style

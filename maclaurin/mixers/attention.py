@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.feature_maps import features
-from maclaurin.mixers.near import NearWindow, beside_near
+from maclaurin.mixers.near_window import NearWindow, beside_near
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
@@ -48,7 +48,7 @@ class Attention(ProjectedMixer):
     norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
     value_norm: "position" divides v_t by t^σ(c), c a head (paper 1's cosine attention).
     window: softmax only, how many tokens a query sees, itself included; no parameter, may be changed at any time.
-    near_window: of any other order, softmax over so many last tokens beside it (`near.py`).
+    near_window: of any other order, softmax over so many last tokens beside it (`near_window.py`).
     skip: adds D⊙v. gate: multiplies by silu(x·W_z). init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     fold_at, fold_every: when the state folds its tokens into its memory; by default where that makes it smaller.
     """

@@ -28,7 +28,7 @@ from torch import Tensor
 from maclaurin.common.arguments import one_of
 from maclaurin.mixers.base import MixerState, RMSNorm, initialise
 from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
-from maclaurin.mixers.near import NearWindow, beside_near
+from maclaurin.mixers.near_window import NearWindow, beside_near
 from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
@@ -45,7 +45,7 @@ class FeatureAttention(ProjectedMixer):
     """Options beside those of every projected mixer:
 
     norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
-    near_window: softmax over so many last tokens beside it (`near.py`).
+    near_window: softmax over so many last tokens beside it (`near_window.py`).
     init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)), of all but the feature map, which has its own.
 
     In Python, any map will do: `FeatureAttention(d_model, num_heads, lambda key_dim: T2RMap(key_dim, 100))`.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, number, one_of
 from maclaurin.mixers.base import Mixer, MixerState, ShortConv, advanced, initial_dt_bias
-from maclaurin.mixers.near import NearState, NearWindow
+from maclaurin.mixers.near_window import NearState, NearWindow
 from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.rotary import rotary as turn_by_position

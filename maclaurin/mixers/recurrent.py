@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from maclaurin.common.arguments import at_least, at_least_one, one_of
 from maclaurin.mixers.base import MixerState, ShortConv, initialise, start_of_parameters
 from maclaurin.mixers.registry import register
-from maclaurin.mixers.scanned import ScannedMixer
+from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.scan import linear_scan
 

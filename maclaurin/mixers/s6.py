@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from maclaurin.common.arguments import at_least_one
 from maclaurin.mixers.base import MixerState, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
-from maclaurin.mixers.scanned import ScannedMixer
+from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.selective import selective_scan
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maclaurin.ops.growing import append, without_first
 from maclaurin.ops.states import TokenState
+from maclaurin.ops.token_buffer import append, without_first
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from maclaurin.common.files import naming, read_json
 from maclaurin.training.compare import CONTENDERS
-from maclaurin.training.facts import Layers, layers, parameters, state_nbytes
+from maclaurin.training.model_size import Layers, layers, parameters, state_nbytes
+from maclaurin.training.provenance import load_provenance
 from maclaurin.training.recipe import Recipe
-from maclaurin.training.surroundings import load_surroundings
 
 Points = list[tuple[int, float]]  # step and loss
 
@@ -206,7 +206,7 @@ def _read(folder: Path) -> SavedRun:
         return SavedRun(folder, recipe, problem=str(error))
     try:
         with naming("versions.json"):
-            starts = load_surroundings(folder)
+            starts = load_provenance(folder)
     except ValueError as error:
         return SavedRun(folder, recipe, problem=str(error))
     return SavedRun(

@@ -20,7 +20,7 @@ from maclaurin.page.html import Cell, Chart, Code, Column, DataTable, Section
 from maclaurin.report.cost import MEASURED, forward_seconds, multiply_adds
 from maclaurin.report.headline import headline, lead
 from maclaurin.report.runs import Group, Points, SavedRun, grouped, tokens_per_step
-from maclaurin.training.facts import Layers, crossover, layers
+from maclaurin.training.model_size import Layers, crossover, layers
 from maclaurin.training.recipe import Recipe
 
 LENGTHS = tuple(2**n for n in range(8, 17))
@@ -311,14 +311,14 @@ def _recipes(groups: Sequence[Group]) -> str:
 
 def _versions(runs: Sequence[SavedRun]) -> str:
     """Of every start of every run, each once, with how many starts it was."""
-    texts = [_surroundings(start) for run in runs for start in run.starts]
+    texts = [_provenance(start) for run in runs for start in run.starts]
     lines = [f"{text} ({texts.count(text)} starts of runs)" for text in dict.fromkeys(texts)]
     lines += [f"{run.folder}: did not save its versions" for run in runs if not run.starts and not run.problem]
-    here = _surroundings({"versions": versions(), "devices": devices()})
+    here = _provenance({"versions": versions(), "devices": devices()})
     return "\n".join([*lines, f"{here} (this page)"])
 
 
-def _surroundings(start: dict[str, object]) -> str:
+def _provenance(start: dict[str, object]) -> str:
     found = []
     for key in ("versions", "devices"):
         table = start.get(key)

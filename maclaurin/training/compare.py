@@ -22,7 +22,7 @@ from maclaurin.common.arguments import one_of
 from maclaurin.common.files import read_json, write_json
 from maclaurin.processes.children import lifeline
 from maclaurin.training.checkpoints import checkpoints
-from maclaurin.training.facts import layers, matched_width, parameters, state_nbytes
+from maclaurin.training.model_size import layers, matched_width, parameters, state_nbytes
 from maclaurin.training.recipe import Recipe
 
 # threads that spin while they wait gain a tenth on an idle machine, and lose two thirds beside any other work

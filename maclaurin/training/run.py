@@ -21,8 +21,8 @@ from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.processes.lock import locked
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StochasticWindow, StopOnInterrupt
 from maclaurin.training.checkpoints import check_same_data, checkpoints, deliver, last_whole, step_of, writing
+from maclaurin.training.provenance import save_provenance
 from maclaurin.training.recipe import FREE_SIZES, Recipe
-from maclaurin.training.surroundings import save_surroundings
 from maclaurin.training.trainer import LanguageTrainer, arguments
 from maclaurin.training.windows import WindowSchedule
 
@@ -93,7 +93,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None) -> Re
     )
     tokenizer.save_pretrained(output)
     recipe.save(output)
-    save_surroundings(output, first_step=first_step)
+    save_provenance(output, first_step=first_step)
     if checkpoint is not None and first_step >= recipe.steps:
         # it died between its last checkpoint and the end: there is nothing left to train
         trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))

@@ -80,7 +80,7 @@ def test_a_few_steps_of_transfer_bring_it_near(minilm, tmp_path):
 
 def test_the_objectives_are_zero_for_the_source_itself(minilm):
     _, model, tokenizer = minilm
-    from maclaurin.convert.hosts import Shown
+    from maclaurin.convert.teacher_student import Shown
 
     same = linearise(model, ["softmax"] * 6)
     batch = batch_of(tokenizer, SENTENCES)

@@ -20,14 +20,14 @@ from maclaurin.cli import app
 from maclaurin.convert.command import parse, plan_of
 from maclaurin.convert.defaults import OWN
 from maclaurin.convert.fidelity import fidelity
-from maclaurin.convert.hosts import Shown, mixing_layers, new_parameters, student_of
-from maclaurin.convert.own import OPEN_FORGET
+from maclaurin.convert.maclaurin_student import OPEN_FORGET
 from maclaurin.convert.plan import Plan
 from maclaurin.convert.recover import with_low_rank
 from maclaurin.convert.run import convert
-from maclaurin.convert.show import command_of
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.stage import Stage, rate_factor
+from maclaurin.convert.tables import command_of
+from maclaurin.convert.teacher_student import Shown, mixing_layers, new_parameters, student_of
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.folder import open_model
 from maclaurin.models.generation import continue_text

@@ -11,8 +11,8 @@ from maclaurin.evals.cells import Problem, Row
 from maclaurin.evals.learn import Outcome, Score
 from maclaurin.evals.page import page
 from maclaurin.evals.runner import run, save
-from maclaurin.evals.show import distance_table, result_table
 from maclaurin.evals.summary import bootstrap, interval, summary
+from maclaurin.evals.tables import distance_table, result_table
 from tests.evals.helpers import TEST, TINY, experiment, outcome, printed
 
 

@@ -7,7 +7,7 @@ import torch
 
 import maclaurin
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.ops import growing, reference, softmax_attention
+from maclaurin.ops import reference, softmax_attention, token_buffer
 
 FORMS = ("parallel", "chunked", "recurrent", "auto")
 
@@ -21,8 +21,8 @@ def sequence(length, batch=1, channels=8, heads=2, seed=0):
 @pytest.mark.parametrize("grown_from", [0, 2**16], ids=["in one room", "copied"])
 def test_decoding_is_the_banded_mask(window, grown_from, monkeypatch):
     """Over the end of the room that the cache slides in, too."""
-    monkeypatch.setattr(growing, "COPIED_BELOW", grown_from)
-    monkeypatch.setattr(growing, "SPARE", 5)
+    monkeypatch.setattr(token_buffer, "COPIED_BELOW", grown_from)
+    monkeypatch.setattr(token_buffer, "SPARE", 5)
     q, k, v = sequence(60, batch=2)
     expected = reference.softmax_attention(q, k, v, window=window)
     state, outputs = None, []
@@ -38,7 +38,7 @@ def test_decoding_is_the_banded_mask(window, grown_from, monkeypatch):
 
 
 def test_two_continuations_of_one_cache_do_not_meet(monkeypatch):
-    monkeypatch.setattr(growing, "COPIED_BELOW", 0)
+    monkeypatch.setattr(token_buffer, "COPIED_BELOW", 0)
     q, k, v = sequence(30)
     _, state = softmax_attention(q, k, v, window=8)
     _, state = softmax_attention(q[:, :1], k[:, :1], v[:, :1], window=8, state=state)
@@ -134,7 +134,7 @@ def test_the_cache_and_a_step_are_the_same_after_1k_and_16k_tokens():
             states.append(state)
             times.append(sorted(taken)[100])
             held = sum(tensor.untyped_storage().nbytes() for tensor in state.tensors().values())
-            assert held <= state.nbytes + 2 * 2 * growing.SPARE * 64 * 4, (
+            assert held <= state.nbytes + 2 * 2 * token_buffer.SPARE * 64 * 4, (
                 "a step holds on to more than the room it slides in"
             )
     assert states[0].nbytes == states[1].nbytes == mixer.state_nbytes(16_300)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maclaurin import ops
-from maclaurin.ops import growing, native, power
-from maclaurin.ops.growing import append
+from maclaurin.ops import native, power, token_buffer
 from maclaurin.ops.native import library
+from maclaurin.ops.token_buffer import append
 from tests.ops.helpers import Sizes, assert_close, assert_same_state, attention_inputs
 from tests.ops.native_helpers import ISAS, assert_same_as_torch
 
@@ -80,7 +80,7 @@ def test_threads_change_nothing(threads, before):
 @pytest.mark.parametrize("growing_from", [0, 2**16], ids=["grown", "copied"])
 def test_steps_one_by_one_are_the_whole(growing_from, monkeypatch):
     """Through the first fold and several more, and no step changes the state that it was given."""
-    monkeypatch.setattr(growing, "COPIED_BELOW", growing_from)
+    monkeypatch.setattr(token_buffer, "COPIED_BELOW", growing_from)
     batch = attention_inputs("kv")(Sizes(B=2, T=120, G=2, R=2, K=8, V=8)).to(torch.float32)
     expected, _ = ops.power_attention(**batch.tokens, fold_at=50, fold_every=20, backend="torch")
     state, found = None, []
@@ -98,7 +98,7 @@ def test_steps_one_by_one_are_the_whole(growing_from, monkeypatch):
 
 
 def test_two_successors_of_one_state_do_not_meet(monkeypatch):
-    monkeypatch.setattr(growing, "COPIED_BELOW", 0)
+    monkeypatch.setattr(token_buffer, "COPIED_BELOW", 0)
     with torch.no_grad():
         kept, one, other = torch.zeros(2, 3, 1), torch.ones(2, 1, 1), torch.full((2, 1, 1), 2.0)
         grown = append(kept, one)
@@ -106,13 +106,13 @@ def test_two_successors_of_one_state_do_not_meet(monkeypatch):
         left, right = append(grown, one), append(grown, other)
         assert left[:, -1].eq(1).all() and right[:, -1].eq(2).all() and grown.shape[1] == 4
         chain = grown
-        for _ in range(growing.SPARE + 5):
+        for _ in range(token_buffer.SPARE + 5):
             chain = append(chain, other)
         assert torch.equal(chain[:, :4], grown) and chain[:, 4:].eq(2).all()
 
 
 def test_threads_that_go_on_from_one_state_do_not_meet(monkeypatch):
-    monkeypatch.setattr(growing, "COPIED_BELOW", 0)
+    monkeypatch.setattr(token_buffer, "COPIED_BELOW", 0)
     start = append(torch.zeros(1, 3, 4), torch.zeros(1, 1, 4))
     wrong = []
 
@@ -131,7 +131,7 @@ def test_threads_that_go_on_from_one_state_do_not_meet(monkeypatch):
 
 
 def test_what_autograd_kept_is_not_changed_by_a_later_step(monkeypatch):
-    monkeypatch.setattr(growing, "COPIED_BELOW", 0)
+    monkeypatch.setattr(token_buffer, "COPIED_BELOW", 0)
     with torch.no_grad():
         grown = append(torch.ones(1, 3, 4), torch.ones(1, 1, 4))
     weight = torch.ones(4, requires_grad=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from maclaurin.models import MaclaurinForCausalLM
-from maclaurin.training import Recipe, facts
+from maclaurin.training import Recipe, model_size
 from maclaurin.training.compare import CONTENDERS, plan, summary
 from maclaurin.training.flags import parse_compare
 
@@ -32,7 +32,7 @@ def test_parameters_and_states_are_those_of_the_model(name):
     assert run.parameters == sum(p.numel() for p in layers.parameters()) - norms
     with torch.no_grad():
         cache = model.eval()(torch.ones(1, 700, dtype=torch.long)).past_key_values
-    assert facts.state_nbytes(facts.layers(run.recipe), 700) == pytest.approx(cache.nbytes, rel=0.01)
+    assert model_size.state_nbytes(model_size.layers(run.recipe), 700) == pytest.approx(cache.nbytes, rel=0.01)
 
 
 def test_contenders_differ_in_nothing_but_the_mixer():

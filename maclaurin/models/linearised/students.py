@@ -36,7 +36,7 @@ from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.mixers.base import MixerState
 from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
 from maclaurin.mixers.luna import ChannelBank, LunaMap
-from maclaurin.mixers.near import NearWindow, beside_near
+from maclaurin.mixers.near_window import NearWindow, beside_near
 from maclaurin.ops import (
     bidirectional_linear,
     bidirectional_power,
@@ -208,7 +208,7 @@ class Softmax(Student):
 
 
 class Windowed(Student):
-    """Softmax over the last tokens beside a linear student that sees all (`mixers/near.py`)."""
+    """Softmax over the last tokens beside a linear student that sees all (`mixers/near_window.py`)."""
 
     def __init__(self, linear: Student, window: int) -> None:
         super().__init__(linear.shape, linear.num_features)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maclaurin.convert.own import convert_own
+from maclaurin.convert.maclaurin_student import convert_own
 from maclaurin.convert.plan import Plan
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.linearised.attention import HANDED_OVER

@@ -17,7 +17,7 @@ DEFAULT_DEVICES = (None,) * 9 + ("meta",)
 
 
 @contextmanager
-def surroundings(draw: Draw) -> Iterator[None]:
+def environment(draw: Draw) -> Iterator[None]:
     """Drawn anew for every call."""
     dtype = draw.one("default dtype", DEFAULT_DTYPES)
     isa = draw.one("isa", ISAS) if ISAS else None

@@ -11,14 +11,14 @@ from maclaurin.machine.inventory import devices, versions
 FILE = "versions.json"
 
 
-def save_surroundings(output: Path, *, first_step: int) -> None:
+def save_provenance(output: Path, *, first_step: int) -> None:
     """Adds this start to those before it, so that a run resumed under another PyTorch says so."""
-    starts = load_surroundings(output) if first_step else []
+    starts = load_provenance(output) if first_step else []
     starts.append({"first_step": first_step, "versions": versions(), "devices": devices()})
     write_json(output / FILE, starts)
 
 
-def load_surroundings(output: Path) -> list[dict[str, Any]]:
+def load_provenance(output: Path) -> list[dict[str, Any]]:
     """The starts of a run, oldest first; none where the file is missing or damaged: a run goes on without it."""
     try:
         starts = read_json(output / FILE, list)
