@@ -146,7 +146,7 @@ def digits(rows: dict[str, Row], *, steps: int, seed: int, images: int) -> list[
             mixer=mixer,
             mixer_options=dict(row.options.get(mixer, {})),
             num_labels=10,
-            init="thesis",
+            init="torch",
             initializer_range=0.5,
         )
         torch.manual_seed(seed)

@@ -49,7 +49,7 @@ class Attention(ProjectedMixer):
     value_norm: "position" divides v_t by t^σ(c), c a head (paper 1's cosine attention).
     window: softmax only, how many tokens a query sees, itself included; no parameter, may be changed at any time.
     near_window: of any other order, softmax over so many last tokens beside it (`near_window.py`).
-    skip: adds D⊙v. gate: multiplies by silu(x·W_z). init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    skip: adds D⊙v. gate: multiplies by silu(x·W_z). init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     fold_at, fold_every: when the state folds its tokens into its memory; by default where that makes it smaller.
     """
 
@@ -71,7 +71,7 @@ class Attention(ProjectedMixer):
         gate: bool = False,
         fold_at: int | None = None,
         fold_every: int = FOLD_EVERY,
-        init: str = "thesis",
+        init: str = "torch",
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from maclaurin.ops.fields import WHOLE, Axes
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import ConvState, State
 
-INITS = ("thesis", "llama")
+INITS = ("torch", "llama")
 
 
 @dataclass(frozen=True)
@@ -174,10 +175,18 @@ class ShortConv(nn.Conv1d):
         return (self.kernel_size[0] - 1) * self.in_channels
 
 
-def initialise(mixer: nn.Module, init: str) -> None:
-    """`thesis` leaves PyTorch's defaults, U(±1/√fan_in); `llama` draws linear weights from N(0, 0.02), biases zero."""
+def checked_init(init: str) -> str:
+    """The name of an initialisation. "torch" was called "thesis" before; files that say so keep loading."""
+    if init == "thesis":
+        warnings.warn("init='thesis' is called init='torch' now; 0.2 drops the old name", FutureWarning, stacklevel=2)
+        return "torch"
     one_of("init", init, INITS)
-    if init == "llama":
+    return init
+
+
+def initialise(mixer: nn.Module, init: str) -> None:
+    """`torch` leaves PyTorch's defaults, U(±1/√fan_in); `llama` draws linear weights from N(0, 0.02), biases zero."""
+    if checked_init(init) == "llama":
         for module in mixer.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)

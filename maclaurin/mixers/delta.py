@@ -52,7 +52,7 @@ class Delta(ProjectedMixer):
     order: of the features of q and k, 1 for themselves, 2 for their symmetric square.
     allow_negative_eigenvalues: β = 2σ(x·W_β), so that a token may turn round what the memory holds under its key.
     norm: "head" is an RMS norm of each head's output, "none"; norm_eps. gate: multiplies by silu(x·W_z) after it.
-    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Delta(ProjectedMixer):
         norm: str = "head",
         norm_eps: float = 1e-5,
         gate: bool = False,
-        init: str = "thesis",
+        init: str = "torch",
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)

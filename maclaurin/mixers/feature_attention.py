@@ -46,7 +46,7 @@ class FeatureAttention(ProjectedMixer):
 
     norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
     near_window: softmax over so many last tokens beside it (`near_window.py`).
-    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)), of all but the feature map, which has its own.
+    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)), of all but the feature map, which has its own.
 
     In Python, any map will do: `FeatureAttention(d_model, num_heads, lambda key_dim: T2RMap(key_dim, 100))`.
     """
@@ -61,7 +61,7 @@ class FeatureAttention(ProjectedMixer):
         *,
         norm: str = "sum",
         near_window: int | None = None,
-        init: str = "thesis",
+        init: str = "torch",
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)

@@ -42,7 +42,7 @@ class GatedSoftmax(ProjectedMixer):
     sum of exp(x·W_g) over the tokens so far, at least 1. detach_divisor: no gradient through it.
     in_gate: multiplies v by a sigmoid a head. out_gate: multiplies the output "before-norm" or "after-norm";
     out_gate_activation: "sigmoid", or "exp" for exp(−g). norm: of each head's output, "layer", "rms", "l2" or "scaled-l2".
-    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class GatedSoftmax(ProjectedMixer):
         out_gate: str = "after-norm",
         out_gate_activation: str = "sigmoid",
         norm: str = "layer",
-        init: str = "thesis",
+        init: str = "torch",
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)

@@ -36,7 +36,7 @@ class GLA(ProjectedMixer):
 
     decay_rank: of the map from a token to its decays. tau: divides the log decay, so α = sigmoid(…)^(1/tau).
     tie_decay_pairs: one decay for both channels of a rotary pair. norm_eps: of the norm of each head's output.
-    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
 
     bidirectional = True
@@ -51,7 +51,7 @@ class GLA(ProjectedMixer):
         tau: float = 16.0,
         tie_decay_pairs: bool = False,
         norm_eps: float = 1e-5,
-        init: str = "thesis",
+        init: str = "torch",
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)

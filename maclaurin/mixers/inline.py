@@ -77,7 +77,7 @@ class Inline(ProjectedMixer):
     feature_map: φ of q and k, "identity", "relu", "leaky-relu" or "exp", e^(0.2x). learn_scale: s is a parameter a head.
     local_residual: the filter R; local_width: how many taps it has, to each side of a square if there is a grid.
     grid: (rows, columns) of an image, row by row, where causal=False. class_tokens: how many tokens come before the grid.
-    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
 
     bidirectional = True
@@ -93,7 +93,7 @@ class Inline(ProjectedMixer):
         local_width: int = 3,
         grid: tuple[int, int] | None = None,
         class_tokens: int = 0,
-        init: str = "thesis",
+        init: str = "torch",
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)

@@ -44,7 +44,7 @@ class Mamba2(Mixer):
     skip_per_channel: D has an entry a channel, not a head.
     ssd: the core alone, without convolution, activation, gate and norm, on the input itself (so expand is 1).
     single_head: only one head of inner width / num_heads goes through the recurrence, the rest through a gated MLP path.
-    norm_eps: of the gated norm. init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    norm_eps: of the gated norm. init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Mamba2(Mixer):
         ssd: bool = False,
         single_head: bool = False,
         norm_eps: float = 1e-5,
-        init: str = "thesis",
+        init: str = "torch",
     ) -> None:
         super().__init__(d_model, num_heads)
         if ssd and (expand is not None or conv_width is not None or single_head):

@@ -43,7 +43,7 @@ class MetaLA(Mixer):
     aug: a token's own term, "off", "code" σ(s·v), "linear" s·v or "gate" σ(s)·v. tau: divides the log decay.
     own_key: a key matrix in place of k = 1 − α. head_dim: d_model / num_heads. key_dim: half of head_dim.
     conv_width, conv_bias: the causal short convolution over x; 0 for none. activation: "silu" on x after it, or "identity".
-    norm_eps: of the norm of each head's output. init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    norm_eps: of the norm of each head's output. init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
 
     bidirectional = True
@@ -62,7 +62,7 @@ class MetaLA(Mixer):
         conv_bias: bool = False,
         activation: str = "silu",
         norm_eps: float = 1e-5,
-        init: str = "thesis",
+        init: str = "torch",
         causal: bool = True,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)

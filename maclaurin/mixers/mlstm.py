@@ -63,7 +63,7 @@ class MLSTM(ProjectedMixer):
 
     input_gate: "exp", or "sigmoid" (mLSTMsig). gate_cap: c of the soft cap c·tanh(z/c) on both gates, None for none.
     norm: of each head's output, "layer" or "rms", with a weight a channel. norm_eps: its epsilon; eps: the cell's.
-    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)), of all but the gates.
+    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)), of all but the gates.
     """
 
     key_divisor = 2
@@ -78,7 +78,7 @@ class MLSTM(ProjectedMixer):
         norm: str = "layer",
         norm_eps: float = 1e-6,
         eps: float = 1e-6,
-        init: str = "thesis",
+        init: str = "torch",
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)

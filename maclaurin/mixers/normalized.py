@@ -47,7 +47,7 @@ class Normalized(ProjectedMixer):
     """Options beside those of every projected mixer:
 
     eta: "exp", "softplus", "sigmoid", or "softplus_offset" for exp(softplus(n + offset)). feature_map: "elu" (elu + 1).
-    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
 
     bidirectional = True
@@ -59,7 +59,7 @@ class Normalized(ProjectedMixer):
         *,
         eta: str = "exp",
         feature_map: str = "identity",
-        init: str = "thesis",
+        init: str = "torch",
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)

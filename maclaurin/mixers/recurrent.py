@@ -44,7 +44,7 @@ class QLSTM(ScannedMixer):
 
     forget: "sigmoid", or "reversed" for σ(-f)^p with one learnt power p. expand: inner width over d_model.
     conv_width, conv_bias: the causal short convolution before the gates; 0 for none.
-    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class QLSTM(ScannedMixer):
         expand: int = 2,
         conv_width: int = 4,
         conv_bias: bool = True,
-        init: str = "thesis",
+        init: str = "torch",
     ) -> None:
         super().__init__(d_model, num_heads)
         one_of("forget", forget, FORGETS)
@@ -98,7 +98,7 @@ class RGLRU(ScannedMixer):
     """Options. num_heads: the blocks of the gates' weights.
 
     width: channels of the recurrence, d_model unless given. conv_width, conv_bias: the causal short convolution; 0 for none.
-    gate: multiplies the output by gelu(x·W_g). init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)), of the linear
+    gate: multiplies the output by gelu(x·W_g). init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)), of the linear
     layers; the gates start as in Griffin with either.
     """
 
@@ -111,7 +111,7 @@ class RGLRU(ScannedMixer):
         conv_width: int = 4,
         conv_bias: bool = True,
         gate: bool = True,
-        init: str = "thesis",
+        init: str = "torch",
     ) -> None:
         super().__init__(d_model, num_heads)
         if width is not None:

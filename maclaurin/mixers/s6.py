@@ -34,11 +34,11 @@ class S6(ScannedMixer):
     """Options. Every channel is a head of its own: num_heads is accepted and changes nothing.
 
     d_state: numbers that each channel remembers. dt_rank: channels between x and dt, d_model / 16 rounded up unless given.
-    init: "thesis" (PyTorch's defaults) or "llama" (N(0, 0.02)); dt, A_log and D start as in Mamba with either.
+    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)); dt, A_log and D start as in Mamba with either.
     """
 
     def __init__(
-        self, d_model: int, num_heads: int, *, d_state: int = 16, dt_rank: int | None = None, init: str = "thesis"
+        self, d_model: int, num_heads: int, *, d_state: int = 16, dt_rank: int | None = None, init: str = "torch"
     ) -> None:
         super().__init__(d_model, num_heads)
         at_least_one("d_state", d_state)

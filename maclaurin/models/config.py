@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from maclaurin.common.arguments import one_of
-from maclaurin.mixers.base import INITS
+from maclaurin.mixers.base import checked_init
 from maclaurin.mixers.registry import mixer_entry
 from maclaurin.models import fields
 
@@ -24,7 +24,7 @@ class MaclaurinConfig(PretrainedConfig):
     mixer: one name for all layers, or a list with one a layer; a shorter list is a pattern that repeats, so that
     `["mlstm", "sliding-window"]` alternates in any even number of layers.
     mixer_options: options for every layer's mixer, or a dict of options by mixer name.
-    init: "thesis" (PyTorch's defaults in the layers, N(0, initializer_range) in the embeddings) or "llama" (everywhere).
+    init: "torch" (PyTorch's defaults in the layers, N(0, initializer_range) in the embeddings) or "llama" (everywhere).
     """
 
     model_type = "maclaurin"
@@ -41,7 +41,7 @@ class MaclaurinConfig(PretrainedConfig):
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-5
     initializer_range: float = 0.02
-    init: str = "thesis"
+    init: str = "torch"
     use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = 1
@@ -82,7 +82,7 @@ class MaclaurinConfig(PretrainedConfig):
             value = getattr(self, name)
             for one in value if name == "eos_token_id" and isinstance(value, list) else (value,):
                 fields.token_id(name, one)
-        one_of("init", self.init, INITS)
+        self.init = checked_init(self.init)
         fields.names("mixer", self.mixer)
         fields.options("mixer_options", self.mixer_options)
         embeddings, mlps = self.vocab_size, 3 * self.intermediate_size * self.num_hidden_layers

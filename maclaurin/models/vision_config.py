@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from maclaurin.common.arguments import one_of
-from maclaurin.mixers.base import INITS
+from maclaurin.mixers.base import checked_init
 from maclaurin.mixers.registry import mixer_entry
 from maclaurin.models import fields
 from maclaurin.models.config import named_options
@@ -64,7 +64,7 @@ class MaclaurinVisionConfig(PretrainedConfig):
     patch_norm: a LayerNorm behind each patch embedding. pooling: "class" (a token of the last stage) or "mean".
     mixer: one name for all stages, or a list with one a stage; any mixer that can see whole sequences.
     mixer_options: options for every mixer, or a dict of options by mixer name.
-    init: of the layers, "llama" (N(0, 0.02), biases zero) or "thesis" (PyTorch's defaults). Positions, class token and head
+    init: of the layers, "llama" (N(0, 0.02), biases zero) or "torch" (PyTorch's defaults). Positions, class token and head
     are drawn from N(0, initializer_range).
     """
 
@@ -121,7 +121,7 @@ class MaclaurinVisionConfig(PretrainedConfig):
         for name in ("layer_norm_eps", "initializer_range"):
             fields.real(name, getattr(self, name))
         fields.flag("patch_norm", self.patch_norm)
-        one_of("init", self.init, INITS)
+        self.init = checked_init(self.init)
         one_of("pooling", self.pooling, POOLINGS)
         fields.names("mixer", self.mixer)
         fields.options("mixer_options", self.mixer_options)

@@ -275,7 +275,7 @@ def test_eigenvalues_of_the_recurrences_lie_between_zero_and_one():
 
 def test_s6_starts_as_mamba_does():
     """dt log-uniform between 1e-3 and 0.1, never 0.69: the bias survives any initialisation of linear layers."""
-    for init in ("thesis", "llama"):
+    for init in ("torch", "llama"):
         mixer = maclaurin.build_mixer("s6", 512, 4, init=init)
         dt = F.softplus(mixer.dt_proj.bias)
         assert 0.9e-3 < dt.min() < 2e-3 and 0.05 < dt.max() < 0.101

@@ -27,7 +27,7 @@ def selective(**options):
         (("2mamba", 32, 4), {"window": 4}, "window needs softmax scores"),
         (("2mamba", 32, 4), {"learn_order_weights": True}, "learn_order_weights=True needs several orders"),
         (("2mamba", 32, 4), {"dt_bias": True}, "dt_bias=True needs a time step"),
-        (("2mamba", 32, 4), {"init": "zeros"}, "init must be one of 'thesis', 'llama'"),
+        (("2mamba", 32, 4), {"init": "zeros"}, "init must be one of 'torch', 'llama'"),
         (("mamba2", 32, 4), {"causal": False}, "mixer 'mamba2' is causal only"),
         (("2mamba-e", 32, 4), {"causal": False}, "causal=False needs softmax without decay and window"),
         (("2mamba", 0, 4), {}, "d_model must be at least 1"),

@@ -357,7 +357,7 @@ def test_cost_is_linear_in_the_length(monkeypatch, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_llama_initialisation_leaves_the_map_alone(name):
     maps = []
-    for init in ("thesis", "llama"):
+    for init in ("torch", "llama"):
         torch.manual_seed(0)
         maps.append(maclaurin.build_mixer(name, 64, 4, init=init).feature_map)
     spread = [torch.cat([value.flatten() for value in m.state_dict().values()]).std().item() for m in maps]

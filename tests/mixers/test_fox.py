@@ -52,7 +52,7 @@ def test_a_gate_that_forgets_nothing_is_softmax():
         assert (fox(x)[0] - softmax(x)[0]).abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize("init", ["thesis", "llama"])
+@pytest.mark.parametrize("init", ["torch", "llama"])
 def test_the_gate_starts_without_bias(init):
     assert (build("fox", torch.float32, init=init).decay_proj.bias == 0).all()
 

@@ -330,7 +330,7 @@ def test_state_survives_selection_and_the_disk(name, tmp_path):
 
 
 @every_mixer
-@pytest.mark.parametrize("init", ["thesis", "llama"])
+@pytest.mark.parametrize("init", ["torch", "llama"])
 def test_initialisation_is_seeded_and_as_described(name, init):
     first, second, other = (build(name, seed=seed, init=init, d_model=256) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))

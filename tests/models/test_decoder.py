@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import maclaurin
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, decoder
 from tests.models.test_generate import every_mixer, small
 
@@ -117,7 +118,7 @@ def test_heads_cannot_be_grouped_where_a_mixer_has_none():
         MaclaurinForCausalLM(config)
 
 
-@pytest.mark.parametrize("init", ["thesis", "llama"])
+@pytest.mark.parametrize("init", ["torch", "llama"])
 def test_initialisation_is_as_described(init):
     """Embedding and head N(0, 0.02); the layers U(±1/√fan_in), or N(0, 0.02) as well."""
     torch.manual_seed(0)
@@ -150,3 +151,15 @@ def test_a_language_model_does_not_see_the_future():
     config = MaclaurinConfig.of_size("tiny", mixer="linear", mixer_options={"causal": False})
     with pytest.raises(ValueError, match="must not hold causal=False"):
         MaclaurinForCausalLM(config)
+
+
+def test_the_old_name_of_an_initialisation_is_known_for_one_release():
+    with pytest.warns(FutureWarning, match="init='torch'"):
+        config = MaclaurinConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, init="thesis")
+    assert config.init == "torch"
+    torch.manual_seed(0)
+    with pytest.warns(FutureWarning, match="init='torch'"):
+        old = maclaurin.build_mixer("2mamba", 8, 2, init="thesis")
+    torch.manual_seed(0)
+    new = maclaurin.build_mixer("2mamba", 8, 2, init="torch")
+    assert all(torch.equal(a, b) for a, b in zip(old.parameters(), new.parameters(), strict=True))
