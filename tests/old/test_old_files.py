@@ -113,10 +113,9 @@ def test_an_old_conversion_goes_on_to_the_end_that_it_would_have_had(here, monke
     assert_same_weights(Path("begun"), HERE / "conversion" / "model")
 
 
-def test_a_report_shows_an_old_run(here, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["maclaurin", "report", "run", "--no-measure", "--output", "page.html"])
+def test_a_report_shows_an_old_run(here):
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        cli.main(["report", "run", "--no-measure", "--output", "page.html"])
     assert not ended.value.code
     page = (here / "page.html").read_text()
     assert "2mamba" in page and "108 of 120 steps" in page
