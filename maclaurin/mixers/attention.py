@@ -235,8 +235,6 @@ class Attention(ProjectedMixer):
         """
         if self.fold_at is not None:
             return self.fold_at
-        if self.order == 1:
-            return 1
         if not self._features_fit:
             return 2**62
         token = self.num_kv_heads * (self.key_dim + self.head_dim) * dtype.itemsize
@@ -248,9 +246,14 @@ class Attention(ProjectedMixer):
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> MixerState:
         device, dtype = self._placement(device, dtype)
-        kind = TokenState if self.kernel is None else PowerState
-        tokens = self._no_tokens(kind, self._state_heads, batch_size, device, dtype)
-        return self.state_before(self._with_near(tokens), batch_size, device, dtype)
+        attention: State
+        if self.order == 1:
+            columns = self.head_dim + (self.norm == "sum")
+            attention = self._no_memory(self.key_dim, columns, batch_size, device, dtype)
+        else:
+            kind = TokenState if self.kernel is None else PowerState
+            attention = self._no_tokens(kind, self._state_heads, batch_size, device, dtype)
+        return self.state_before(self._with_near(attention, batch_size, device, dtype), batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
@@ -258,8 +261,10 @@ class Attention(ProjectedMixer):
         fixed = self._carried_nbytes() + self._near_nbytes(length)
         if self.kernel is None:
             return fixed + token * (length if self.window is None else min(length, self.window - 1))
-        kept = waiting(length, self._fold_at(self._key_dtype(dtype)), 1 if self.order == 1 else self.fold_every)
         memory = self._memory_elements() * torch.promote_types(dtype, torch.float32).itemsize
+        if self.order == 1:
+            return fixed + memory
+        kept = waiting(length, self._fold_at(self._key_dtype(dtype)), self.fold_every)
         return fixed + token * kept + (kept < length) * memory
 
     def _key_dtype(self, dtype: torch.dtype) -> torch.dtype:

@@ -121,7 +121,6 @@ class Mixer(nn.Module, ABC):
             raise ValueError("state must be None: a mixer built with causal=False sees whole sequences only")
         checks.initial_state(state, MixerState)
         own = self._shapes()
-        checks.initial_state(state.attention, type(own.attention))
         if isinstance(state.kind, str) and state.kind != self.kind:
             raise ValueError(f"state must come from a mixer of the kind {self.kind!r}, got one of {state.kind!r:.80}")
         if (device := state.check(like=own).device) != x.device:

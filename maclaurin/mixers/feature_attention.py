@@ -31,11 +31,10 @@ from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap,
 from maclaurin.mixers.near_window import NearWindow, beside_near
 from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks
 from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.folding import MOST_FEATURES
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.states import PowerState, State
+from maclaurin.ops.states import State
 
 NORMS = ("sum", "output", "none")
 SEGMENT = 2048  # tokens whose features are made at a time
@@ -82,7 +81,7 @@ class FeatureAttention(ProjectedMixer):
         if self.causal:
 
             def attend(state: State | None) -> tuple[Tensor, State | None]:
-                return self._attend(p, checks.initial_state(state, PowerState), form, lengths, return_state)
+                return self._attend(p, state, form, lengths, return_state)
 
             kept = None if state is None else state.attention
             call: dict[str, Any] = {"form": form, "lengths": lengths, "return_state": return_state}
@@ -140,19 +139,15 @@ class FeatureAttention(ProjectedMixer):
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> MixerState:
         device, dtype = self._placement(device, dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        heads = (batch_size, 0, self.num_kv_heads)
-        keys = torch.zeros(*heads, self.feature_map.num_features, device=device, dtype=wide)
-        values = torch.zeros(*heads, self.head_dim, device=device, dtype=dtype)
-        decay = None if self.decay == "none" else torch.zeros(heads, device=device, dtype=wide)
-        tokens = self._with_near(PowerState(keys, values, decay))
-        return self.state_before(tokens, batch_size, device, dtype)
+        columns = self.head_dim + (self.norm == "sum")
+        attention = self._no_memory(self.feature_map.num_features, columns, batch_size, device, dtype)
+        return self.state_before(self._with_near(attention, batch_size, device, dtype), batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         memory = self.num_kv_heads * self.feature_map.num_features * (self.head_dim + (self.norm == "sum"))
         wide = torch.promote_types(dtype, torch.float32).itemsize
-        return self._carried_nbytes() + self._near_nbytes(length) + (length > 0) * memory * wide
+        return self._carried_nbytes() + self._near_nbytes(length) + memory * wide
 
 
 def sized(feature_map: Callable[..., FeatureMap], num_features: int | None) -> Callable[[int], FeatureMap]:

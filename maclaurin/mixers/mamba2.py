@@ -33,7 +33,7 @@ from maclaurin.mixers.base import Mixer, MixerState, RMSNorm, ShortConv, initial
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.states import PowerState
+from maclaurin.ops.states import LinearState
 
 
 class Mamba2(Mixer):
@@ -136,18 +136,16 @@ class Mamba2(Mixer):
     ) -> MixerState:
         device, dtype = self._placement(device, dtype)
         wide = torch.promote_types(dtype, torch.float32)
-        keys = torch.zeros(batch_size, 0, self.ssm_heads, self.d_state, device=device, dtype=dtype)
-        values = torch.zeros(batch_size, 0, self.ssm_heads, self.head_dim, device=device, dtype=dtype)
-        decay = torch.zeros(keys.shape[:3], device=device, dtype=wide)
+        memory = torch.zeros(batch_size, self.ssm_heads, self.d_state, self.head_dim, device=device, dtype=wide)
         conv = None if self.conv1d is None else self.conv1d.init_state(batch_size, device, dtype)
-        return MixerState(PowerState(keys, values, decay), conv, kind=self.kind)
+        return MixerState(LinearState(memory), conv, kind=self.kind)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         memory = math.prod((self.ssm_heads, self.d_state, self.head_dim))
         wide = torch.promote_types(dtype, torch.float32).itemsize
         carried = 0 if self.conv1d is None else self.conv1d.state_size
-        return carried * dtype.itemsize + (length > 0) * memory * wide
+        return carried * dtype.itemsize + memory * wide
 
 
 CITATION = "Dao, Gu: Transformers are SSMs, 2024"

@@ -36,7 +36,7 @@ from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.states import PowerState, State
+from maclaurin.ops.states import State
 
 ETAS = ("exp", "softplus", "sigmoid", "softplus_offset")
 FEATURE_MAPS = ("identity", "elu")
@@ -117,13 +117,13 @@ class Normalized(ProjectedMixer):
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> MixerState:
         device, dtype = self._placement(device, dtype)
-        tokens = self._no_tokens(PowerState, self.num_kv_heads, batch_size, device, dtype)
-        return self.state_before(tokens, batch_size, device, dtype)
+        attention = self._no_memory(self.key_dim, self.head_dim, batch_size, device, dtype)
+        return self.state_before(attention, batch_size, device, dtype)
 
     def state_nbytes(self, length: int) -> int:
         dtype = next(self.parameters()).dtype
         memory = self.num_kv_heads * self.key_dim * self.head_dim * torch.promote_types(dtype, torch.float32).itemsize
-        return self._carried_nbytes() + (length > 0) * memory
+        return self._carried_nbytes() + memory
 
 
 register(

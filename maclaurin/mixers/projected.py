@@ -22,7 +22,7 @@ from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, Se
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.rotary import rotary as turn_by_position
 from maclaurin.ops.rotary import rotate
-from maclaurin.ops.states import ConvState, State, TokenState
+from maclaurin.ops.states import ConvState, LinearState, State, TokenState
 
 ROTARIES = ("none", "rope", "selective")
 DECAYS = ("none", "softplus", "forget", "mamba")
@@ -240,12 +240,22 @@ class ProjectedMixer(Mixer):
         """Of kept keys, where inputs have `dtype`."""
         return dtype
 
-    def _with_near(self, tokens: TokenState) -> State:
+    def _no_memory(
+        self, features: int, columns: int, batch_size: int, device: torch.device | str, dtype: torch.dtype
+    ) -> LinearState:
+        """The state of first-order attention before the first token."""
+        wide = torch.promote_types(dtype, torch.float32)
+        return LinearState(torch.zeros(batch_size, self.num_kv_heads, features, columns, device=device, dtype=wide))
+
+    def _with_near(self, far: State, batch_size: int, device: torch.device | str, dtype: torch.dtype) -> State:
         """The attention's state before the first token, beside that of a window where there is one."""
         if self.near is None:
-            return tokens
-        keys, values = tokens.values.new_zeros(*tokens.values.shape[:2], self.num_kv_heads, self.key_dim), tokens.values
-        return NearState(tokens, TokenState(keys, values[:, :, : self.num_kv_heads]))
+            return far
+        keys, values = (
+            torch.zeros(batch_size, 0, self.num_kv_heads, channels, device=device, dtype=dtype)
+            for channels in (self.key_dim, self.head_dim)
+        )
+        return NearState(far, TokenState(keys, values))
 
     def _near_nbytes(self, length: int) -> int:
         token = self.num_kv_heads * (self.key_dim + self.head_dim) * next(self.parameters()).dtype.itemsize

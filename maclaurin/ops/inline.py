@@ -27,7 +27,7 @@ from maclaurin.ops.arithmetic import default_scale, repeat_heads, running_sum, w
 from maclaurin.ops.fields import WHOLE, Axes
 from maclaurin.ops.linear import CHUNK, linear_attention
 from maclaurin.ops.ragged import Inputs, over_documents
-from maclaurin.ops.states import PowerState, State
+from maclaurin.ops.states import LinearState, State
 from maclaurin.ops.tokens import without_padding
 
 
@@ -88,7 +88,7 @@ def inline_attention(
             v_BTGV,
             scale=1.0,
             normalize=False,
-            state=None if state is None else _first_order(state.memory.to(dtype)),
+            state=None if state is None else LinearState(state.memory.to(dtype)),
             return_state=return_state,
             form=form,
             backend=backend,
@@ -97,7 +97,6 @@ def inline_attention(
         )
         if inner is None:
             return y.to(q.dtype), None
-        assert isinstance(inner, PowerState) and inner.memory is not None
         end = count_BT[:, 0] - 1 + (q_BTHK.shape[1] if lengths is None else lengths)
         return y.to(q.dtype), InlineState(inner.memory, z_BTGK[:, -1].clone(), end)
 
@@ -147,9 +146,3 @@ def counts(before: Tensor | None, x: Tensor) -> Tensor:
     B, T = x.shape[:2]
     own = torch.arange(1, T + 1, dtype=torch.long, device=x.device)
     return own.expand(B, T) if before is None else before[:, None] + own
-
-
-def _first_order(memory: Tensor) -> PowerState:
-    """The state of first-order attention that has folded every token into this memory."""
-    B, G, K, V = memory.shape
-    return PowerState(memory.new_zeros(B, 0, G, K), memory.new_zeros(B, 0, G, V), memory=memory)

@@ -1,7 +1,7 @@
-"""First-order attention: no decay, one decay a head, or one decay a key channel.
+"""First-order attention: no decay, one decay per head, or one decay per key channel.
 
-Without decay or with one a head it is `power_attention` of order 1, whose memory is so small that every token is folded
-at once. A decay a channel does not factor into one number a pair, so it has a chunk of its own here.
+The state is one matrix per head, S_t = diag(α_t) S_{t-1} + k_t v_tᵀ, whatever the decay. A decay per head is one number per
+pair, so chunks are those of `power_chunked.py` of order 1. A decay per channel does not factor so: its chunks are here.
 
 Inside such a chunk, w_ij = Σ_c q_ic k_jc exp(L_ic - L_jc). Splitting the exponential as exp(L_i)·exp(-L_j) would overflow,
 so the chunk is halved: queries of the second half meet keys of the first through the sum at the middle, where both
@@ -14,6 +14,7 @@ The native kernels take a block of tokens at a time in every form; `form` and `c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.causality import causal
-from maclaurin.ops.power import power_attention
+from maclaurin.ops.features import Kernel
+from maclaurin.ops.power_chunked import Plan, chunked
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import LinearState, PowerState, State
 
@@ -48,10 +50,10 @@ def linear_attention(
     cu_seqlens: Tensor | Sequence[int] | None = None,
     lengths: Tensor | None = None,
     chunk_size: int = CHUNK,
-) -> tuple[Tensor, State | None]:
+) -> tuple[Tensor, LinearState | None]:
     """Causal attention with the weights scale · Σ_c q_tc k_sc exp(a_{s+1,c} + … + a_tc), divided by their sum.
 
-    q (B,T,H,K), k (B,T,G,K), v (B,T,G,V); log_decay (B,T,G or H), or (B,T,G or H,K) for a decay a channel, <= 0. Feature
+    q (B,T,H,K), k (B,T,G,K), v (B,T,G,V); log_decay (B,T,G or H), or (B,T,G or H,K) for a decay per channel, <= 0. Feature
     maps are applied to q and k before the call. Other arguments as in `power_attention`.
     """
     checks.heads(q, k, v)
@@ -61,50 +63,22 @@ def linear_attention(
     at_least_one("chunk_size", chunk_size)
     if form == "auto":
         form = "parallel" if q.shape[1] <= PARALLEL_UP_TO else "chunked"
-    if log_decay is None or log_decay.dim() == 3:
-        return power_attention(
-            q,
-            k,
-            v,
-            log_decay,
-            order=1,
-            scale=scale,
-            normalize=normalize,
-            state=checks.initial_state(state, PowerState),
-            return_state=return_state,
-            form=form,
-            backend=backend,
-            attention_mask=attention_mask,
-            cu_seqlens=cu_seqlens,
-            lengths=lengths,
-            chunk_size=chunk_size,
-            fold_at=1,
-            fold_every=1,
-        )
-    initial = checks.sound_state(state, LinearState, q)
-    if log_decay.shape[2] != k.shape[2]:
+    if log_decay is not None and log_decay.shape[2] != k.shape[2]:
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
+    scale = default_scale(scale, q)
+    initial = checks.sound_state(first_order(state, scale), LinearState, q)
     memory_shape = (k.shape[2], k.shape[3], v.shape[3] + normalize)
     if initial is not None and initial.memory.shape[1:] != memory_shape:
         raise ValueError(
-            f"state must hold a memory of {memory_shape} (heads, key channels, value channels) a row, "
+            f"state must hold a memory of {memory_shape} (heads, key channels, value channels) per sequence, "
             f"got {tuple(initial.memory.shape[1:])}"
         )
-    size = {"parallel": q.shape[1], "chunked": chunk_size, "recurrent": 1}[form]
     refusal = native.refusal(q, torch.promote_types(q.dtype, torch.float32))
     if backend == "native" and refusal is not None:
         raise ValueError(f"backend='native' needs {refusal}")
-    run = _per_channel if backend == "torch" or refusal is not None else _per_channel_natively
-
-    def dense(
-        inputs: Inputs, state: LinearState | None, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, LinearState | None]:
-        # lengths make no difference: padding has the key 0 and the log decay 0, so it adds nothing and changes nothing
-        y, new_state = run(inputs, state, default_scale(scale, q), normalize, size)
-        return y, new_state if return_state else None
-
+    engine = _Engine(scale, normalize, form, chunk_size, backend == "torch" or refusal is not None)
     return over_documents(
-        causal(dense, form=form, return_state=return_state),
+        causal(engine.run, form=form, return_state=return_state),
         (q, k, v, log_decay),
         initial,
         attention_mask=attention_mask,
@@ -113,46 +87,135 @@ def linear_attention(
     )
 
 
-@without_autocast
-def _per_channel(
-    inputs: Inputs, state: LinearState | None, scale: float, normalize: bool, chunk_size: int
-) -> tuple[Tensor, LinearState]:
-    q, k, v, log_decay = inputs
-    assert q is not None and k is not None and v is not None and log_decay is not None
-    B, T, H, K = q.shape
-    G = k.shape[2]
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    values = v.to(dtype)
-    if normalize:
-        values = torch.cat([values, values.new_ones(*values.shape[:-1], 1)], dim=-1)
-    q_NRTK = q.to(dtype).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1) * scale
-    k_NTK, v_NTW, a_NTK = (x.transpose(1, 2).flatten(0, 1) for x in (k.to(dtype), values, log_decay.to(dtype)))
-    W = v_NTW.shape[-1]
-    memory_NKW = v_NTW.new_zeros(B * G, K, W) if state is None else state.memory.to(dtype).flatten(0, 1)
+def first_order(state: State | None, scale: float) -> State | None:
+    """As a LinearState what files of 0.1 hold for a decay per head: a PowerState without tokens, its keys scaled."""
+    if type(state) is not PowerState or state.slots > 0:
+        return state
+    return None if state.memory is None else LinearState(state.memory / scale)
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """One call's options. Lengths make no difference: padding has the key 0 and the log decay 0, so it changes nothing."""
+
+    scale: float
+    normalize: bool
+    form: str
+    chunk_size: int
+    in_torch: bool
+
+    @without_autocast
+    def run(
+        self, inputs: Inputs, state: LinearState | None, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, LinearState | None]:
+        q, k, v, log_decay = inputs
+        assert q is not None and k is not None and v is not None
+        memory = None if state is None else state.memory
+        y, memory = (self._in_torch if self.in_torch else self._natively)(q, k, v, log_decay, memory, return_state)
+        return y.to(q.dtype), None if memory is None else LinearState(memory)
+
+    @property
+    def _size(self) -> int | None:
+        """Tokens that are taken at once; None for all."""
+        return {"parallel": None, "chunked": self.chunk_size, "recurrent": 1}[self.form]
+
+    def _natively(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, memory: Tensor | None, keep: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        tensors = (None if x is None else x.float() for x in (q, k, v, log_decay, memory))
+        y, _, new_memory = native.call("linear", *tensors, self.scale, 1.0, self.normalize, self._size or q.shape[1], keep)
+        return y, new_memory if keep else None
+
+    def _in_torch(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, memory: Tensor | None, keep: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        B, _, H, _ = q.shape
+        G = k.shape[2]
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        values = v.to(dtype)
+        if self.normalize:
+            values = torch.cat([values, values.new_ones(*values.shape[:-1], 1)], dim=-1)
+        q_NRTK = q.to(dtype).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1) * self.scale
+        k_NTK, v_NTW = (x.transpose(1, 2).flatten(0, 1) for x in (k.to(dtype), values))
+        a_NT = None if log_decay is None else log_decay.to(dtype).transpose(1, 2).flatten(0, 1)
+        memory_NKW = None if memory is None else memory.to(dtype).flatten(0, 1)
+        run = _per_channel if a_NT is not None and a_NT.dim() == 3 else _per_head
+        y_NRTW, memory_NKW = run(q_NRTK, k_NTK, v_NTW, a_NT, memory_NKW, self._size, keep)
+        y = y_NRTW.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+        if self.normalize:
+            y = safe_divide(y[..., :-1], y[..., -1:])
+        return y, None if memory_NKW is None else memory_NKW.unflatten(0, (B, G))
+
+
+# --- no decay, or one per head
+
+
+def _per_head(
+    q_NRTK: Tensor,
+    k_NTK: Tensor,
+    v_NTW: Tensor,
+    a_NT: Tensor | None,
+    memory_NKW: Tensor | None,
+    size: int | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor | None]:
+    T = k_NTK.shape[1]
+    if size is not None and size > 1:
+        return chunked(q_NRTK, k_NTK, v_NTW, a_NT, memory_NKW, None, Plan(Kernel.of(1), size, T if keep else 0))
     outputs = []
-    for start in range(0, T, chunk_size):
-        now = slice(start, start + chunk_size)
+    for now in (slice(start, start + (size or T)) for start in range(0, T, size or T)):
+        a_NC = None if a_NT is None else a_NT[:, now]
+        y, memory_NKW = _pairs(q_NRTK[:, :, now], k_NTK[:, now], v_NTW[:, now], a_NC, memory_NKW)
+        outputs.append(y)
+    return torch.cat(outputs, dim=2), memory_NKW if keep else None
+
+
+def _pairs(
+    q_NRCK: Tensor, k_NCK: Tensor, v_NCW: Tensor, a_NC: Tensor | None, memory_NKW: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """All pairs as a matrix, what the state says, and the state behind the last token."""
+    dtype = q_NRCK.dtype
+    weight_NRCC = torch.einsum("nrck,njk->nrcj", q_NRCK, k_NCK)
+    if a_NC is None:
+        y_NRCW = torch.einsum("nrcj,njw->nrcw", weight_NRCC.tril(), v_NCW)
+        if memory_NKW is None:
+            return y_NRCW, k_NCK.transpose(1, 2) @ v_NCW
+        return y_NRCW + q_NRCK @ memory_NKW[:, None], torch.baddbmm(memory_NKW, k_NCK.transpose(1, 2), v_NCW)
+    sums_NC = decay.cumulative(a_NC, 1)
+    y_NRCW = torch.einsum("nrcj,njw->nrcw", weight_NRCC * decay.between(sums_NC, sums_NC, dtype)[:, None], v_NCW)
+    left_NCK = k_NCK * decay.factor(sums_NC[:, -1:] - sums_NC, dtype)[..., None]
+    added_NKW = left_NCK.transpose(1, 2) @ v_NCW
+    if memory_NKW is None:
+        return y_NRCW, added_NKW
+    read_NRCW = q_NRCK @ memory_NKW[:, None] * decay.factor(sums_NC, dtype)[:, None, :, None]
+    return y_NRCW + read_NRCW, memory_NKW * decay.factor(sums_NC[:, -1:, None], dtype) + added_NKW
+
+
+# --- one decay per channel
+
+
+def _per_channel(
+    q_NRTK: Tensor,
+    k_NTK: Tensor,
+    v_NTW: Tensor,
+    a_NTK: Tensor | None,
+    memory_NKW: Tensor | None,
+    size: int | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor | None]:
+    assert a_NTK is not None
+    N, T, K = k_NTK.shape
+    if memory_NKW is None:
+        memory_NKW = v_NTW.new_zeros(N, K, v_NTW.shape[2])
+    outputs = []
+    for now in (slice(start, start + (size or T)) for start in range(0, T, size or T)):
         pieces = (q_NRTK[:, :, now], k_NTK[:, now], v_NTW[:, now], a_NTK[:, now], memory_NKW)
         if torch.is_grad_enabled():
             y, memory_NKW = checkpoint(_chunk, *pieces, use_reentrant=False)
         else:
             y, memory_NKW = _chunk(*pieces)
         outputs.append(y)
-    y = torch.cat(outputs, dim=2).unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
-    if normalize:
-        y = safe_divide(y[..., :-1], y[..., -1:])
-    return y.to(q.dtype), LinearState(memory_NKW.unflatten(0, (B, G)))
-
-
-@without_autocast
-def _per_channel_natively(
-    inputs: Inputs, state: LinearState | None, scale: float, normalize: bool, chunk_size: int
-) -> tuple[Tensor, LinearState]:
-    tensors = (None if x is None else x.float() for x in inputs)
-    memory = None if state is None else state.memory.float()
-    y, _, new_memory = native.call("linear", *tensors, memory, scale, 1.0, normalize, chunk_size, True)
-    assert inputs[0] is not None
-    return y.to(inputs[0].dtype), LinearState(new_memory)
+    return torch.cat(outputs, dim=2), memory_NKW if keep else None
 
 
 def _chunk(q_NRCK: Tensor, k_NCK: Tensor, v_NCW: Tensor, a_NCK: Tensor, memory_NKW: Tensor) -> tuple[Tensor, Tensor]:

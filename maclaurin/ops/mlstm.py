@@ -35,7 +35,7 @@ from maclaurin.ops import checks, decay
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.linear import CHUNK, linear_attention
 from maclaurin.ops.ragged import Inputs, over_documents
-from maclaurin.ops.states import MLSTMState, PowerState
+from maclaurin.ops.states import LinearState, MLSTMState
 from maclaurin.ops.tokens import without_padding
 
 INPUT_GATES = ("exp", "sigmoid")
@@ -96,7 +96,7 @@ def mlstm(
         if normalize:
             values = torch.cat([values, values.new_ones(*values.shape[:-1], 1)], dim=-1)
         keys = k.to(dtype) * gain.to(dtype)[..., None]
-        before = None if state is None else PowerState(keys[:, :0], values[:, :0], memory=state.memory)
+        before = None if state is None else LinearState(state.memory)
         y, after = linear_attention(
             q.to(dtype) * default_scale(scale, q),
             keys,
@@ -114,7 +114,6 @@ def mlstm(
             y = _divided(y, m, eps)
         if after is None:
             return y.to(q.dtype), None
-        assert isinstance(after, PowerState) and after.memory is not None
         memory = after.memory
         if m is None:
             return y.to(q.dtype), MLSTMState(memory)

@@ -183,34 +183,24 @@ class _Engine:
         """Whether the C++ kernels run. A few tokens at a time, but more than one, are read from a memory in torch."""
         if self.backend == "torch":
             return False
-        refusal = self._order_refusal(tokens) or native.refusal(q, dtype)
+        refusal = None if self._squared else f"order=2 without order_weights, not {self.kernel}"
+        refusal = refusal or native.refusal(q, dtype)
         if self.backend == "native":
             if refusal is not None:
                 raise ValueError(f"backend='native' needs {refusal}")
             return True
-        if refusal is not None or self._first_order or q.shape[1] == 1:
+        if refusal is not None or q.shape[1] == 1:
             return refusal is None
         return not has_memory or q.shape[1] >= NATIVE_FROM
 
     @property
-    def _first_order(self) -> bool:
-        return self.kernel.orders == (1,) and self.kernel.coefficients == (1.0,)
-
-    def _order_refusal(self, tokens: Tokens) -> str | None:
-        if self.weights is not None or not (self.kernel.squared or self._first_order):
-            return f"order=2 without order_weights, or order=1, not {self.kernel}"
-        if self._first_order and not (tokens.slots == tokens.new and self.fold_every == self.fold_at == 1):
-            return "order=1 to fold every token at once (fold_at=1, fold_every=1)"
-        return None
+    def _squared(self) -> bool:
+        return self.weights is None and self.kernel.squared
 
     def _natively(self, q: Tensor, tokens: Tokens, memory: Tensor | None, folded: int) -> tuple[Tensor, Tensor | None]:
         """Padding needs no mask: the score of a key of zeros is zero."""
         q, k, v = (x.float() for x in (q, tokens.keys, tokens.values))
         memory = None if memory is None else memory.float()
-        if self._first_order:
-            flags = (1.0, self.scale, self.normalize, self.chunk_size, folded > 0)
-            y, _, new_memory = native.call("linear", q, k, v, tokens.log_decay, memory, *flags)
-            return y, new_memory if folded else memory
         options = (self.scale, self.normalize, self.chunk_size, folded)
         if memory is not None or self._through_memory(q, "native"):
             inputs = (q, k, v, tokens.log_decay, memory)

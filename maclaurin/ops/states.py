@@ -118,9 +118,10 @@ class State:
             why = "" if given is None else "state must have been made with the same heads and channels: "
             raise ValueError(f"{why}{name} must be {field.expected(sizes)}, got {value.dtype} of {tuple(value.shape)}")
         if isinstance(value, State):
-            if given is not None and type(value) is not type(given):
+            of_first_order = isinstance(given, LinearState) and type(value) is PowerState  # in files of 0.1
+            if given is not None and type(value) is not type(given) and not of_first_order:
                 raise TypeError(f"{name} must be a {type(given).__name__}, got {type(value).__name__}")
-            value._check(name, given if isinstance(given, State) else None, common)
+            value._check(name, given if isinstance(given, State) and not of_first_order else None, common)
             if common.rows is not None:
                 sizes[ROWS] = common.rows
 
@@ -238,7 +239,7 @@ class ConvState(State):
 
 @dataclass(frozen=True)
 class LinearState(State):
-    """The memory of first-order attention with per-channel decay. W = V, or V+1 where the last column sums the keys."""
+    """The state of first-order attention, Σ k vᵀ behind its decays. W = V, or V+1 where the last column sums the keys."""
 
     memory: Annotated[Tensor, Axes("B G K W")]
 

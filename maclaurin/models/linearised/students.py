@@ -48,7 +48,7 @@ from maclaurin.ops import (
 )
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.ragged import Inputs, over_documents
-from maclaurin.ops.states import PowerState, State, TokenState
+from maclaurin.ops.states import State
 
 OPEN_DECAY = -7.0  # softplus of it is 0.001
 LUNA_CHANNELS = 8
@@ -78,10 +78,9 @@ class Asked:
     return_state: bool
     window: int | None
 
-    def causal(self, kind: type[State]) -> dict[str, Any]:
-        """What every causal op takes beside queries, keys and values. kind: of the state."""
-        state = checks.initial_state(self.state, kind)
-        return {"state": state, "return_state": self.return_state, "lengths": self.lengths}
+    def causal(self) -> dict[str, Any]:
+        """What every causal op takes beside queries, keys and values."""
+        return {"state": self.state, "return_state": self.return_state, "lengths": self.lengths}
 
 
 class Student(nn.Module, ABC):
@@ -160,7 +159,7 @@ class FeatureStudent(Student):
         q = self.feature_map.of_queries(self.q_map(asked.q), asked.lengths)
         k = self.feature_map(self.k_map(asked.k), asked.lengths)
         if self.shape.causal:
-            y, new = linear_attention(q, k, asked.v, self.log_decay(asked.x), scale=1.0, **asked.causal(PowerState))
+            y, new = linear_attention(q, k, asked.v, self.log_decay(asked.x), scale=1.0, **asked.causal())
         else:
             y, new = bidirectional_linear(q, k, asked.v, scale=1.0, lengths=asked.lengths), None
         return y.to(asked.x.dtype), new
@@ -184,7 +183,7 @@ class SecondOrder(Student):
         q, k, log_decay = self.q_map(asked.q), self.k_map(asked.k), self.log_decay(asked.x)
         kernel: dict[str, Any] = {"order": self.order, "scale": 1.0}
         if self.shape.causal:
-            return power_attention(q, k, asked.v, log_decay, **kernel, **asked.causal(PowerState))
+            return power_attention(q, k, asked.v, log_decay, **kernel, **asked.causal())
         return bidirectional_power(q, k, asked.v, log_decay, **kernel, lengths=asked.lengths), None
 
 
@@ -204,7 +203,7 @@ class Softmax(Student):
         if not self.shape.causal:
             return bidirectional_softmax(q, k, v, lengths=asked.lengths), None
         window = min((size for size in (self.window, asked.window) if size is not None), default=None)
-        return softmax_attention(q, k, v, window=window, **asked.causal(TokenState))
+        return softmax_attention(q, k, v, window=window, **asked.causal())
 
 
 class Windowed(Student):
