@@ -70,8 +70,8 @@ def linear_attention(
     memory_shape = (k.shape[2], k.shape[3], v.shape[3] + normalize)
     if initial is not None and initial.memory.shape[1:] != memory_shape:
         raise ValueError(
-            f"state must hold a memory of {memory_shape} (heads, key channels, value channels) per sequence, "
-            f"got {tuple(initial.memory.shape[1:])}"
+            f"state must have been made with the same heads and channels: it holds {tuple(initial.memory.shape[1:])} "
+            f"(heads, key channels, value channels), the new ones need {memory_shape}"
         )
     refusal = native.refusal(q, torch.promote_types(q.dtype, torch.float32))
     if backend == "native" and refusal is not None:
@@ -88,7 +88,7 @@ def linear_attention(
 
 
 def first_order(state: State | None, scale: float) -> State | None:
-    """As a LinearState what files of 0.1 hold for a decay per head: a PowerState without tokens, its keys scaled."""
+    """As a LinearState what older files hold for a decay per head: a PowerState without tokens, its keys scaled."""
     if type(state) is not PowerState or state.slots > 0:
         return state
     return None if state.memory is None else LinearState(state.memory / scale)

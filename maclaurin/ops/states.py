@@ -118,7 +118,7 @@ class State:
             why = "" if given is None else "state must have been made with the same heads and channels: "
             raise ValueError(f"{why}{name} must be {field.expected(sizes)}, got {value.dtype} of {tuple(value.shape)}")
         if isinstance(value, State):
-            of_first_order = isinstance(given, LinearState) and type(value) is PowerState  # in files of 0.1
+            of_first_order = isinstance(given, LinearState) and type(value) is PowerState  # in older files
             if given is not None and type(value) is not type(given) and not of_first_order:
                 raise TypeError(f"{name} must be a {type(given).__name__}, got {type(value).__name__}")
             value._check(name, given if isinstance(given, State) and not of_first_order else None, common)

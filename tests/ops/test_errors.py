@@ -184,19 +184,16 @@ def test_states_are_checked(attention):
     refused(attention, ValueError, "state must hold one row for each of the 1", **qkv(B=1), state=state, cu_seqlens=[0, 5])
 
 
-def test_states_of_other_mechanisms_are_refused():
-    decay = torch.zeros(2, 5, 2, 3)
-    _, channel_state = ops.linear_attention(**qkv(), log_decay=decay)
-    refused(
-        ops.linear_attention, TypeError, "state must be a PowerState or None, got LinearState", **qkv(), state=channel_state
-    )
-    _, state = ops.linear_attention(**qkv())
+@pytest.mark.parametrize("decay", [None, torch.zeros(2, 5, 2), torch.zeros(2, 5, 2, 3)], ids=["none", "head", "channel"])
+def test_states_of_first_order_are_of_one_class_whatever_the_decay(decay):
+    _, state = ops.linear_attention(**qkv(), log_decay=decay)
+    assert type(state) is ops.LinearState
+    _, squared = ops.power_attention(**qkv(), fold_at=9)
     match = "state must be a LinearState or None, got PowerState"
-    refused(ops.linear_attention, TypeError, match, **qkv(), log_decay=decay, state=state)
-    match = "state must hold a memory of"
-    wide = qkv(V=4)
-    refused(ops.linear_attention, ValueError, match, **wide, log_decay=decay, state=channel_state)
-    refused(ops.linear_attention, ValueError, match, **qkv(), log_decay=decay, state=channel_state, normalize=False)
+    refused(ops.linear_attention, TypeError, match, **qkv(), log_decay=decay, state=squared)
+    match = "state must have been made with the same heads and channels: it holds"
+    refused(ops.linear_attention, ValueError, match, **qkv(V=4), log_decay=decay, state=state)
+    refused(ops.linear_attention, ValueError, match, **qkv(), log_decay=decay, state=state, normalize=False)
 
 
 @pytest.mark.parametrize("options", [{"order": 3}, {"order": (0, 1, 2)}, {"normalize": False}])
@@ -206,7 +203,7 @@ def test_a_memory_of_another_order_is_refused(options):
     refused(ops.power_attention, ValueError, match, **qkv(), state=state, **options)
 
 
-@ATTENTION
+@pytest.mark.parametrize("attention", [ops.power_attention, ops.softmax_attention], ids=["power", "softmax"])
 def test_decays_cannot_be_left_out_halfway(attention):
     """Whether its tokens are folded or not."""
     for T in (4, 5):

@@ -173,3 +173,34 @@ def test_a_call_without_decay_is_one_with_log_decay_zero():
         for form in FORMS:
             plain, decayed = function(**batch.all(), form=form)[0], function(**batch.all(), log_decay=zero, form=form)[0]
             assert_close(plain, decayed, 1e-9, name)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_a_first_order_state_goes_on_whatever_the_rank_of_the_decay(scale, backend):
+    """No decay, one per head and one per channel are one recurrence: a state of one serves the others."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.rand(2, 12, 2, 3, generator=generator) for _ in range(3))
+    per_head = -torch.rand(2, 12, 2, generator=generator)
+    per_head[:, :4] = 0
+    per_channel = per_head[..., None].expand(-1, -1, -1, 3)
+    whole, _ = ops.linear_attention(q, k, v, per_channel, scale=scale)
+    state, pieces = None, []
+    for now, decay in ((slice(0, 4), None), (slice(4, 8), per_head), (slice(8, 12), per_channel)):
+        decay = None if decay is None else decay[:, now]
+        y, state = ops.linear_attention(q[:, now], k[:, now], v[:, now], decay, scale=scale, state=state, backend=backend)
+        pieces.append(y)
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_a_first_order_state_of_an_older_file_goes_on(scale):
+    """It was a PowerState without tokens, whose memory held scaled keys."""
+    q, k, v = torch.rand(3, 2, 8, 2, 3, generator=torch.Generator().manual_seed(0))
+    whole, _ = ops.linear_attention(q, k, v, scale=scale)
+    _, state = ops.linear_attention(q[:, :5], k[:, :5], v[:, :5], scale=scale)
+    scaled = state.memory * (3**-0.5 if scale is None else scale)
+    old = ops.PowerState(k[:, :0], v[:, :0], memory=scaled)
+    rest, after = ops.linear_attention(q[:, 5:], k[:, 5:], v[:, 5:], scale=scale, state=old)
+    torch.testing.assert_close(rest, whole[:, 5:])
+    assert type(after) is ops.LinearState
