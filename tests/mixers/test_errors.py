@@ -1,5 +1,7 @@
 """Bad input gives one sentence that names the argument and what was expected."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -159,8 +161,10 @@ def test_bad_calls(call, message):
 def test_a_state_of_another_kind_is_refused():
     x = torch.randn(1, 4, 32)
     _, state = maclaurin.build_mixer("softmax", 32, 4)(x)
-    with pytest.raises(TypeError, match="state must be a PowerState or None, got TokenState"):
+    with pytest.raises(ValueError, match="state must come from a mixer of the kind '2mamba', got one of 'softmax'"):
         maclaurin.build_mixer("2mamba", 32, 4)(x, state)
+    with pytest.raises(TypeError, match=r"state\.attention must be a PowerState, got TokenState"):
+        maclaurin.build_mixer("2mamba", 32, 4)(x, dataclasses.replace(state, kind=None))
     with pytest.raises(ValueError, match="same heads and channels"):
         maclaurin.build_mixer("softmax", 32, 2)(x, state)
     with pytest.raises(TypeError, match="state must be a MixerState or None, got dict"):

@@ -151,5 +151,5 @@ def test_an_image_must_be_whole():
 
 def test_a_state_of_another_mixer_is_refused():
     _, state = maclaurin.build_mixer("linear", 24, 4).double()(tokens())
-    with pytest.raises(TypeError, match="state must be a FilteredInlineState or None, got PowerState"):
+    with pytest.raises(ValueError, match="state must come from a mixer of the kind 'inline', got one of 'linear'"):
         build()(tokens(), state)
