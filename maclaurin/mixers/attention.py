@@ -12,6 +12,7 @@ their code sums zero weights it averages or returns zero, depending on the kerne
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, one_of
-from maclaurin.mixers.base import MixerState, RMSNorm, initialise
+from maclaurin.mixers.base import MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.near_window import NearWindow, beside_near
 from maclaurin.mixers.projected import ProjectedMixer
@@ -31,7 +32,7 @@ from maclaurin.ops.folding import MOST_FEATURES, waiting
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import FOLD_EVERY, power_attention
 from maclaurin.ops.softmax import softmax_attention
-from maclaurin.ops.states import PowerState, State, TokenState
+from maclaurin.ops.states import LinearState, PowerState, State, TokenState
 
 FEATURE_MAPS = ("identity", "relu", "leaky-relu", "silu", "elu", "exp", "cosine")
 NORMS = ("sum", "output", "none")
@@ -108,6 +109,7 @@ class Attention(ProjectedMixer):
 
         heads = (num_heads, self.head_dim)
         orders = 0 if self.kernel is None else len(self.kernel.orders)
+        self._folds: dict[torch.dtype, int] = {}
         self.order_logits = nn.Parameter(torch.zeros(num_heads, orders)) if learn_order_weights else None
         self.position_power = nn.Parameter(torch.full((self.num_kv_heads,), 0.5)) if value_norm == "position" else None
         self.skip = nn.Parameter(torch.ones(heads)) if skip else None
@@ -208,10 +210,6 @@ class Attention(ProjectedMixer):
         )
 
     @property
-    def finite_state(self) -> bool:
-        return self.window is not None if self.kernel is None else self._features_fit
-
-    @property
     def _features_fit(self) -> bool:
         return self.kernel is not None and self.kernel.feature_count(self.key_dim) <= MOST_FEATURES
 
@@ -224,9 +222,9 @@ class Attention(ProjectedMixer):
         """Query heads that weigh the orders in their own way cannot share a state."""
         return self.num_kv_heads if self.order_logits is None else self.num_heads
 
-    def _memory_elements(self) -> int:
+    def _memory_shape(self) -> tuple[int, int, int]:
         assert self.kernel is not None
-        return self._state_heads * self.kernel.feature_count(self.key_dim) * (self.head_dim + (self.norm == "sum"))
+        return self._state_heads, self.kernel.feature_count(self.key_dim), self.head_dim + (self.norm == "sum")
 
     def _fold_at(self, dtype: torch.dtype) -> int:
         """The first length at which memory and all else take less than the keys and values of softmax would.
@@ -235,37 +233,29 @@ class Attention(ProjectedMixer):
         """
         if self.fold_at is not None:
             return self.fold_at
-        if not self._features_fit:
-            return 2**62
-        token = self.num_kv_heads * (self.key_dim + self.head_dim) * dtype.itemsize
-        wide = torch.promote_types(dtype, torch.float32).itemsize
-        waiting_decays = (self.fold_every - 1) * self._state_heads * wide * (self.decay != "none")
-        return (self._memory_elements() * wide + self._carried_nbytes(dtype) + waiting_decays) // token + 1
+        if dtype not in self._folds:  # every decoding step asks
+            self._folds[dtype] = self._first_fold(Zeros(1, "meta", dtype)) if self._features_fit else 2**62
+        return self._folds[dtype]
 
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MixerState:
-        device, dtype = self._placement(device, dtype)
+    def _first_fold(self, zeros: Zeros) -> int:
+        buffered = 0 if self.decay == "none" else self.fold_every - 1
+        decays = zeros(buffered, self._state_heads, dtype=zeros.wide)
+        folded = self.carrying(LinearState(zeros(*self._memory_shape(), dtype=zeros.wide)), zeros)
+        token = self.num_kv_heads * (self.key_dim + self.head_dim) * zeros.dtype.itemsize
+        return (folded.nbytes + decays.numel() * decays.element_size()) // token + 1
+
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         attention: State
-        if self.order == 1:
-            columns = self.head_dim + (self.norm == "sum")
-            attention = self._no_memory(self.key_dim, columns, batch_size, device, dtype)
-        else:
-            kind = TokenState if self.kernel is None else PowerState
-            attention = self._no_tokens(kind, self._state_heads, batch_size, device, dtype)
-        return self.state_before(self._with_near(attention, batch_size, device, dtype), batch_size, device, dtype)
-
-    def state_nbytes(self, length: int) -> int:
-        dtype = next(self.parameters()).dtype
-        token = self._token_nbytes(self._state_heads)
-        fixed = self._carried_nbytes() + self._near_nbytes(length)
         if self.kernel is None:
-            return fixed + token * (length if self.window is None else min(length, self.window - 1))
-        memory = self._memory_elements() * torch.promote_types(dtype, torch.float32).itemsize
-        if self.order == 1:
-            return fixed + memory
-        kept = waiting(length, self._fold_at(self._key_dtype(dtype)), self.fold_every)
-        return fixed + token * kept + (kept < length) * memory
+            kept = tokens if self.window is None else min(tokens, self.window - 1)
+            attention = self.tokens_of(TokenState, kept, self.num_kv_heads, zeros)
+        elif self.order == 1:
+            attention = LinearState(zeros(*self._memory_shape(), dtype=zeros.wide))
+        else:
+            kept = waiting(tokens, self._fold_at(self._key_dtype(zeros.dtype)), self.fold_every)
+            memory = zeros(*self._memory_shape(), dtype=zeros.wide) if kept < tokens else None
+            attention = replace(self.tokens_of(PowerState, kept, self._state_heads, zeros), memory=memory)
+        return self.carrying(self.beside_window(attention, tokens, zeros), zeros)
 
     def _key_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.promote_types(dtype, torch.float32) if self.feature_map == "exp" else dtype

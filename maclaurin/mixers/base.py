@@ -21,6 +21,7 @@ from maclaurin.ops.fields import WHOLE, Axes
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import ConvState, State
 
+VERY_LONG = 2**20  # tokens: a state that grows with them is as many times larger at its square
 INITS = ("torch", "llama")
 
 
@@ -39,6 +40,23 @@ class MixerState(State):
     gate_sum: Annotated[Tensor | None, Axes("B H")] = None
     rotation: State | None = None
     kind: str | None = None
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """What a state before its first token is made of: zeros(2, 3) is a tensor (batch, 2, 3)."""
+
+    batch: int
+    device: torch.device | str
+    dtype: torch.dtype  # of the inputs
+
+    def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.zeros(self.batch, *shape, device=self.device, dtype=dtype or self.dtype)
+
+    @property
+    def wide(self) -> torch.dtype:
+        """Of sums, states and decays."""
+        return torch.promote_types(self.dtype, torch.float32)
 
 
 class Mixer(nn.Module, ABC):
@@ -101,19 +119,24 @@ class Mixer(nn.Module, ABC):
         """The mechanism on a dense batch, right-padded where `lengths` is given."""
 
     @abstractmethod
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        """The shapes of its state after so many tokens, made of zeros. After none of them it is the state to begin with."""
+
     def init_state(
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> MixerState:
         """The state before the first token: the same as passing None."""
+        parameter = next(self.parameters())
+        return self.state_of(0, Zeros(batch_size, device or parameter.device, dtype or parameter.dtype))
 
-    @abstractmethod
     def state_nbytes(self, length: int) -> int:
         """How many bytes the state of one sequence of `length` tokens takes, in the dtype of the parameters."""
+        return self.state_of(length, Zeros(1, "meta", next(self.parameters()).dtype)).nbytes
 
     @property
-    @abstractmethod
     def finite_state(self) -> bool:
         """Whether the state stops growing, so that training takes linear time and decoding constant memory."""
+        return self.state_nbytes(VERY_LONG**2) <= VERY_LONG // 2 * self.state_nbytes(VERY_LONG)
 
     def _check_state(self, state: MixerState, x: Tensor) -> None:
         """What it is handed must be a state of its own: of its kind and sizes, with the parts that it has."""
@@ -131,12 +154,6 @@ class Mixer(nn.Module, ABC):
         if self._shapes_kept is None:
             self._shapes_kept = self.init_state(1, device="meta")
         return self._shapes_kept
-
-    def _placement(
-        self, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> tuple[torch.device | str, torch.dtype]:
-        parameter = next(self.parameters())
-        return device or parameter.device, dtype or parameter.dtype
 
 
 class RMSNorm(nn.Module):
@@ -164,14 +181,8 @@ class ShortConv(nn.Conv1d):
         weight = self.weight.squeeze(1)
         return short_conv(x, weight, self.bias, activation=activation, state=state, form=form, lengths=lengths)
 
-    def init_state(self, batch_size: int, device: torch.device | str, dtype: torch.dtype) -> ConvState:
-        shape = (batch_size, self.kernel_size[0] - 1, self.in_channels)
-        return ConvState(torch.zeros(shape, device=device, dtype=dtype))
-
-    @property
-    def state_size(self) -> int:
-        """How many numbers it carries."""
-        return (self.kernel_size[0] - 1) * self.in_channels
+    def state_of(self, zeros: Zeros) -> ConvState:
+        return ConvState(zeros(self.kernel_size[0] - 1, self.in_channels))
 
 
 def checked_init(init: str) -> str:

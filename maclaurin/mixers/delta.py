@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.mixers.attention import PAPER_2
-from maclaurin.mixers.base import MixerState, RMSNorm, initialise
+from maclaurin.mixers.base import MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.delta import delta_rule
@@ -104,26 +104,9 @@ class Delta(ProjectedMixer):
             y = y * F.silu(self.gate_proj(x))
         return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
 
-    @property
-    def finite_state(self) -> bool:
-        return True
-
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MixerState:
-        device, dtype = self._placement(device, dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        memory = torch.zeros(batch_size, *self._memory_shape, device=device, dtype=wide)
-        return self.state_before(DeltaState(memory), batch_size, device, dtype)
-
-    def state_nbytes(self, length: int) -> int:
-        dtype = next(self.parameters()).dtype
-        memory = torch.Size(self._memory_shape).numel() * torch.promote_types(dtype, torch.float32).itemsize
-        return memory + self._carried_nbytes()
-
-    @property
-    def _memory_shape(self) -> tuple[int, int, int]:
-        return self.num_kv_heads, monomial_count(self.key_dim, self.order), self.head_dim
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        memory = zeros(self.num_kv_heads, monomial_count(self.key_dim, self.order), self.head_dim, dtype=zeros.wide)
+        return self.carrying(DeltaState(memory), zeros)
 
 
 def unit(x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.common.arguments import one_of
-from maclaurin.mixers.base import MixerState, RMSNorm, initialise
+from maclaurin.mixers.base import MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
 from maclaurin.mixers.near_window import NearWindow, beside_near
 from maclaurin.mixers.projected import ProjectedMixer, Projections
@@ -34,7 +34,7 @@ from maclaurin.mixers.registry import register
 from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.folding import MOST_FEATURES
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.states import State
+from maclaurin.ops.states import LinearState, State
 
 NORMS = ("sum", "output", "none")
 SEGMENT = 2048  # tokens whose features are made at a time
@@ -131,23 +131,11 @@ class FeatureAttention(ProjectedMixer):
         of_queries = self.feature_map.of_queries if self.norm == "sum" else self.feature_map
         return of_queries(q, lengths), self.feature_map(k, lengths)
 
-    @property
-    def finite_state(self) -> bool:
-        return True
-
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MixerState:
-        device, dtype = self._placement(device, dtype)
-        columns = self.head_dim + (self.norm == "sum")
-        attention = self._no_memory(self.feature_map.num_features, columns, batch_size, device, dtype)
-        return self.state_before(self._with_near(attention, batch_size, device, dtype), batch_size, device, dtype)
-
-    def state_nbytes(self, length: int) -> int:
-        dtype = next(self.parameters()).dtype
-        memory = self.num_kv_heads * self.feature_map.num_features * (self.head_dim + (self.norm == "sum"))
-        wide = torch.promote_types(dtype, torch.float32).itemsize
-        return self._carried_nbytes() + self._near_nbytes(length) + memory * wide
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        memory = zeros(
+            self.num_kv_heads, self.feature_map.num_features, self.head_dim + (self.norm == "sum"), dtype=zeros.wide
+        )
+        return self.carrying(self.beside_window(LinearState(memory), tokens, zeros), zeros)
 
 
 def sized(feature_map: Callable[..., FeatureMap], num_features: int | None) -> Callable[[int], FeatureMap]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from maclaurin.common.arguments import one_of
 from maclaurin.mixers.attention import PAPER_1
-from maclaurin.mixers.base import MixerState, RMSNorm, initialise
+from maclaurin.mixers.base import MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
@@ -150,23 +150,10 @@ class GatedSoftmax(ProjectedMixer):
         scale = self.head_dim if self.norm == "scaled-l2" else 1.0
         return F.normalize(y, dim=-1) * scale
 
-    @property
-    def finite_state(self) -> bool:
-        return False
-
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MixerState:
-        device, dtype = self._placement(device, dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        tokens = self._no_tokens(TokenState, self.num_kv_heads, batch_size, device, dtype)
-        nothing = None if self.divisor_proj is None else torch.zeros(batch_size, self.num_heads, device=device, dtype=wide)
-        return replace(self.state_before(tokens, batch_size, device, dtype), gate_sum=nothing)
-
-    def state_nbytes(self, length: int) -> int:
-        dtype = next(self.parameters()).dtype
-        gate = 0 if self.divisor_proj is None else self.num_heads * torch.promote_types(dtype, torch.float32).itemsize
-        return self._token_nbytes(self.num_kv_heads) * length + self._carried_nbytes() + gate
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        attention = self.tokens_of(TokenState, tokens, self.num_kv_heads, zeros)
+        gate_sum = None if self.divisor_proj is None else zeros(self.num_heads, dtype=zeros.wide)
+        return replace(self.carrying(attention, zeros), gate_sum=gate_sum)
 
 
 register(

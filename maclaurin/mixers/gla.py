@@ -14,7 +14,6 @@ Yang et al.: Gated Linear Attention Transformers with Hardware-Efficient Trainin
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, number
-from maclaurin.mixers.base import MixerState, RMSNorm, initialise
+from maclaurin.mixers.base import MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
@@ -103,21 +102,9 @@ class GLA(ProjectedMixer):
             return decays.repeat_interleave(2, dim=-1)
         return torch.cat([decays, decays], dim=-1)
 
-    @property
-    def finite_state(self) -> bool:
-        return True
-
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MixerState:
-        device, dtype = self._placement(device, dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        memory = torch.zeros(batch_size, self.num_kv_heads, self.key_dim, self.head_dim, device=device, dtype=wide)
-        return self.state_before(LinearState(memory), batch_size, device, dtype)
-
-    def state_nbytes(self, length: int) -> int:
-        wide = torch.promote_types(next(self.parameters()).dtype, torch.float32).itemsize
-        return math.prod((self.num_kv_heads, self.key_dim, self.head_dim)) * wide + self._carried_nbytes()
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        memory = zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
+        return self.carrying(LinearState(memory), zeros)
 
 
 def positive_tau(tau: float) -> None:

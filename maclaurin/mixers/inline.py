@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of
-from maclaurin.mixers.base import MixerState, initialise
+from maclaurin.mixers.base import MixerState, Zeros, initialise
 from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
@@ -190,36 +190,15 @@ class Inline(ProjectedMixer):
                 f"{places} tokens, got {x.shape[1]}{'' if lengths is None else ' with padding'}"
             )
 
-    @property
-    def finite_state(self) -> bool:
-        return True
-
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MixerState:
-        device, dtype = self._placement(device, dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-
-        def zeros(*shape: int, dtype: torch.dtype = wide) -> Tensor:
-            return torch.zeros(batch_size, *shape, device=device, dtype=dtype)
-
-        heads = (self.num_kv_heads, self.key_dim)
-        attention = InlineState(zeros(heads[0], heads[1] + 1, self.head_dim), zeros(*heads), zeros(dtype=torch.long))
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        heads, wide = (self.num_kv_heads, self.key_dim), zeros.wide
+        memory = zeros(heads[0], heads[1] + 1, self.head_dim, dtype=wide)
+        attention = InlineState(memory, zeros(*heads, dtype=wide), zeros(dtype=torch.long))
         input_sum = values = None
         if self.local is not None:
-            input_sum = zeros(self.d_model)
-            values = ConvState(zeros(self.local.taps - 1, self.num_kv_heads * self.head_dim, dtype=dtype))
-        return self.state_before(FilteredInlineState(attention, input_sum, values), batch_size, device, dtype)
-
-    def state_nbytes(self, length: int) -> int:
-        dtype = next(self.parameters()).dtype
-        sums = self.num_kv_heads * ((self.key_dim + 1) * self.head_dim + self.key_dim)
-        values = 0
-        if self.local is not None:
-            sums += self.d_model
-            values = (self.local.taps - 1) * self.num_kv_heads * self.head_dim
-        wide = torch.promote_types(dtype, torch.float32).itemsize
-        return sums * wide + values * dtype.itemsize + torch.long.itemsize + self._carried_nbytes()
+            input_sum = zeros(self.d_model, dtype=wide)
+            values = ConvState(zeros(self.local.taps - 1, self.num_kv_heads * self.head_dim))
+        return self.carrying(FilteredInlineState(attention, input_sum, values), zeros)
 
 
 register(

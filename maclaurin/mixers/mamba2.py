@@ -22,14 +22,12 @@ Dao, Gu: Transformers are SSMs, arXiv 2405.21060. Sieber et al.: DSF, arXiv 2405
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.mixers.base import Mixer, MixerState, RMSNorm, ShortConv, initial_dt_bias, initialise
+from maclaurin.mixers.base import Mixer, MixerState, RMSNorm, ShortConv, Zeros, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.linear import linear_attention
@@ -127,25 +125,10 @@ class Mamba2(Mixer):
             y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)
         return self.out_proj(y.to(x.dtype)), None if memory is None else MixerState(memory, conv, kind=self.kind)
 
-    @property
-    def finite_state(self) -> bool:
-        return True
-
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MixerState:
-        device, dtype = self._placement(device, dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        memory = torch.zeros(batch_size, self.ssm_heads, self.d_state, self.head_dim, device=device, dtype=wide)
-        conv = None if self.conv1d is None else self.conv1d.init_state(batch_size, device, dtype)
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        memory = zeros(self.ssm_heads, self.d_state, self.head_dim, dtype=zeros.wide)
+        conv = None if self.conv1d is None else self.conv1d.state_of(zeros)
         return MixerState(LinearState(memory), conv, kind=self.kind)
-
-    def state_nbytes(self, length: int) -> int:
-        dtype = next(self.parameters()).dtype
-        memory = math.prod((self.ssm_heads, self.d_state, self.head_dim))
-        wide = torch.promote_types(dtype, torch.float32).itemsize
-        carried = 0 if self.conv1d is None else self.conv1d.state_size
-        return carried * dtype.itemsize + memory * wide
 
 
 CITATION = "Dao, Gu: Transformers are SSMs, 2024"

@@ -18,14 +18,12 @@ Chou et al.: MetaLA: Unified Optimal Linear Approximation to Softmax Attention M
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of
-from maclaurin.mixers.base import Mixer, MixerState, ShortConv, initialise
+from maclaurin.mixers.base import Mixer, MixerState, ShortConv, Zeros, initialise
 from maclaurin.mixers.gla import log_sigmoid_decay, positive_tau
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
@@ -134,24 +132,10 @@ class MetaLA(Mixer):
             return torch.sigmoid(score * v)
         return score * v if self.aug == "linear" else torch.sigmoid(score) * v
 
-    @property
-    def finite_state(self) -> bool:
-        return True
-
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MixerState:
-        device, dtype = self._placement(device, dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        memory = torch.zeros(batch_size, self.num_heads, self.key_dim, self.head_dim, device=device, dtype=wide)
-        conv = None if self.conv is None else self.conv.init_state(batch_size, device, dtype)
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        memory = zeros(self.num_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
+        conv = None if self.conv is None else self.conv.state_of(zeros)
         return MixerState(LinearState(memory), conv, kind=self.kind)
-
-    def state_nbytes(self, length: int) -> int:
-        dtype = next(self.parameters()).dtype
-        memory = math.prod((self.num_heads, self.key_dim, self.head_dim))
-        carried = 0 if self.conv is None else self.conv.state_size
-        return memory * torch.promote_types(dtype, torch.float32).itemsize + carried * dtype.itemsize
 
 
 register(

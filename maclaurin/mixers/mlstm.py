@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import number, one_of
-from maclaurin.mixers.base import MixerState, initialise, start_of_parameters
+from maclaurin.mixers.base import MixerState, Zeros, initialise, start_of_parameters
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks, decay
@@ -136,30 +136,12 @@ class MLSTM(ProjectedMixer):
             h = F.rms_norm(h_BTHV, (self.head_dim,), eps=self.norm_eps)
         return h * self.norm_weight.to(h.dtype)
 
-    @property
-    def finite_state(self) -> bool:
-        return True
-
-    @property
-    def _memory_shape(self) -> tuple[int, int, int]:
-        return self.num_kv_heads, self.key_dim, self.head_dim + 1
-
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MixerState:
-        device, dtype = self._placement(device, dtype)
-        memory = torch.zeros(batch_size, *self._memory_shape, device=device, dtype=torch.promote_types(dtype, torch.float32))
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        memory = zeros(self.num_kv_heads, self.key_dim, self.head_dim + 1, dtype=zeros.wide)
         log_scale = None
         if self.input_gate == "exp":
-            log_scale = torch.zeros(memory.shape[:2], device=device, dtype=decay.widest(memory.device))
-        return self.state_before(MLSTMState(memory, log_scale), batch_size, device, dtype)
-
-    def state_nbytes(self, length: int) -> int:
-        parameter = next(self.parameters())
-        heads, key_dim, width = self._memory_shape
-        memory = heads * key_dim * width * torch.promote_types(parameter.dtype, torch.float32).itemsize
-        scales = (self.input_gate == "exp") * heads * decay.widest(parameter.device).itemsize
-        return memory + scales + self._carried_nbytes()
+            log_scale = zeros(self.num_kv_heads, dtype=decay.widest(torch.device(zeros.device)))
+        return self.carrying(MLSTMState(memory, log_scale), zeros)
 
 
 register(

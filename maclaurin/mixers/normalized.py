@@ -30,13 +30,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import one_of
-from maclaurin.mixers.base import MixerState, initialise
+from maclaurin.mixers.base import MixerState, Zeros, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.states import State
+from maclaurin.ops.states import LinearState, State
 
 ETAS = ("exp", "softplus", "sigmoid", "softplus_offset")
 FEATURE_MAPS = ("identity", "elu")
@@ -109,21 +109,9 @@ class Normalized(ProjectedMixer):
                 return 1 + torch.exp(-n)
         return torch.exp(-n)
 
-    @property
-    def finite_state(self) -> bool:
-        return True
-
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MixerState:
-        device, dtype = self._placement(device, dtype)
-        attention = self._no_memory(self.key_dim, self.head_dim, batch_size, device, dtype)
-        return self.state_before(attention, batch_size, device, dtype)
-
-    def state_nbytes(self, length: int) -> int:
-        dtype = next(self.parameters()).dtype
-        memory = self.num_kv_heads * self.key_dim * self.head_dim * torch.promote_types(dtype, torch.float32).itemsize
-        return self._carried_nbytes() + memory
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        memory = zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
+        return self.carrying(LinearState(memory), zeros)
 
 
 register(

@@ -9,24 +9,26 @@ softmax was trained with under autocast, are an option.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, number, one_of
-from maclaurin.mixers.base import Mixer, MixerState, ShortConv, advanced, initial_dt_bias
+from maclaurin.mixers.base import Mixer, MixerState, ShortConv, Zeros, advanced, initial_dt_bias
 from maclaurin.mixers.near_window import NearState, NearWindow
 from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.rotary import rotary as turn_by_position
 from maclaurin.ops.rotary import rotate
-from maclaurin.ops.states import ConvState, LinearState, State, TokenState
+from maclaurin.ops.states import ConvState, State, TokenState
 
 ROTARIES = ("none", "rope", "selective")
 DECAYS = ("none", "softplus", "forget", "mamba")
 DISCRETISATIONS = ("none", "dt", "sigmoid")
+
+S = TypeVar("S", bound=TokenState)
 
 
 @dataclass(frozen=True)
@@ -199,64 +201,33 @@ class ProjectedMixer(Mixer):
         position = p.position if self._needs_position else None
         return MixerState(attention, p.conv, position, rotation=p.rotation, kind=self.kind)
 
-    def state_before(self, attention: State, batch_size: int, device: torch.device | str, dtype: torch.dtype) -> MixerState:
-        """The same before the first token."""
+    def carrying(self, attention: State, zeros: Zeros) -> MixerState:
+        """The same in shapes (`state_of`)."""
         return MixerState(
             attention,
-            None if self.conv is None else self.conv.init_state(batch_size, device, dtype),
-            torch.zeros(batch_size, dtype=torch.long, device=device) if self._needs_position else None,
-            rotation=None if self.selective is None else self.selective.init_state(batch_size, device, dtype),
+            None if self.conv is None else self.conv.state_of(zeros),
+            zeros(dtype=torch.long) if self._needs_position else None,
+            rotation=None if self.selective is None else self.selective.state_of(zeros),
             kind=self.kind,
         )
-
-    def _carried_nbytes(self, dtype: torch.dtype | None = None) -> int:
-        """What a sequence carries beside the attention's state, in the dtype of the parameters unless given."""
-        device, dtype = self._placement(None, dtype)
-        conv = 0 if self.conv is None else self.conv.state_size * dtype.itemsize
-        rotation = 0 if self.selective is None else self.selective.state_nbytes(torch.device(device), dtype)
-        return conv + rotation + self._needs_position * torch.long.itemsize
 
     @property
     def _needs_position(self) -> bool:
         return self.rotary == "rope"
 
-    def _no_tokens(
-        self, kind: type[TokenState], heads: int, batch_size: int, device: torch.device | str, dtype: torch.dtype
-    ) -> TokenState:
-        """The attention's state before the first token."""
-        keys = torch.zeros(batch_size, 0, heads, self.key_dim, device=device, dtype=dtype)
-        values = torch.zeros(batch_size, 0, heads, self.head_dim, device=device, dtype=dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        return kind(keys, values, None if self.decay == "none" else torch.zeros(keys.shape[:3], device=device, dtype=wide))
-
-    def _token_nbytes(self, heads: int) -> int:
-        """What one kept token takes: key, value and decay of every head of the state."""
-        dtype = next(self.parameters()).dtype
-        wide = torch.promote_types(dtype, torch.float32).itemsize
-        key, value = self.key_dim * self._key_dtype(dtype).itemsize, self.head_dim * dtype.itemsize
-        return heads * (key + value + (self.decay != "none") * wide)
+    def tokens_of(self, kind: type[S], tokens: int, heads: int, zeros: Zeros) -> S:
+        """Kept keys, values and log decays."""
+        keys = zeros(tokens, heads, self.key_dim, dtype=self._key_dtype(zeros.dtype))
+        decay = None if self.decay == "none" else zeros(tokens, heads, dtype=zeros.wide)
+        return kind(keys, zeros(tokens, heads, self.head_dim), decay)
 
     def _key_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Of kept keys, where inputs have `dtype`."""
         return dtype
 
-    def _no_memory(
-        self, features: int, columns: int, batch_size: int, device: torch.device | str, dtype: torch.dtype
-    ) -> LinearState:
-        """The state of first-order attention before the first token."""
-        wide = torch.promote_types(dtype, torch.float32)
-        return LinearState(torch.zeros(batch_size, self.num_kv_heads, features, columns, device=device, dtype=wide))
-
-    def _with_near(self, far: State, batch_size: int, device: torch.device | str, dtype: torch.dtype) -> State:
-        """The attention's state before the first token, beside that of a window where there is one."""
+    def beside_window(self, far: State, tokens: int, zeros: Zeros) -> State:
+        """The attention's state, beside that of a window where there is one."""
         if self.near is None:
             return far
-        keys, values = (
-            torch.zeros(batch_size, 0, self.num_kv_heads, channels, device=device, dtype=dtype)
-            for channels in (self.key_dim, self.head_dim)
-        )
-        return NearState(far, TokenState(keys, values))
-
-    def _near_nbytes(self, length: int) -> int:
-        token = self.num_kv_heads * (self.key_dim + self.head_dim) * next(self.parameters()).dtype.itemsize
-        return 0 if self.near is None else token * min(length, self.near.window - 1)
+        shape = (min(tokens, self.near.window - 1), self.num_kv_heads)
+        return NearState(far, TokenState(zeros(*shape, self.key_dim), zeros(*shape, self.head_dim)))

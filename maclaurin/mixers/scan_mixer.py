@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
-from maclaurin.mixers.base import Mixer, MixerState, ShortConv
+from maclaurin.mixers.base import Mixer, MixerState, ShortConv, Zeros
 from maclaurin.ops import checks
 from maclaurin.ops.states import ConvState, ScanState
 
@@ -27,20 +24,6 @@ class ScannedMixer(Mixer):
     def _memory(state: MixerState | None) -> ScanState | None:
         return None if state is None else checks.initial_state(state.attention, ScanState)
 
-    @property
-    def finite_state(self) -> bool:
-        return True
-
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MixerState:
-        device, dtype = self._placement(device, dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        memory = torch.zeros(batch_size, *self.memory_shape, device=device, dtype=wide)
-        conv = None if self.conv is None else self.conv.init_state(batch_size, device, dtype)
-        return MixerState(ScanState(memory), conv, kind=self.kind)
-
-    def state_nbytes(self, length: int) -> int:
-        dtype = next(self.parameters()).dtype
-        carried = 0 if self.conv is None else self.conv.state_size * dtype.itemsize
-        return carried + math.prod(self.memory_shape) * torch.promote_types(dtype, torch.float32).itemsize
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        conv = None if self.conv is None else self.conv.state_of(zeros)
+        return MixerState(ScanState(zeros(*self.memory_shape, dtype=zeros.wide)), conv, kind=self.kind)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from maclaurin.common.arguments import at_least_one, number, one_of
-from maclaurin.mixers.base import ShortConv
+from maclaurin.mixers.base import ShortConv, Zeros
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.decay import widest
@@ -176,15 +176,9 @@ class SelectiveRotary(nn.Module):
         speed = (torch.linspace(0, self.theta * math.pi, self.planes, dtype=wide, device=device) / 2).tan()
         return self.temp_max * speed / speed[-1]
 
-    def init_state(self, batch_size: int, device: torch.device | str, dtype: torch.dtype) -> RotationState:
-        wide = torch.promote_types(dtype, torch.float32)
-        phase = torch.zeros(batch_size, self.heads, self.planes, dtype=widest(torch.device(device)), device=device)
-        inputs = torch.zeros(batch_size, self._remembered, self.heads * self.planes, dtype=wide, device=device)
-        return RotationState(phase, ConvState(inputs))
-
-    def state_nbytes(self, device: torch.device, dtype: torch.dtype) -> int:
-        wide = torch.promote_types(dtype, torch.float32)
-        return self.heads * self.planes * (widest(device).itemsize + self._remembered * wide.itemsize)
+    def state_of(self, zeros: Zeros) -> RotationState:
+        phase = zeros(self.heads, self.planes, dtype=widest(torch.device(zeros.device)))
+        return RotationState(phase, ConvState(zeros(self._remembered, self.heads * self.planes, dtype=zeros.wide)))
 
     @property
     def _remembered(self) -> int:
