@@ -71,7 +71,7 @@ def _own_divergences(call: Call, source: ProjectedMixer, layer: ProjectedMixer) 
     bounds = call.kwargs["cu_seqlens"].tolist()
     for start, end in itertools.pairwise(bounds):
         document = x[:, start:end]
-        wanted, got = (of_mixer(mixer, mixer.project(document, None, "auto", None)) for mixer in (source, layer))
+        wanted, got = (of_mixer(mixer, mixer.project(document)) for mixer in (source, layer))
         yield _kl(wanted, got).mean((0, 1))
 
 

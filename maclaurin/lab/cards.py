@@ -133,7 +133,7 @@ def _looked_at(name: str, kind: str | None, layers: dict[Mixer, Tensor], trained
     found, states = [], []
     for mixer, x in layers.items():
         if isinstance(mixer, Attention) and mixer.kernel is None:  # no finite recurrence: its weights as they are
-            found.append(weights.of_mixer(mixer, mixer.project(x, None, "auto", None))[0])
+            found.append(weights.of_mixer(mixer, mixer.project(x))[0])
         else:
             system = to_dsf(mixer, x)
             found.append(system.weights())

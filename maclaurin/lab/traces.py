@@ -81,7 +81,7 @@ class Watched:
     def layers(self) -> list[Layer]:
         """Every layer with queries and keys."""
         found = [
-            Layer(index, kind, mixer, mixer.project(x, None, "auto", None))
+            Layer(index, kind, mixer, mixer.project(x))
             for index, (kind, (mixer, x)) in enumerate(zip(self.kinds, self.inputs().items(), strict=True))
             if isinstance(mixer, ProjectedMixer)
         ]
@@ -112,7 +112,7 @@ def _change(mixer: ProjectedMixer, x: Tensor, hidden_TS: Tensor) -> Tensor:
     for part in ("out_norm", "gate_proj", "position_power"):
         if getattr(mixer, part, None) is not None:
             raise ValueError(f"keys can be hidden only from a mixer whose output is its weighted values, this has {part}")
-    y_BTHV = change_of_values(mixer, mixer.project(x, None, "auto", None), hidden_TS)
+    y_BTHV = change_of_values(mixer, mixer.project(x), hidden_TS)
     return F.linear(y_BTHV.flatten(2).to(x.dtype), mixer.out_proj.weight)
 
 

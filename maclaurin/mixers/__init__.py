@@ -1,42 +1,12 @@
-"""Mixers: modules made of ops, by name. Importing this package registers all of them."""
+"""Mixers: modules made of ops, by name. Importing this package registers all of them, one per file or several."""
 
-from maclaurin.mixers import (
-    attention,
-    delta,
-    feature_attention,
-    fox,
-    gated,
-    gla,
-    inline,
-    luna,
-    mamba2,
-    metala,
-    mlstm,
-    normalized,
-    recurrent,
-    s6,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
 
-__all__ = [
-    "Mixer",
-    "MixerState",
-    "attention",
-    "available_mixers",
-    "build_mixer",
-    "delta",
-    "feature_attention",
-    "fox",
-    "gated",
-    "gla",
-    "inline",
-    "luna",
-    "mamba2",
-    "metala",
-    "mixer_entry",
-    "mlstm",
-    "normalized",
-    "recurrent",
-    "s6",
-]
+__all__ = ["Mixer", "MixerState", "available_mixers", "build_mixer", "mixer_entry"]
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -20,13 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, one_of
-from maclaurin.mixers.base import MixerState, RMSNorm, Zeros, initialise
+from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.near_window import NearWindow, beside_near
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
-from maclaurin.ops.bidirectional import bidirectional_power, bidirectional_softmax
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.folding import MOST_FEATURES, waiting
 from maclaurin.ops.linear import linear_attention
@@ -117,10 +116,8 @@ class Attention(ProjectedMixer):
         self.out_norm = RMSNorm(self.inner_dim) if norm == "output" else None
         initialise(self, init)
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
-        p = self.project(x, state, form, lengths)
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, call)
         q, k, v = features(p.q, self.feature_map), features(p.k, self.feature_map), p.v
         if self.position_power is not None:
             count = (p.positions + 1).to(torch.promote_types(v.dtype, torch.float32))
@@ -130,10 +127,9 @@ class Attention(ProjectedMixer):
         kept = None if state is None else state.attention
 
         def attend(state: State | None) -> tuple[Tensor, State | None]:
-            return self._attend(q, k, v, p.log_decay, state, form, lengths, return_state)
+            return self._attend(q, k, v, p.log_decay, state, call)
 
-        call: dict[str, Any] = {"form": form, "lengths": lengths, "return_state": return_state}
-        y, attention = beside_near(self.near, attend, p.q, p.k, v, kept, **call)
+        y, attention = beside_near(self.near, attend, p.q, p.k, v, kept, call)
         if self.skip is not None:
             y = y + repeat_heads(p.plain_v, self.num_heads) * self.skip
         y = y.flatten(2)
@@ -144,33 +140,17 @@ class Attention(ProjectedMixer):
         return self.out_proj(y.to(x.dtype)), self.state_after(p, attention)
 
     def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None,
-        state: State | None,
-        form: str,
-        lengths: Tensor | None,
-        return_state: bool,
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: State | None, call: Call
     ) -> tuple[Tensor, State | None]:
         # cosine features are the score itself; all others are scaled by 1/√d, which a normaliser may cancel
         scale = 1.0 if self.feature_map == "cosine" else None
-        if not self.causal:
-            return self._attend_both_ways(q, k, v, log_decay, scale, form, lengths), None
-        call: dict[str, Any] = {
-            "scale": scale,
-            "state": state,
-            "return_state": return_state,
-            "form": form,
-            "lengths": lengths,
-        }
+        options: dict[str, Any] = {"scale": scale, "causal": self.causal, **call.with_state(state)}
         if self.kernel is None:
             # before an output norm the sum cancels, and keeps exp(score) in range
-            return softmax_attention(q, k, v, log_decay, window=self.window, **call)
+            return softmax_attention(q, k, v, log_decay, window=self.window, **options)
         normalize = self.norm == "sum"
         if self.order == 1:
-            return linear_attention(q, k, v, log_decay, normalize=normalize, **call)
+            return linear_attention(q, k, v, log_decay, normalize=normalize, **options)
         return power_attention(
             q,
             k,
@@ -181,32 +161,7 @@ class Attention(ProjectedMixer):
             normalize=normalize,
             fold_at=self._fold_at(k.dtype),
             fold_every=self.fold_every,
-            **call,
-        )
-
-    def _attend_both_ways(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None,
-        scale: float | None,
-        form: str,
-        lengths: Tensor | None,
-    ) -> Tensor:
-        if self.kernel is None:
-            return bidirectional_softmax(q, k, v, scale=scale, lengths=lengths)
-        return bidirectional_power(
-            q,
-            k,
-            v,
-            log_decay,
-            order=self.kernel.orders if isinstance(self.order, tuple) else self.kernel.orders[0],
-            order_weights=None if self.order_logits is None else 2 * torch.sigmoid(self.order_logits),
-            scale=scale,
-            normalize=self.norm == "sum",
-            form=form,
-            lengths=lengths,
+            **options,
         )
 
     @property

@@ -43,6 +43,27 @@ class MixerState(State):
 
 
 @dataclass(frozen=True)
+class Call:
+    """How a mixer is called, apart from x and the state. lengths: how many tokens of a right-padded batch are real."""
+
+    form: str = "auto"
+    lengths: Tensor | None = None
+    return_state: bool = True
+
+    def with_state(self, state: State | None) -> dict[str, Any]:
+        """What every causal op takes beside its tensors."""
+        return {"state": state, "form": self.form, "lengths": self.lengths, "return_state": self.return_state}
+
+    def part(self, start: int, tokens: int, *, last: bool) -> Call:
+        """The same for some of the tokens. All but the last part hand a state on."""
+        lengths = None if self.lengths is None else (self.lengths - start).clamp(0, tokens)
+        return Call(self.form, lengths, self.return_state or not last)
+
+
+AT_ONCE = Call()  # a whole batch without padding, in the fastest form
+
+
+@dataclass(frozen=True)
 class Zeros:
     """What a state before its first token is made of: zeros(2, 3) is a tensor (batch, 2, 3)."""
 
@@ -105,7 +126,7 @@ class Mixer(nn.Module, ABC):
         def dense(inputs: Inputs, state: MixerState | None, lengths: Tensor | None) -> tuple[Tensor, MixerState | None]:
             (x,) = inputs
             assert x is not None
-            return self.mix(x, state, form, lengths, return_state)
+            return self.mix(x, state, Call(form, lengths, return_state))
 
         y, after = over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
         if after is not None:
@@ -113,10 +134,8 @@ class Mixer(nn.Module, ABC):
         return y, after
 
     @abstractmethod
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
-        """The mechanism on a dense batch, right-padded where `lengths` is given."""
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
+        """The mechanism on a dense batch, right-padded where `call.lengths` is given."""
 
     @abstractmethod
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
@@ -176,10 +195,10 @@ class ShortConv(nn.Conv1d):
         super().__init__(channels, channels, width, groups=channels, bias=bias)
 
     def run(
-        self, x: Tensor, state: ConvState | None, form: str, lengths: Tensor | None, activation: str = "identity"
+        self, x: Tensor, state: ConvState | None = None, call: Call = AT_ONCE, activation: str = "identity"
     ) -> tuple[Tensor, ConvState | None]:
         weight = self.weight.squeeze(1)
-        return short_conv(x, weight, self.bias, activation=activation, state=state, form=form, lengths=lengths)
+        return short_conv(x, weight, self.bias, activation=activation, state=state, form=call.form, lengths=call.lengths)
 
     def state_of(self, zeros: Zeros) -> ConvState:
         return ConvState(zeros(self.kernel_size[0] - 1, self.in_channels))

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.mixers.attention import PAPER_2
-from maclaurin.mixers.base import MixerState, RMSNorm, Zeros, initialise
+from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.delta import delta_rule
@@ -78,10 +78,8 @@ class Delta(ProjectedMixer):
         self.gate_proj = nn.Linear(d_model, self.inner_dim, bias=False) if gate else None
         initialise(self, init)
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
-        p = self.project(x, state, form, lengths)
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, call)
         beta = self.beta_proj(x)
         beta = self.largest_beta * torch.sigmoid(beta.to(torch.promote_types(beta.dtype, torch.float32)))
         y, memory = delta_rule(
@@ -92,10 +90,7 @@ class Delta(ProjectedMixer):
             p.log_decay,
             order=self.order,
             scale=1.0,
-            state=None if state is None else state.attention,
-            return_state=return_state,
-            form=form,
-            lengths=lengths,
+            **call.with_state(None if state is None else state.attention),
         )
         if self.out_norm is not None:
             y = self.out_norm(y)

@@ -26,12 +26,11 @@ import torch
 from torch import Tensor
 
 from maclaurin.common.arguments import one_of
-from maclaurin.mixers.base import MixerState, RMSNorm, Zeros, initialise
+from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
 from maclaurin.mixers.near_window import NearWindow, beside_near
 from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.mixers.registry import register
-from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.folding import MOST_FEATURES
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import LinearState, State
@@ -74,52 +73,35 @@ class FeatureAttention(ProjectedMixer):
         if self.feature_map.num_features > MOST_FEATURES:
             raise ValueError(f"num_features must be at most {MOST_FEATURES}, got {self.feature_map.num_features}")
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
-        p = self.project(x, state, form, lengths)
-        if self.causal:
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, call)
 
-            def attend(state: State | None) -> tuple[Tensor, State | None]:
-                return self._attend(p, state, form, lengths, return_state)
+        def attend(state: State | None) -> tuple[Tensor, State | None]:
+            return self._attend(p, state, call)
 
-            kept = None if state is None else state.attention
-            call: dict[str, Any] = {"form": form, "lengths": lengths, "return_state": return_state}
-            y, memory = beside_near(self.near, attend, p.q, p.k, p.v, kept, **call)
-        else:
-            q, k = self.features(p.q, p.k, lengths)
-            y = bidirectional_linear(
-                q, k, p.v, p.log_decay, scale=1.0, normalize=self.norm == "sum", form=form, lengths=lengths
-            )
-            memory = None
+        y, attention = beside_near(self.near, attend, p.q, p.k, p.v, None if state is None else state.attention, call)
         y = y.flatten(2)
         if self.out_norm is not None:
             y = self.out_norm(y)
-        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
+        return self.out_proj(y.to(x.dtype)), self.state_after(p, attention)
 
-    def _attend(
-        self, p: Projections, state: State | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, State | None]:
+    def _attend(self, p: Projections, state: State | None, call: Call) -> tuple[Tensor, State | None]:
         """Segment by segment, so that features stay in the cache between the map and the sums."""
+        options: dict[str, Any] = {"scale": 1.0, "normalize": self.norm == "sum"}
+        if not self.causal:
+            q, k = self.features(p.q, p.k, call.lengths)
+            return linear_attention(q, k, p.v, p.log_decay, **options, causal=False, **call.with_state(state))
         T = p.q.shape[1]
-        size = T if form == "parallel" else SEGMENT
+        size = T if call.form == "parallel" else SEGMENT
         # split, not slices: the gradient of a slice is as long as the sequence
         starts = range(0, T, size)
         decays = (None,) * len(starts) if p.log_decay is None else p.log_decay.split(size, dim=1)
         segments = zip(starts, *(x.split(size, dim=1) for x in (p.q, p.k, p.v)), decays, strict=True)
         outputs = []
         for start, q, k, v, log_decay in segments:
-            y, state = linear_attention(
-                *self.features(q, k),
-                v,
-                log_decay,
-                scale=1.0,
-                normalize=self.norm == "sum",
-                state=state,
-                return_state=return_state or start + size < T,
-                form=form,
-                lengths=None if lengths is None else (lengths - start).clamp(0, q.shape[1]),
-            )
+            part = call.part(start, q.shape[1], last=start + size >= T)
+            phi_q, phi_k = self.features(q, k)
+            y, state = linear_attention(phi_q, phi_k, v, log_decay, **options, **part.with_state(state))
             outputs.append(y)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), state
 

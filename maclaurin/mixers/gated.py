@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from maclaurin.common.arguments import one_of
 from maclaurin.mixers.attention import PAPER_1
-from maclaurin.mixers.base import MixerState, RMSNorm, Zeros, initialise
+from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.softmax import NUMERATORS, softmax_attention
 from maclaurin.ops.states import TokenState
@@ -88,10 +87,8 @@ class GatedSoftmax(ProjectedMixer):
             self.out_norm = RMSNorm(self.head_dim)
         initialise(self, init)
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
-        p = self.project(x, state, form, lengths)
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, call)
         q, k, v = p.q, p.k, p.v
         if self.numerator == "relu":
             q, k = F.relu(q), F.relu(k)
@@ -106,14 +103,11 @@ class GatedSoftmax(ProjectedMixer):
             divisor="none" if self.divisor_proj is not None else self.divisor,
             detach_divisor=self.detach_divisor,
             score_cap=self.score_cap,
-            state=None if state is None else checks.initial_state(state.attention, TokenState),
-            return_state=return_state,
-            form=form,
-            lengths=lengths,
+            **call.with_state(None if state is None else state.attention),
         )
         gate_sum = None
         if self.divisor_proj is not None:
-            grown = without_padding(wide(self.divisor_proj(x)).exp(), lengths).cumsum(1)
+            grown = without_padding(wide(self.divisor_proj(x)).exp(), call.lengths).cumsum(1)
             if state is not None and state.gate_sum is not None:
                 grown = grown + state.gate_sum[:, None]
             gate_sum = grown[:, -1].clone()  # a view would keep the sums of all tokens alive

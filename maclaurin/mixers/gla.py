@@ -21,11 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, number
-from maclaurin.mixers.base import MixerState, RMSNorm, Zeros, initialise
+from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
-from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import LinearState
 
@@ -69,26 +68,11 @@ class GLA(ProjectedMixer):
         self.out_norm = RMSNorm(self.head_dim, norm_eps)
         initialise(self, init)
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
-        p = self.project(x, state, form, lengths)
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, call)
         log_decay = self.log_decay(x)
-        if self.causal:
-            y, memory = linear_attention(
-                wide(p.q),
-                p.k,
-                p.v,
-                log_decay,
-                normalize=False,
-                state=None if state is None else state.attention,
-                return_state=return_state,
-                form=form,
-                lengths=lengths,
-            )
-        else:
-            y = bidirectional_linear(wide(p.q), p.k, p.v, log_decay, normalize=False, form=form, lengths=lengths)
-            memory = None
+        kept = call.with_state(None if state is None else state.attention)
+        y, memory = linear_attention(wide(p.q), p.k, p.v, log_decay, normalize=False, causal=self.causal, **kept)
         y = self.out_norm(y).flatten(2) * F.silu(self.gate_proj(x))
         return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
 

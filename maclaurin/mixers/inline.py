@@ -25,14 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of
-from maclaurin.mixers.base import MixerState, Zeros, initialise
+from maclaurin.mixers.base import Call, MixerState, Zeros, initialise
 from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import running_sum
 from maclaurin.ops.fields import Axes
-from maclaurin.ops.inline import InlineState, bidirectional_inline, counts, inline_attention, mean
+from maclaurin.ops.inline import InlineState, counts, inline_attention, mean
 from maclaurin.ops.local import causal_filter, centred_filter, grid_filter
 from maclaurin.ops.states import ConvState, State
 
@@ -126,35 +126,22 @@ class Inline(ProjectedMixer):
         if local_width % 2 == 0:
             raise ValueError(f"local_width must be odd on a grid, got {local_width}")
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         before = None if state is None else checks.initial_state(state.attention, FilteredInlineState)
-        self._check_image(x, lengths)
-        p = self.project(x, state, form, lengths)
+        self._check_image(x, call.lengths)
+        p = self.project(x, state, call)
         q, k = features(p.q, self.feature_map), features(p.k, self.feature_map)
         scale = None
         if self.scale is not None:
             q, scale = q * self.scale, 1.0
-        if not self.causal:
-            y = bidirectional_inline(q, k, p.v, scale=scale, lengths=lengths)
-            if self.local is not None:
-                y = y + self._local_of_all(x, p.v, lengths)
-            return self.out_proj(y.flatten(2).to(x.dtype)), None
-        y, attention = inline_attention(
-            q,
-            k,
-            p.v,
-            scale=scale,
-            state=None if before is None else before.attention,
-            return_state=return_state,
-            form=form,
-            lengths=lengths,
-        )
+        kept = call.with_state(None if before is None else before.attention)
+        y, attention = inline_attention(q, k, p.v, scale=scale, causal=self.causal, **kept)
         input_sum = values = None
-        if self.local is not None:
-            local, input_sum, values = self._local_so_far(x, p.v, before, lengths)
+        if self.local is not None and self.causal:
+            local, input_sum, values = self._local_so_far(x, p.v, before, call.lengths)
             y = y + local
+        elif self.local is not None:
+            y = y + self._local_of_all(x, p.v, call.lengths)
         after = None if attention is None else FilteredInlineState(attention, input_sum, values)
         return self.out_proj(y.flatten(2).to(x.dtype)), self.state_after(p, after)
 

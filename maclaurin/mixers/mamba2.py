@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.mixers.base import Mixer, MixerState, RMSNorm, ShortConv, Zeros, initial_dt_bias, initialise
+from maclaurin.mixers.base import Call, Mixer, MixerState, RMSNorm, ShortConv, Zeros, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.linear import linear_attention
@@ -92,16 +92,14 @@ class Mamba2(Mixer):
         self.out_proj = nn.Linear(inner, d_model, bias=False)
         initialise(self, init)
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         parts = self.in_proj(x).split(self.in_sizes, dim=-1)
         conv = None
         if self.conv1d is None:
             values, (keys, queries, dt) = x, parts
         else:
             mlp_gate, mlp, gate, xbc, dt = parts
-            xbc, conv = self.conv1d.run(xbc, None if state is None else state.conv, form, lengths, activation="silu")
+            xbc, conv = self.conv1d.run(xbc, None if state is None else state.conv, call, activation="silu")
             values, keys, queries = xbc.split(self.xbc_sizes, dim=-1)
         v = values.unflatten(-1, (self.ssm_heads, self.head_dim))
         k, q = (repeat_heads(part.unflatten(-1, (self.n_groups, self.d_state)), self.ssm_heads) for part in (keys, queries))
@@ -113,10 +111,7 @@ class Mamba2(Mixer):
             -self.A_log.to(dt.dtype).exp() * dt,
             scale=1.0,
             normalize=False,
-            state=None if state is None else state.attention,
-            return_state=return_state,
-            form=form,
-            lengths=lengths,
+            **call.with_state(None if state is None else state.attention),
         )
         y = torch.addcmul(y, v, self.D.view(self.ssm_heads, -1).to(y.dtype)).flatten(2)
         if self.norm is not None:

@@ -23,11 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of
-from maclaurin.mixers.base import Mixer, MixerState, ShortConv, Zeros, initialise
+from maclaurin.mixers.base import Call, Mixer, MixerState, ShortConv, Zeros, initialise
 from maclaurin.mixers.gla import log_sigmoid_decay, positive_tau
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
-from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import LinearState
@@ -91,12 +90,10 @@ class MetaLA(Mixer):
         self.out_proj = nn.Linear(values, d_model, bias=False)
         initialise(self, init)
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         conv = None
         if self.conv is not None:
-            x, conv = self.conv.run(x, None if state is None else state.conv, form, lengths, activation=self.activation)
+            x, conv = self.conv.run(x, None if state is None else state.conv, call, activation=self.activation)
         elif self.activation == "silu":
             x = F.silu(x)
         parts = self.in_proj(x).split(self.in_sizes, dim=-1)
@@ -104,21 +101,8 @@ class MetaLA(Mixer):
         log_decay = log_sigmoid_decay(decay_logits, self.tau)
         # expm1, because 1 − α of a decay near 1 would keep only its last digits
         k = own_key[0] if own_key else -torch.expm1(log_decay)
-        if self.causal:
-            y, memory = linear_attention(
-                wide(q),
-                k,
-                v,
-                log_decay,
-                normalize=False,
-                state=None if state is None else state.attention,
-                return_state=return_state,
-                form=form,
-                lengths=lengths,
-            )
-        else:
-            y = bidirectional_linear(wide(q), k, v, log_decay, normalize=False, form=form, lengths=lengths)
-            memory = None
+        kept = call.with_state(None if state is None else state.attention)
+        y, memory = linear_attention(wide(q), k, v, log_decay, normalize=False, causal=self.causal, **kept)
         if self.aug_weight is not None:
             y = y + self.augmentation(q, k, v, self.aug_weight)
         y = F.layer_norm(y, (self.head_dim,), eps=self.norm_eps).flatten(2) * F.silu(self.gate_proj(x))

@@ -28,10 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import number, one_of
-from maclaurin.mixers.base import MixerState, Zeros, initialise, start_of_parameters
+from maclaurin.mixers.base import Call, MixerState, Zeros, initialise, start_of_parameters
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks, decay
+from maclaurin.ops import decay
 from maclaurin.ops.mlstm import INPUT_GATES, mlstm
 from maclaurin.ops.states import MLSTMState
 
@@ -104,10 +104,8 @@ class MLSTM(ProjectedMixer):
         self.norm_weight = nn.Parameter(torch.ones(num_heads, self.head_dim))
         initialise(self, init)
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
-        p = self.project(x, state, form, lengths)
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, call)
         gates = self.gates.wide(x)
         if self.gate_cap is not None:
             gates = self.gate_cap * torch.tanh(gates / self.gate_cap)
@@ -120,10 +118,7 @@ class MLSTM(ProjectedMixer):
             forget_gate,
             input_gate_kind=self.input_gate,
             eps=self.eps,
-            state=None if state is None else checks.initial_state(state.attention, MLSTMState),
-            return_state=return_state,
-            form=form,
-            lengths=lengths,
+            **call.with_state(None if state is None else state.attention),
         )
         y = torch.sigmoid(self.out_gate(x)) * self.normalised(h).flatten(2).to(x.dtype)
         return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)

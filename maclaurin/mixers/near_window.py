@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one
+from maclaurin.mixers.base import Call
 from maclaurin.ops import checks
 from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.states import State, TokenState
@@ -50,13 +50,12 @@ class NearWindow(nn.Module):
         k: Tensor,
         v: Tensor,
         state: TokenState | None,
-        *,
+        call: Call,
         reach: int | None = None,
-        **call: Any,
     ) -> tuple[Tensor, State | None]:
-        """far: what the other mechanism gives. reach: how far back anything may look. call: as for softmax_attention."""
+        """far: what the other mechanism gives. reach: how far back anything may look."""
         window = self.window if reach is None else min(reach, self.window)
-        near_BTHV, near_state = softmax_attention(q, k, v, window=window, state=state, **call)
+        near_BTHV, near_state = softmax_attention(q, k, v, window=window, **call.with_state(state))
         far_BTHV, far_state = far
         share_H1 = self.share().to(near_BTHV.dtype)[:, None]
         y_BTHV = share_H1 * near_BTHV + (1 - share_H1) * far_BTHV.to(near_BTHV.dtype)
@@ -74,11 +73,12 @@ def beside_near(
     k: Tensor,
     v: Tensor,
     state: State | None,
-    **call: Any,
+    call: Call,
+    reach: int | None = None,
 ) -> tuple[Tensor, State | None]:
     """What a mechanism makes of its part of a state, and the window beside it where there is one."""
     if near is None:
         return attend(state)
     far, tokens = near.split(state)
-    both: tuple[Tensor, State | None] = near(attend(far), q, k, v, tokens, **call)
+    both: tuple[Tensor, State | None] = near(attend(far), q, k, v, tokens, call, reach)
     return both

@@ -30,13 +30,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import one_of
-from maclaurin.mixers.base import MixerState, Zeros, initialise
+from maclaurin.mixers.base import Call, MixerState, Zeros, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
-from maclaurin.ops.bidirectional import bidirectional_linear
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.states import LinearState, State
+from maclaurin.ops.states import LinearState
 
 ETAS = ("exp", "softplus", "sigmoid", "softplus_offset")
 FEATURE_MAPS = ("identity", "elu")
@@ -71,27 +70,11 @@ class Normalized(ProjectedMixer):
         self.offset = nn.Parameter(torch.linspace(4, 9, num_heads)) if eta == "softplus_offset" else None
         initialise(self, init)
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
-        p = self.project(x, state, form, lengths)
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, call)
         q, k = (F.elu(part) + 1 if self.feature_map == "elu" else part for part in (p.q, p.k))
-        attention: State | None = None
-        if self.causal:
-            y, attention = linear_attention(
-                wide(q),
-                k,
-                p.v,
-                p.log_decay,
-                scale=1.0,
-                normalize=False,
-                state=None if state is None else state.attention,
-                return_state=return_state,
-                form=form,
-                lengths=lengths,
-            )
-        else:
-            y = bidirectional_linear(wide(q), k, p.v, p.log_decay, scale=1.0, normalize=False, form=form, lengths=lengths)
+        kept = call.with_state(None if state is None else state.attention)
+        y, attention = linear_attention(wide(q), k, p.v, p.log_decay, scale=1.0, normalize=False, causal=self.causal, **kept)
         y = self.out_proj((y * self.gain(x)[..., None]).flatten(2).to(x.dtype))
         return y, self.state_after(p, attention)
 

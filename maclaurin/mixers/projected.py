@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, number, one_of
-from maclaurin.mixers.base import Mixer, MixerState, ShortConv, Zeros, advanced, initial_dt_bias
+from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Zeros, advanced, initial_dt_bias
 from maclaurin.mixers.near_window import NearState, NearWindow
 from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
 from maclaurin.ops.conv import ACTIVATIONS
@@ -148,24 +148,24 @@ class ProjectedMixer(Mixer):
         self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
         self.near: NearWindow | None = None  # beside mechanisms that have the option near_window
 
-    def project(self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None) -> Projections:
+    def project(self, x: Tensor, state: MixerState | None = None, call: Call = AT_ONCE) -> Projections:
         qkv = self.qkv_proj(x)
         conv_state = None
         if self.conv is not None:
             before = None if state is None else state.conv
-            qkv, conv_state = self.conv.run(qkv, before, form, lengths, activation=self.activation)
+            qkv, conv_state = self.conv.run(qkv, before, call, activation=self.activation)
         elif self.activation == "silu":
             qkv = F.silu(qkv)
         widths = (self.key_dim, self.key_dim, self.head_dim)
         parts = zip(qkv.split(self.qkv_sizes, dim=-1), widths, strict=True)
         q, k, v = (part.unflatten(-1, (-1, width)) for part, width in parts)
-        positions, position = advanced(state, x, lengths)
+        positions, position = advanced(state, x, call.lengths)
         rotation, interleaved = None, self.rotary_interleaved
         if self.rotary == "rope":
             angle = positions.to(torch.bfloat16) if self.rounded_positions else positions
             q, k = (turn_by_position(part, angle, theta=self.rope_theta, interleaved=interleaved) for part in (q, k))
         elif self.selective is not None:
-            angles, rotation = self.selective(x, None if state is None else state.rotation, form, lengths)
+            angles, rotation = self.selective(x, None if state is None else state.rotation, call)
             # autocast rounds q and k to bfloat16; their gradients must not be: those of angles add up over all tokens
             q, k = (rotate(part.to(x.dtype), angles, interleaved=interleaved) for part in (q, k))
         plain_v, dt = v, self._time_step(x)

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of
-from maclaurin.mixers.base import MixerState, ShortConv, initialise, start_of_parameters
+from maclaurin.mixers.base import Call, MixerState, ShortConv, initialise, start_of_parameters
 from maclaurin.mixers.registry import register
 from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
@@ -71,19 +71,14 @@ class QLSTM(ScannedMixer):
         self.out_proj = nn.Linear(inner, d_model, bias=False)
         initialise(self, init)
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         gate, u = self.in_proj(x).chunk(2, dim=-1)
-        u, conv = self._convolved(u, state, form, lengths)
+        u, conv = self._convolved(u, state, call)
         f, i, o = self.gate_proj(u).chunk(3, dim=-1)
         h, memory = linear_scan(
             torch.sigmoid(i) * u,
             self.log_decay(f),
-            state=self._memory(state),
-            return_state=return_state,
-            form=form,
-            lengths=lengths,
+            **call.with_state(None if state is None else state.attention),
         )
         y = self.out_proj(F.gelu(gate) * torch.sigmoid(o) * h)
         return y, None if memory is None else MixerState(memory, conv, kind=self.kind)
@@ -133,19 +128,14 @@ class RGLRU(ScannedMixer):
         self.out_proj = nn.Linear(channels, d_model, bias=False)
         initialise(self, init)
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         *gate, u = self.in_proj(x).split(self.memory_shape[0], dim=-1)
-        u, conv = self._convolved(u, state, form, lengths)
+        u, conv = self._convolved(u, state, call)
         log_decay, input_gate = self.gates(u)
         h, memory = linear_scan(
             (complement(log_decay) * input_gate * u).to(u.dtype),
             log_decay,
-            state=self._memory(state),
-            return_state=return_state,
-            form=form,
-            lengths=lengths,
+            **call.with_state(None if state is None else state.attention),
         )
         if gate:
             h = h * F.gelu(gate[0], approximate="tanh")

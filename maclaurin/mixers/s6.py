@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.mixers.base import MixerState, initial_dt_bias, initialise
+from maclaurin.mixers.base import Call, MixerState, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
 from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
@@ -59,9 +59,7 @@ class S6(ScannedMixer):
             self.dt_proj.weight.uniform_(-(self.dt_rank**-0.5), self.dt_rank**-0.5)
             self.dt_proj.bias.copy_(initial_dt_bias(d_model))
 
-    def mix(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, MixerState | None]:
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         r, b, c = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
         y, memory = selective_scan(
             x,
@@ -69,10 +67,7 @@ class S6(ScannedMixer):
             wide(self.A_log).exp(),
             b,
             c,
-            state=self._memory(state),
-            return_state=return_state,
-            form=form,
-            lengths=lengths,
+            **call.with_state(None if state is None else state.attention),
         )
         y = self.out_proj(torch.addcmul(y, x, self.D.to(y.dtype)))
         return y, None if memory is None else MixerState(memory, kind=self.kind)

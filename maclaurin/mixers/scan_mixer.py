@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from maclaurin.mixers.base import Mixer, MixerState, ShortConv, Zeros
-from maclaurin.ops import checks
+from maclaurin.mixers.base import Call, Mixer, MixerState, ShortConv, Zeros
 from maclaurin.ops.states import ConvState, ScanState
 
 
@@ -13,16 +12,10 @@ class ScannedMixer(Mixer):
     memory_shape: tuple[int, ...]  # of one sequence
     conv: ShortConv | None
 
-    def _convolved(
-        self, x: Tensor, state: MixerState | None, form: str, lengths: Tensor | None
-    ) -> tuple[Tensor, ConvState | None]:
+    def _convolved(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, ConvState | None]:
         if self.conv is None:
             return x, None
-        return self.conv.run(x, None if state is None else state.conv, form, lengths)
-
-    @staticmethod
-    def _memory(state: MixerState | None) -> ScanState | None:
-        return None if state is None else checks.initial_state(state.attention, ScanState)
+        return self.conv.run(x, None if state is None else state.conv, call)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         conv = None if self.conv is None else self.conv.state_of(zeros)

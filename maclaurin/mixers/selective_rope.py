@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from maclaurin.common.arguments import at_least_one, number, one_of
-from maclaurin.mixers.base import ShortConv, Zeros
+from maclaurin.mixers.base import Call, ShortConv, Zeros
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.decay import widest
@@ -139,9 +139,7 @@ class SelectiveRotary(nn.Module):
                 self.conv.weight[..., -1] += 1
 
     @without_autocast
-    def forward(
-        self, x: Tensor, state: RotationState | None, form: str, lengths: Tensor | None
-    ) -> tuple[Tensor, RotationState]:
+    def forward(self, x: Tensor, state: RotationState | None, call: Call) -> tuple[Tensor, RotationState]:
         """The angles (B, T, G, R) of tokens x (B, T, d_model), within ±π, and the state after the last of them."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         z_BTGD = x.to(dtype).unflatten(-1, (self.heads, -1))
@@ -151,17 +149,17 @@ class SelectiveRotary(nn.Module):
         before = None if state is None else state.conv
         if self.conv is None:
             taps = u_BTC.new_tensor([-1.0, 1.0]).expand(u_BTC.shape[2], 2)
-            w_BTC, conv = short_conv(u_BTC, taps, state=before, form=form, lengths=lengths)
+            w_BTC, conv = short_conv(u_BTC, taps, state=before, form=call.form, lengths=call.lengths)
         else:
             activation = "silu" if self.increments == "silu" else "identity"
-            w_BTC, conv = self.conv.run(u_BTC, before, form, lengths, activation)
+            w_BTC, conv = self.conv.run(u_BTC, before, call, activation)
         assert conv is not None
         w = w_BTC.unflatten(-1, (self.heads, self.planes))
         if self.bias is not None:
             w = w + self.bias.to(dtype).exp()
         if self.gate is not None:
             w = w * torch.sigmoid(self.gate(z)).unflatten(-1, (self.heads, -1))
-        phase = without_padding(w, lengths).to(widest(x.device)).cumsum(1)
+        phase = without_padding(w, call.lengths).to(widest(x.device)).cumsum(1)
         if state is not None:
             phase = phase + state.phase[:, None]
         angles = phase * self.temperatures(x.device)

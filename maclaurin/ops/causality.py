@@ -23,7 +23,7 @@ Result = tuple[Tensor, S | None]
 StatefulOp = Callable[[Inputs, S | None, Tensor | None, bool], Result[S]]  # inputs, state, lengths, return_state
 
 
-def causal(op: StatefulOp[S], *, form: str, return_state: bool, forgets: bool = False) -> DenseOp[S]:
+def causally(op: StatefulOp[S], *, form: str, return_state: bool, forgets: bool = False) -> DenseOp[S]:
     """`op`, whose first input are queries (B,T,H,K) and whose output is (B,T,H,V), as `over_documents` takes it.
 
     forgets: whether a token leaves the state again, as in a window; otherwise what is NaN once stays NaN.

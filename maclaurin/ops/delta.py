@@ -24,7 +24,7 @@ from torch import Tensor
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.ops import checks, decay, delta_chunked
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
-from maclaurin.ops.causality import causal
+from maclaurin.ops.causality import causally
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import DeltaState, State
@@ -114,7 +114,7 @@ def delta_rule(
         return y, DeltaState(memory_NFV.unflatten(0, (B, G)))
 
     return over_documents(
-        causal(dense, form=form, return_state=return_state),
+        causally(dense, form=form, return_state=return_state),
         (q, k, v, beta, log_decay),
         initial,
         attention_mask=attention_mask,

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, running_sum, without_autocast
 from maclaurin.ops.fields import WHOLE, Axes
 from maclaurin.ops.linear import CHUNK, linear_attention
-from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.ragged import Inputs, over_documents, over_whole_documents
 from maclaurin.ops.states import LinearState, State
 from maclaurin.ops.tokens import without_padding
 
@@ -46,6 +47,7 @@ def inline_attention(
     v: Tensor,
     *,
     scale: float | None = None,
+    causal: bool = True,
     state: InlineState | None = None,
     return_state: bool = True,
     form: str = "auto",
@@ -59,6 +61,9 @@ def inline_attention(
 
     scale: s above, 1/√K unless given. Other arguments as in `linear_attention`.
     """
+    ragged: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
+    if not causal:
+        return over_whole_documents(partial(bidirectional_inline, scale=scale), (q, k, v), state, **ragged)
     checks.heads(q, k, v)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     checks.scale(scale)
@@ -100,7 +105,7 @@ def inline_attention(
         end = count_BT[:, 0] - 1 + (q_BTHK.shape[1] if lengths is None else lengths)
         return y.to(q.dtype), InlineState(inner.memory, z_BTGK[:, -1].clone(), end)
 
-    return over_documents(dense, (q, k, v), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths)
+    return over_documents(dense, (q, k, v), state, **ragged)
 
 
 def bidirectional_inline(

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +25,10 @@ from torch.utils.checkpoint import checkpoint
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
-from maclaurin.ops.causality import causal
+from maclaurin.ops.causality import causally
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.power_chunked import Plan, chunked
-from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.ragged import Inputs, over_documents, over_whole_documents
 from maclaurin.ops.states import LinearState, PowerState, State
 
 CHUNK = 64
@@ -42,6 +44,7 @@ def linear_attention(
     *,
     scale: float | None = None,
     normalize: bool = True,
+    causal: bool = True,
     state: State | None = None,
     return_state: bool = True,
     form: str = "auto",
@@ -56,6 +59,12 @@ def linear_attention(
     q (B,T,H,K), k (B,T,G,K), v (B,T,G,V); log_decay (B,T,G or H), or (B,T,G or H,K) for a decay per channel, <= 0. Feature
     maps are applied to q and k before the call. Other arguments as in `power_attention`.
     """
+    ragged: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
+    if not causal:
+        from maclaurin.ops.bidirectional import bidirectional_linear  # made of this op
+
+        whole = partial(bidirectional_linear, scale=scale, normalize=normalize, form=form)
+        return over_whole_documents(whole, (q, k, v, log_decay), state, **ragged)
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k, per_channel=True)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
@@ -78,12 +87,10 @@ def linear_attention(
         raise ValueError(f"backend='native' needs {refusal}")
     engine = _Engine(scale, normalize, form, chunk_size, backend == "torch" or refusal is not None)
     return over_documents(
-        causal(engine.run, form=form, return_state=return_state),
+        causally(engine.run, form=form, return_state=return_state),
         (q, k, v, log_decay),
         initial,
-        attention_mask=attention_mask,
-        cu_seqlens=cu_seqlens,
-        lengths=lengths,
+        **ragged,
     )
 
 

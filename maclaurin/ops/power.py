@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +26,12 @@ from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks
-from maclaurin.ops.causality import causal
+from maclaurin.ops.causality import causally
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES, fold_length_of, waiting
 from maclaurin.ops.power_chunked import CHUNK, Plan, chunked
-from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.ragged import Inputs, over_documents, over_whole_documents
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
@@ -51,6 +53,7 @@ def power_attention(
     order_weights: Tensor | None = None,
     scale: float | None = None,
     normalize: bool = True,
+    causal: bool = True,
     state: PowerState | None = None,
     return_state: bool = True,
     form: str = "auto",
@@ -70,17 +73,26 @@ def power_attention(
     order: a number p for f(x) = x^p, or a sequence such as (0, 1, 2) for those terms of exp(x) = Σ xⁿ/n!.
     order_weights: (number of orders,) or (H, number of orders), one factor a term.
     scale: 1/√K unless given. normalize: False leaves out the division.
+    causal: False for whole sequences, in which every token sees every token: no state, and backend="auto".
     attention_mask (B,T), lengths (B,) or cu_seqlens (N+1,): ragged batches, see `ragged.py`.
     fold_at, fold_every: when kept tokens are folded into the memory; by default where the memory becomes the smaller one.
     backend: "native" (C++, order 2 in float32 on a CPU), "torch" (everything), or "auto", the faster one that can.
     """
     usual = order == 2 and order_weights is None and scale is None and form in ("auto", "recurrent") and backend == "auto"
-    ragged = attention_mask is not None or cu_seqlens is not None or lengths is not None
-    if isinstance(state, PowerState) and return_state and usual and not ragged and not torch.compiler.is_compiling():
+    dense = causal and attention_mask is None and cu_seqlens is None and lengths is None
+    if isinstance(state, PowerState) and return_state and usual and dense and not torch.compiler.is_compiling():
         transformed = native.is_transformed()
         done = None if transformed else native.plain_step(q, k, v, log_decay, state, normalize, fold_at, fold_every)
         if done is not None:
             return done
+    ragged: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
+    if not causal:
+        from maclaurin.ops.bidirectional import bidirectional_power  # made of this op
+
+        both_ways = partial(
+            bidirectional_power, order=order, order_weights=order_weights, scale=scale, normalize=normalize, form=form
+        )
+        return over_whole_documents(both_ways, (q, k, v, log_decay), state, **ragged)
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
@@ -101,10 +113,7 @@ def power_attention(
     checks.token_state(state, k, v)
     _check_memory(state, kernel, k.shape[3], v.shape[3] + normalize)
 
-    dense = causal(engine.run, form=form, return_state=return_state)
-    return over_documents(
-        dense, (q, k, v, log_decay), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths
-    )
+    return over_documents(causally(engine.run, form=form, return_state=return_state), (q, k, v, log_decay), state, **ragged)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ most twice its length, so that documents cannot meet, padding cannot enter a sta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,16 @@ def over_documents(
     if after is not None:
         after.__dict__["sound_on"] = output.device  # no field: what is made of this state is looked at again
     return output, after
+
+
+def over_whole_documents(
+    op: Callable[..., Tensor], inputs: Inputs, state: State | None, **ragged: Any
+) -> tuple[Tensor, None]:
+    """The same for `op(*inputs, lengths=lengths)`, in which every token sees every token: there is no state."""
+    if state is not None:
+        raise ValueError("state must be None with causal=False: every token sees the whole sequence")
+    output, _ = over_documents(lambda inputs, _, lengths: (op(*inputs, lengths=lengths), None), inputs, None, **ragged)
+    return output, None
 
 
 def _by_document(

@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +24,8 @@ from maclaurin.common.arguments import at_least_one, number, one_of
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks, slices
-from maclaurin.ops.causality import causal
-from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.causality import causally
+from maclaurin.ops.ragged import Inputs, over_documents, over_whole_documents
 from maclaurin.ops.states import TokenState
 from maclaurin.ops.tokens import Tokens
 
@@ -45,6 +47,7 @@ def softmax_attention(
     detach_divisor: bool = False,
     score_cap: float | None = None,
     scale: float | None = None,
+    causal: bool = True,
     state: TokenState | None = None,
     return_state: bool = True,
     form: str = "auto",
@@ -63,6 +66,13 @@ def softmax_attention(
     backend: "native" (C++, plain weights with or without decay in float32 on a CPU), "torch", or "auto".
     Other arguments as in `power_attention`.
     """
+    ragged: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
+    if not causal:
+        if log_decay is not None or window is not None or (numerator, divisor, score_cap) != ("exp", "sum", None):
+            raise ValueError("causal=False needs plain softmax: no log_decay, window, score_cap, or other weights")
+        from maclaurin.ops.bidirectional import bidirectional_softmax
+
+        return over_whole_documents(partial(bidirectional_softmax, scale=scale), (q, k, v), state, **ragged)
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
@@ -85,12 +95,10 @@ def softmax_attention(
         return _dense(weights, inputs, state, lengths, form, backend, chunk_size, return_state)
 
     return over_documents(
-        causal(dense, form=form, return_state=return_state, forgets=window is not None),
+        causally(dense, form=form, return_state=return_state, forgets=window is not None),
         (q, k, v, log_decay),
         state,
-        attention_mask=attention_mask,
-        cu_seqlens=cu_seqlens,
-        lengths=lengths,
+        **ragged,
     )
 
 

@@ -224,10 +224,10 @@ def test_own_models_start_with_nothing_but_another_kernel(student_name, source, 
     mixer = student.model.layers[0].mixer
     x = torch.randn(1, 12, 32)
     with torch.no_grad():
-        q, k = (getattr(mixer.project(x, None, "auto", None), part) for part in "qk")
+        q, k = (getattr(mixer.project(x), part) for part in "qk")
         source_mixer = teacher.model.layers[0].mixer
-        plain = source_mixer.project(x, None, "auto", None)
-        decay = mixer.project(x, None, "auto", None).log_decay
+        plain = source_mixer.project(x)
+        decay = mixer.project(x).log_decay
         torch.testing.assert_close(q, plain.q)
         torch.testing.assert_close(k, plain.k)
         assert decay.abs().max() < 1e-2
@@ -259,7 +259,7 @@ def test_divergence_of_own_layers_is_that_of_the_written_out_weights(source, cor
     x = Shown.of(teacher).run(batch)[0].args[0]
     expected = []
     for start, end in pairwise(bounds):
-        p = teacher.model.layers[0].mixer.project(x[:, start:end], None, "auto", None)
+        p = teacher.model.layers[0].mixer.project(x[:, start:end])
         score = torch.einsum("thk,shk->hts", p.q[0], p.k[0]) / p.q.shape[-1] ** 0.5
         past = torch.ones(end - start, end - start).tril()
         steps = torch.arange(end - start, dtype=torch.float64)

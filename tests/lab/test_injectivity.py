@@ -77,7 +77,7 @@ def test_written_out_weights_are_the_mixers(name: str) -> None:
     assert isinstance(mixer, ProjectedMixer)
     x = torch.randn(2, 12, 16, dtype=torch.float64)
     with torch.no_grad():
-        p = mixer.project(x, None, "auto", None)
+        p = mixer.project(x)
         expected = torch.einsum("bhts,bshv->bthv", weights.of_mixer(mixer, p), repeat_heads(p.v, 4)).flatten(2)
         found = heads_output(mixer, x, mixer.qkv_proj(x))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
@@ -87,7 +87,7 @@ def test_weights_of_an_output_behind_a_delta_rule_are_refused() -> None:
     mixer = build_mixer("delta", 16, 2)
     assert isinstance(mixer, ProjectedMixer)
     with pytest.raises(ValueError, match="Delta has no weights"):
-        weights.of_mixer(mixer, mixer.project(torch.randn(1, 4, 16), None, "auto", None))
+        weights.of_mixer(mixer, mixer.project(torch.randn(1, 4, 16)))
 
 
 @pytest.mark.parametrize(("name", "low", "high"), [("softmax", 0.0, 0.0), ("linear", 0.9, 1.0)])

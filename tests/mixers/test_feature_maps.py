@@ -84,7 +84,7 @@ def test_outputs_are_averages_of_values(name, causal):
     nn.init.eye_(mixer.out_proj.weight)
     x = torch.randn(2, 40, 24, dtype=torch.float64)
     assert (gram(mixer.feature_map, points(60)) >= 0).all()
-    v = mixer.project(x, None, "auto", None).v
+    v = mixer.project(x).v
     low, high = (v.cummin(1).values, v.cummax(1).values) if causal else (v.amin(1, keepdim=True), v.amax(1, keepdim=True))
     y = mixer(x)[0].unflatten(-1, (3, 8))
     assert (y >= low - 1e-12).all() and (y <= high + 1e-12).all()
@@ -94,7 +94,7 @@ def test_outputs_are_averages_of_values(name, causal):
 def test_the_layer_is_its_matrix(name):
     mixer = maclaurin.build_mixer(name, 24, 4, num_kv_heads=2, decay="softplus").double()
     x = torch.randn(2, 30, 24, dtype=torch.float64)
-    p = mixer.project(x, None, "auto", None)
+    p = mixer.project(x)
     q, k = mixer.feature_map(p.q), mixer.feature_map(p.k).repeat_interleave(2, 2)
     sums = p.log_decay.repeat_interleave(2, 2).cumsum(1).transpose(1, 2)
     weight = torch.einsum("bthf,bshf->bhts", q, k) * (sums[..., None] - sums[..., None, :]).exp()
@@ -259,7 +259,7 @@ def test_the_envelope_of_a_query_cancels():
     nn.init.normal_(mixer.feature_map.envelope["u"])
     with_envelope = mixer(x)[0]
     assert (with_envelope - plain).abs().max() > 1e-3
-    p = mixer.project(x, None, "auto", None)
+    p = mixer.project(x)
     weight = torch.einsum("bthf,bshf->bhts", mixer.feature_map(p.q), mixer.feature_map(p.k)).tril()
     y = torch.einsum("bhts,bshv->bthv", weight / weight.sum(-1, keepdim=True), p.v)
     torch.testing.assert_close(with_envelope, y.flatten(2) @ mixer.out_proj.weight.T, rtol=1e-12, atol=1e-12)

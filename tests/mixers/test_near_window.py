@@ -21,7 +21,7 @@ def build(name):
 @pytest.mark.parametrize("name", ["2mamba", "taylor", "hedgehog"])
 def test_it_is_its_formula(name):
     mixer = build(name)
-    p = mixer.project(torch.randn(1, 9, 16, dtype=torch.float64), None, "auto", None)
+    p = mixer.project(torch.randn(1, 9, 16, dtype=torch.float64))
     q, k = p.q[0], repeat_heads(p.k, 4)[0]
     score = torch.einsum("thk,shk->hts", q, k) / 2
     far = score.square() if name == "2mamba" else 1 + score + score.square() / 2
@@ -40,7 +40,7 @@ def test_it_is_its_formula(name):
 def test_its_weights_give_its_output(name):
     mixer = build(name)
     x = torch.randn(2, 9, 16, dtype=torch.float64)
-    p = mixer.project(x, None, "auto", None)
+    p = mixer.project(x)
     heads = torch.einsum("bhts,bshv->bthv", of_mixer(mixer, p), repeat_heads(p.v, 4))
     torch.testing.assert_close(mixer(x)[0], mixer.out_proj(heads.flatten(2)))
 

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, one_of
-from maclaurin.mixers.base import MixerState
+from maclaurin.mixers.base import Call, MixerState
 from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
 from maclaurin.mixers.luna import ChannelBank, LunaMap
 from maclaurin.mixers.near_window import NearWindow, beside_near
@@ -218,8 +218,8 @@ class Windowed(Student):
         def far(state: State | None) -> tuple[Tensor, State | None]:
             return self.linear.attend(replace(asked, state=state))
 
-        call: dict[str, Any] = {"lengths": asked.lengths, "return_state": asked.return_state, "reach": asked.window}
-        return beside_near(self.near, far, asked.q, asked.k, asked.v, asked.state, **call)
+        call = Call(lengths=asked.lengths, return_state=asked.return_state)
+        return beside_near(self.near, far, asked.q, asked.k, asked.v, asked.state, call, reach=asked.window)
 
 
 class EluMap(T2RMap):

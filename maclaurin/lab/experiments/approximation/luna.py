@@ -117,7 +117,7 @@ def outputs_are_averages(generator: Generator, *, seed: int, nonneg: bool = True
     mixer = _mixer(d, H, seed, nonneg=nonneg, norm="sum" if nonneg else "none")
     nn.init.eye_(mixer.out_proj.weight)
     x = normal(2, T, d, generator=generator)
-    v = mixer.project(x, None, "auto", None).v
+    v = mixer.project(x).v
     y = mixer(x)[0].unflatten(-1, (H, -1))
     outside = torch.maximum(v.cummin(1).values - y, y - v.cummax(1).values).max().item()
     least = (features @ features.T).min().item()

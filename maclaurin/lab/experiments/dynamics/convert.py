@@ -49,7 +49,7 @@ def mamba2(mixer: Mamba2, x: Tensor, order: int) -> System:
         values, (keys, queries, dt) = x, parts
     else:
         mlp_gate, mlp, gate, xbc, dt = parts
-        xbc, _ = mixer.conv1d.run(xbc, None, "auto", None, activation="silu")
+        xbc, _ = mixer.conv1d.run(xbc, activation="silu")
         values, keys, queries = xbc.split(mixer.xbc_sizes, dim=-1)
     u_THV = values[0].unflatten(-1, (mixer.ssm_heads, mixer.head_dim))
     b_THN, c_THN = (
@@ -88,7 +88,7 @@ def s6(mixer: S6, x: Tensor, order: int) -> System:
 def qlstm(mixer: QLSTM, x: Tensor, order: int) -> System:
     gate, u = mixer.in_proj(x).chunk(2, dim=-1)
     if mixer.conv is not None:
-        u, _ = mixer.conv.run(u, None, "auto", None)
+        u, _ = mixer.conv.run(u)
     f, i, o = mixer.gate_proj(u).chunk(3, dim=-1)
     Lambda_TC1, B_TC1, C_TC1 = (part[0, ..., None] for part in (mixer.log_decay(f).exp(), i.sigmoid(), o.sigmoid()))
     inputs_TC1 = u[0, ..., None]
@@ -98,7 +98,7 @@ def qlstm(mixer: QLSTM, x: Tensor, order: int) -> System:
 def rglru(mixer: RGLRU, x: Tensor, order: int) -> System:
     *gate, u = mixer.in_proj(x).split(mixer.memory_shape[0], dim=-1)
     if mixer.conv is not None:
-        u, _ = mixer.conv.run(u, None, "auto", None)
+        u, _ = mixer.conv.run(u)
     log_decay, input_gate = mixer.gates(u)
     Lambda_TC1, B_TC1 = (part[0, ..., None] for part in (log_decay.exp(), complement(log_decay) * input_gate))
     factor = F.gelu(gate[0], approximate="tanh") if gate else 1.0
@@ -109,7 +109,7 @@ def rglru(mixer: RGLRU, x: Tensor, order: int) -> System:
 def metala(mixer: MetaLA, x: Tensor, order: int) -> System:
     """The augmentation is D where it is linear in v; σ(s·v) is not, and is left to the readout."""
     if mixer.conv is not None:
-        x, _ = mixer.conv.run(x, None, "auto", None, activation=mixer.activation)
+        x, _ = mixer.conv.run(x, activation=mixer.activation)
     elif mixer.activation == "silu":
         x = F.silu(x)
     parts = mixer.in_proj(x).split(mixer.in_sizes, dim=-1)

@@ -89,7 +89,7 @@ def discretised(system: System, mixer: ProjectedMixer, p: Projections) -> System
 
 
 def attention(mixer: Attention, x: Tensor, order: int) -> System:
-    p = mixer.project(x, None, "auto", None)
+    p = mixer.project(x)
     q, k = features(p.q, mixer.feature_map), features(p.k, mixer.feature_map)
     scale = 1.0 if mixer.feature_map == "cosine" else mixer.key_dim**-0.5
     if mixer.window is not None:
@@ -117,7 +117,7 @@ def attention(mixer: Attention, x: Tensor, order: int) -> System:
 
 
 def gated_softmax(mixer: GatedSoftmax, x: Tensor, order: int) -> System:
-    p = mixer.project(x, None, "auto", None)
+    p = mixer.project(x)
     q_THK, k_THK = p.q[0] * mixer.key_dim**-0.5, _of_heads(p.k, mixer)
     if mixer.numerator == "relu":
         q_THK, k_THK = q_THK.relu(), k_THK.relu()
@@ -149,7 +149,7 @@ def gated_softmax(mixer: GatedSoftmax, x: Tensor, order: int) -> System:
 
 
 def feature_attention(mixer: FeatureAttention, x: Tensor, order: int) -> System:
-    p = mixer.project(x, None, "auto", None)
+    p = mixer.project(x)
     q, k = mixer.features(p.q, p.k)
     system = first_order(mixer, p, q[0], _of_heads(k, mixer))
     if mixer.norm == "sum":
@@ -160,14 +160,14 @@ def feature_attention(mixer: FeatureAttention, x: Tensor, order: int) -> System:
 
 
 def normalized(mixer: Normalized, x: Tensor, order: int) -> System:
-    p = mixer.project(x, None, "auto", None)
+    p = mixer.project(x)
     q, k = (F.elu(part) + 1 if mixer.feature_map == "elu" else part for part in (p.q, p.k))
     system = first_order(mixer, p, q[0], _of_heads(k, mixer))
     return discretised(divided(system, 1 / mixer.gain(x)[0]), mixer, p)
 
 
 def gla(mixer: GLA, x: Tensor, order: int) -> System:
-    p = mixer.project(x, None, "auto", None)
+    p = mixer.project(x)
     system = first_order(mixer, p, p.q[0] * mixer.key_dim**-0.5, _of_heads(p.k, mixer))
     gate, alpha_THN = F.silu(mixer.gate_proj(x)), _of_heads(mixer.log_decay(x), mixer).exp()
     system = replace(discretised(system, mixer, p), transition=alpha_THN)
@@ -176,7 +176,7 @@ def gla(mixer: GLA, x: Tensor, order: int) -> System:
 
 def mlstm(mixer: MLSTM, x: Tensor, order: int) -> System:
     """Not divided by a power of e as the op is: in float64 no gate that is capped leaves the range."""
-    p = mixer.project(x, None, "auto", None)
+    p = mixer.project(x)
     gates = mixer.gates.wide(x)
     if mixer.gate_cap is not None:
         gates = mixer.gate_cap * torch.tanh(gates / mixer.gate_cap)
@@ -197,7 +197,7 @@ def mlstm(mixer: MLSTM, x: Tensor, order: int) -> System:
 
 
 def delta(mixer: Delta, x: Tensor, order: int) -> System:
-    p = mixer.project(x, None, "auto", None)
+    p = mixer.project(x)
     q_THN, k_THN = (symmetric_power(unit(_of_heads(part, mixer)), mixer.order) for part in (p.q, p.k))
     system = first_order(mixer, p, q_THN, k_THN)
     beta_TH1 = mixer.largest_beta * torch.sigmoid(_of_heads(mixer.beta_proj(x), mixer))[..., None]
@@ -211,7 +211,7 @@ def delta(mixer: Delta, x: Tensor, order: int) -> System:
 
 def inline(mixer: Inline, x: Tensor, order: int) -> System:
     """Where there is a local filter, every channel has taps of its own and becomes a head of one channel."""
-    p = mixer.project(x, None, "auto", None)
+    p = mixer.project(x)
     scale = mixer.key_dim**-0.5 if mixer.scale is None else mixer.scale
     count_T11 = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device="cpu")[:, None, None]
     q_THK = features(p.q, mixer.feature_map)[0] * scale / count_T11

@@ -1,0 +1,57 @@
+"""RetNet: linear attention behind a fixed decay per head, with rotary positions, a head norm and an output gate.
+
+    q, k, v = x·W_qkv, q and k turned by position;   γ_h = 1 − 1/n_h, n_h from 32 to 512 in equal ratios
+    S_t = γ S_{t-1} + k_t v_tᵀ;   y_t = q_t S_t/√d;   out = W_o · (norm(y) ⊙ silu(x·W_g))
+
+The authors' code scales keys where this scales queries, divides by the root of the summed decays and by |Σ w| at least 1,
+which the norm of each head cancels but for its epsilon, and takes values of twice the width: `head_dim=2 * key_dim`.
+
+Sun et al.: Retentive Network: A Successor to Transformer for Large Language Models, arXiv 2307.08621, 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
+from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.registry import register
+from maclaurin.ops.arithmetic import wide
+from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.states import LinearState
+
+
+class RetNet(ProjectedMixer):
+    """Options beside those of every projected mixer: init, "torch" (PyTorch's defaults) or "llama" (N(0, 0.02))."""
+
+    bidirectional = True
+
+    def __init__(self, d_model: int, num_heads: int, *, init: str = "torch", **projection: Any) -> None:
+        super().__init__(d_model, num_heads, **projection)
+        if self.decay != "none":
+            raise ValueError(f"decay must be 'none' beside the fixed decays that retnet has, got {self.decay!r}")
+        self.gate_proj = nn.Linear(d_model, self.inner_dim, bias=False)
+        self.out_norm = RMSNorm(self.head_dim, 1e-5)
+        initialise(self, init)
+
+    def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
+        p = self.project(x, state, call)
+        kept = call.with_state(None if state is None else state.attention)
+        log_n = torch.linspace(math.log(32), math.log(512), self.num_kv_heads, dtype=torch.float64, device=x.device)
+        log_decay = torch.log1p(-torch.exp(-log_n)).to(wide(x).dtype).expand(*x.shape[:2], -1)
+        y, memory = linear_attention(wide(p.q), p.k, p.v, log_decay, normalize=False, causal=self.causal, **kept)
+        y = self.out_norm(y).flatten(2) * F.silu(self.gate_proj(x))
+        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
+
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        memory = zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
+        return self.carrying(LinearState(memory), zeros)
+
+
+summary = "RetNet: first order behind a fixed decay per head, head norm, output gate"
+register("retnet", RetNet, summary, "Sun et al.: Retentive Network, arXiv 2307.08621, 2023", rotary="rope")
