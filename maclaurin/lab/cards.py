@@ -26,7 +26,7 @@ from maclaurin.lab import claims
 from maclaurin.lab.checkpoints import OfTransformers, checkpoint
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.dynamics import to_dsf
-from maclaurin.lab.experiments.dynamics.convert import drawn
+from maclaurin.lab.experiments.dynamics.convert import UnknownSystemError, drawn
 from maclaurin.lab.experiments.injectivity.queries import SAME, TOLERANCE, TOLERANCES, confusion, told_apart
 from maclaurin.lab.experiments.separation import Setting as Separation
 from maclaurin.lab.experiments.separation import probe
@@ -48,7 +48,8 @@ SHARE = 0.9  # of the weights that lie within the length of the memory
 
 @dataclass(frozen=True)
 class Subject:
-    """mixer: the name of its layers' mixers if all have the same. weights: (H,T,T) a layer, what of token s is in t.
+    """mixer: the name of its layers' mixers if all have the same. weights: (H,T,T) a layer, what of token s is in t, of
+    those that are known.
 
     states: of a value channel, a number a layer that is a finite recurrence.
     """
@@ -135,7 +136,10 @@ def _looked_at(name: str, kind: str | None, layers: dict[Mixer, Tensor], trained
         if isinstance(mixer, Attention) and mixer.kernel is None:  # no finite recurrence: its weights as they are
             found.append(weights.of_mixer(mixer, mixer.project(x))[0])
         else:
-            system = to_dsf(mixer, x)
+            try:
+                system = to_dsf(mixer, x)
+            except UnknownSystemError:
+                continue
             found.append(system.weights())
             states.append(system.states)
     return Subject(name, kind, list(layers), found, states, trained)
@@ -158,8 +162,14 @@ def block_rank(weights_HTT: Tensor) -> int:
     return int(torch.linalg.matrix_rank(weights_HTT[:, T // 2 :, : T // 2], rtol=1e-10).max())
 
 
+def _known_weights(subject: Subject) -> Sequence[Tensor]:
+    if len(subject.weights) < len(subject.layers):
+        raise ValueError("not applicable: its weights are not written out")
+    return subject.weights
+
+
 def _rank(subject: Subject) -> str:
-    return str(statistics.median_low([block_rank(weights_HTT) for weights_HTT in subject.weights]))
+    return str(statistics.median_low([block_rank(weights_HTT) for weights_HTT in _known_weights(subject)]))
 
 
 def _separation(subject: Subject, networks: int, seed: int) -> str:
@@ -186,7 +196,7 @@ def _injectivity(subject: Subject, seed: int) -> str:
 def _weights_by_distance(subject: Subject) -> Tensor:
     """(T,): the mean share of a weight by its distance, for the last quarter of the queries, over heads and layers."""
     shares = []
-    for weights_HTT in subject.weights:
+    for weights_HTT in _known_weights(subject):
         size_HTT = weights_HTT.abs()
         T = size_HTT.shape[1]
         for t in range(3 * T // 4, T):
@@ -232,6 +242,8 @@ def _cost(subject: Subject, phase: str) -> str:
 
 def _rank_claim(subject: Subject) -> Claim:
     text = f"{subject.name}: the rank of what later tokens know of earlier ones is at most the number of states"
+    if len(subject.weights) < len(subject.layers):
+        return claims.not_applicable("rank", text, "its weights are not written out")
     if len(subject.states) < len(subject.weights):
         return claims.not_applicable("rank", text, "it keeps all tokens")
     shares = [block_rank(weights_HTT) / states for weights_HTT, states in zip(subject.weights, subject.states, strict=True)]
@@ -242,6 +254,8 @@ def _distance_plot(subjects: Sequence[Subject], tokens: int) -> Plot:
     distances = [float(d) for d in range(1, tokens + 1)]
     curves = []
     for subject in subjects:
+        if len(subject.weights) < len(subject.layers):
+            continue
         left = 1 - _weights_by_distance(subject).cumsum(0)
         curves.append(Curve(subject.name, distances, [max(float(share), 0.0) for share in left]))
     return Plot("distance", "Share of the weight farther back than this.", "tokens back", "share of the weight", curves)

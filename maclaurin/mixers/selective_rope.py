@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from maclaurin.common.arguments import at_least_one, number, one_of
-from maclaurin.mixers.base import Call, ShortConv, Zeros
+from maclaurin.mixers.base import AT_ONCE, Call, ShortConv, Zeros
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.decay import widest
@@ -139,7 +139,7 @@ class SelectiveRotary(nn.Module):
                 self.conv.weight[..., -1] += 1
 
     @without_autocast
-    def forward(self, x: Tensor, state: RotationState | None, call: Call) -> tuple[Tensor, RotationState]:
+    def forward(self, x: Tensor, state: RotationState | None = None, call: Call = AT_ONCE) -> tuple[Tensor, RotationState]:
         """The angles (B, T, G, R) of tokens x (B, T, d_model), within ±π, and the state after the last of them."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         z_BTGD = x.to(dtype).unflatten(-1, (self.heads, -1))

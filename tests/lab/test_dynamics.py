@@ -17,6 +17,7 @@ from maclaurin.lab.experiments.dynamics.convert import drawn
 from maclaurin.mixers.base import Mixer
 
 CUT = ("softmax", "2mamba-e", "fox", "gated-softmax")
+UNKNOWN = ("retnet",)  # not written as a system: the lab says so
 
 
 def generator(seed: int = 0) -> Generator:
@@ -31,7 +32,7 @@ def options(name: str) -> dict[str, int]:
     return {"window": 5} if name == "sliding-window" else {}
 
 
-@pytest.mark.parametrize("name", [name for name in maclaurin.available_mixers() if name not in CUT])
+@pytest.mark.parametrize("name", [name for name in maclaurin.available_mixers() if name not in (*CUT, *UNKNOWN)])
 def test_a_mixer_is_its_system(name):
     mixer, x = drawn(name, 16, 4, 0, **options(name)), tokens()
     system = to_dsf(mixer, x)

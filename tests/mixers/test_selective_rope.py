@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import maclaurin
+from maclaurin.mixers.base import Call, Zeros
 from maclaurin.mixers.selective_rope import SelectiveRotary
 from maclaurin.ops import linear_attention, rotary, rotate
 from maclaurin.ops.tokens import without_padding
@@ -84,7 +85,7 @@ def test_angles_are_the_formula(options):
     rotary = build(**options)
     x = tokens(2, 30, 12)
     with torch.no_grad():
-        angles, _ = rotary(x, None, "auto", None)
+        angles, _ = rotary(x)
     assert angles.abs().max() <= math.pi + 1e-12
     for row in range(2):
         assert turned_apart(angles[row], angles_by_the_formula(rotary, x[row])) <= 1e-12
@@ -95,17 +96,17 @@ def test_angles_are_the_same_in_pieces_and_behind_padding(options):
     rotary = build(**options)
     x = tokens(2, 40, 12)
     with torch.no_grad():
-        whole, end = rotary(x, None, "auto", None)
+        whole, end = rotary(x)
         for pieces in ([40], [1] * 40, [13, 1, 26], [3, 37]):
-            state, found = rotary.init_state(2, "cpu", torch.float64), []
+            state, found = rotary.state_of(Zeros(2, "cpu", torch.float64)), []
             for piece in x.split(pieces, dim=1):
-                angles, state = rotary(piece, state, "auto", None)
+                angles, state = rotary(piece, state)
                 found.append(angles)
             assert turned_apart(torch.cat(found, 1), whole) <= 1e-12
             torch.testing.assert_close(state.phase, end.phase, rtol=0, atol=1e-12)
         lengths = torch.tensor([17, 0])
-        _, state = rotary(without_padding(x, lengths), None, "auto", lengths)
-        again, _ = rotary(x[:1, 17:], state.select([0]), "auto", None)
+        _, state = rotary(without_padding(x, lengths), None, Call(lengths=lengths))
+        again, _ = rotary(x[:1, 17:], state.select([0]))
     assert turned_apart(again, whole[:1, 17:]) <= 1e-12
     assert (state.phase[1] == 0).all(), "padding must not turn"
 
@@ -129,7 +130,7 @@ def test_decoding_and_prefill_in_pieces_are_one_pass(name, dtype, tolerance):
 def test_gradients_are_those_of_the_formula(options):
     rotary = build(heads=2, planes=2, d_model=4, **options)
     x = tokens(1, 4, 4).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x, *_: rotary(x, None, "auto", None)[0], (x, *rotary.parameters()))
+    assert torch.autograd.gradcheck(lambda x, *_: rotary(x)[0], (x, *rotary.parameters()))
 
 
 def test_unit_increments_are_rope():
@@ -137,7 +138,7 @@ def test_unit_increments_are_rope():
     with torch.no_grad():
         unit.conv.weight.zero_()
         unit.bias.zero_()
-        angles, _ = unit(tokens(2, 1000, 12), None, "auto", None)
+        angles, _ = unit(tokens(2, 1000, 12))
     q = tokens(2, 1000, 3, 8, seed=2)
     for interleaved in (False, True):
         expected = rotary(q, torch.arange(1, 1001), theta=10000, interleaved=interleaved)
@@ -171,8 +172,8 @@ def test_differences_telescope_to_a_phase_of_the_token_alone():
     content = build(increments="difference", gate="none")
     x = tokens(1, 20, 12)
     with torch.no_grad():
-        angles, _ = content(x, None, "auto", None)
-        alone, _ = content(x.transpose(0, 1), None, "auto", None)
+        angles, _ = content(x)
+        alone, _ = content(x.transpose(0, 1))
     assert turned_apart(angles[0], alone[:, 0]) <= 1e-13
 
 
@@ -311,7 +312,7 @@ def test_one_layer_holds_parity(dtype, T, error):
     bits[0] = 0
     rotary = counter(1, [[0.0], [math.pi]]).to(dtype)
     with torch.no_grad():
-        angles, _ = rotary(1000 * torch.nn.functional.one_hot(bits, 2)[None].to(dtype), None, "auto", None)
+        angles, _ = rotary(1000 * torch.nn.functional.one_hot(bits, 2)[None].to(dtype))
         y = written_once(angles)
     assert (y - (-1.0) ** bits.cumsum(0)).abs().max() <= error
 
@@ -322,7 +323,7 @@ def test_one_plane_adds_modulo_m(m):
     rotary = counter(1, [[math.tau * a / m] for a in range(m)])
     x = 1000 * torch.nn.functional.one_hot(numbers, m)[None].double()
     with torch.no_grad():
-        angles, _ = rotary(x, None, "auto", None)
+        angles, _ = rotary(x)
     sums = torch.remainder((angles.flatten() * m / math.tau).round(), m)
     assert torch.equal(sums.long(), numbers.cumsum(0) % m)
 
@@ -333,7 +334,7 @@ def test_rotations_commute_so_one_layer_cannot_follow_a_group_that_does_not():
     word = torch.tensor([1, 4, 2, 5, 3, 0])
     x = 1000 * torch.nn.functional.one_hot(torch.stack([word, word[[2, 0, 1, 5, 3, 4]]]), 6).double()
     with torch.no_grad():
-        angles, _ = rotary(x, None, "auto", None)
+        angles, _ = rotary(x)
     assert turned_apart(angles[0, -1], angles[1, -1]) <= 1e-12
 
 
@@ -393,12 +394,12 @@ def test_phases_stay_exact_over_65536_tokens():
     rotary = build(heads=2, planes=4, d_model=8, dtype=torch.float32, bias=True, theta=100)
     x = tokens(1, T, 8, dtype=torch.float32)
     with torch.no_grad():
-        angles, _ = rotary(x, None, "auto", None)
+        angles, _ = rotary(x)
         state, pieces = None, []
         for piece in x.split(5000, dim=1):
-            found, state = rotary(piece, state, "auto", None)
+            found, state = rotary(piece, state)
             pieces.append(found)
-        exact, _ = rotary.double()(x.double(), None, "auto", None)
+        exact, _ = rotary.double()(x.double())
     assert state.phase.dtype == torch.float64 and state.phase.abs().max() > 10_000
     assert turned_apart(torch.cat(pieces, 1).double(), angles.double()) <= 1e-6
     assert turned_apart(angles.double(), exact) <= 1e-3
@@ -414,7 +415,7 @@ def test_a_convolution_that_starts_as_the_token_itself():
         z = torch.nn.functional.normalize(x.unflatten(-1, (2, 16)), dim=-1)
         u = turning.proj(z.flatten(2)).unflatten(-1, (2, 16))
         with torch.no_grad():
-            angles, _ = turning(x, None, "auto", None)
+            angles, _ = turning(x)
         return angles.diff(dim=1), 0.5 * u[:, 1:].detach()
 
     turned, expected = turns(identity_conv=True)

@@ -38,9 +38,6 @@ from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap,
 from maclaurin.mixers.luna import ChannelBank, LunaMap
 from maclaurin.mixers.near_window import NearWindow, beside_near
 from maclaurin.ops import (
-    bidirectional_linear,
-    bidirectional_power,
-    bidirectional_softmax,
     checks,
     linear_attention,
     power_attention,
@@ -67,20 +64,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a student is asked about a dense batch, right-padded where `lengths` is given."""
+    """What a student is asked about a dense batch, right-padded where `call.lengths` is given."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     x: Tensor
     state: State | None
-    lengths: Tensor | None
-    return_state: bool
+    call: Call
     window: int | None
-
-    def causal(self) -> dict[str, Any]:
-        """What every causal op takes beside queries, keys and values."""
-        return {"state": self.state, "return_state": self.return_state, "lengths": self.lengths}
 
 
 class Student(nn.Module, ABC):
@@ -117,7 +109,7 @@ class Student(nn.Module, ABC):
             q, k, v, x = inputs
             assert q is not None and k is not None and v is not None and x is not None
             kept = None if state is None else state.attention
-            y, new = self.attend(Asked(q, k, v, x, kept, lengths, return_state, window))
+            y, new = self.attend(Asked(q, k, v, x, kept, Call(lengths=lengths, return_state=return_state), window))
             return y, None if new is None else MixerState(new)
 
         return over_documents(dense, (q, k, v, x), state, attention_mask=attention_mask)
@@ -156,12 +148,10 @@ class FeatureStudent(Student):
         self.feature_map = feature_map
 
     def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
-        q = self.feature_map.of_queries(self.q_map(asked.q), asked.lengths)
-        k = self.feature_map(self.k_map(asked.k), asked.lengths)
-        if self.shape.causal:
-            y, new = linear_attention(q, k, asked.v, self.log_decay(asked.x), scale=1.0, **asked.causal())
-        else:
-            y, new = bidirectional_linear(q, k, asked.v, scale=1.0, lengths=asked.lengths), None
+        q = self.feature_map.of_queries(self.q_map(asked.q), asked.call.lengths)
+        k = self.feature_map(self.k_map(asked.k), asked.call.lengths)
+        options: dict[str, Any] = {"scale": 1.0, "causal": self.shape.causal, **asked.call.with_state(asked.state)}
+        y, new = linear_attention(q, k, asked.v, self.log_decay(asked.x), **options)
         return y.to(asked.x.dtype), new
 
 
@@ -181,10 +171,8 @@ class SecondOrder(Student):
 
     def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
         q, k, log_decay = self.q_map(asked.q), self.k_map(asked.k), self.log_decay(asked.x)
-        kernel: dict[str, Any] = {"order": self.order, "scale": 1.0}
-        if self.shape.causal:
-            return power_attention(q, k, asked.v, log_decay, **kernel, **asked.causal())
-        return bidirectional_power(q, k, asked.v, log_decay, **kernel, lengths=asked.lengths), None
+        options: dict[str, Any] = {"scale": 1.0, "causal": self.shape.causal, **asked.call.with_state(asked.state)}
+        return power_attention(q, k, asked.v, log_decay, order=self.order, **options)
 
 
 class Softmax(Student):
@@ -200,10 +188,9 @@ class Softmax(Student):
 
     def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
         q, k, v = asked.q, asked.k, asked.v
-        if not self.shape.causal:
-            return bidirectional_softmax(q, k, v, lengths=asked.lengths), None
         window = min((size for size in (self.window, asked.window) if size is not None), default=None)
-        return softmax_attention(q, k, v, window=window, **asked.causal())
+        options: dict[str, Any] = {"causal": self.shape.causal, **asked.call.with_state(asked.state)}
+        return softmax_attention(q, k, v, window=window, **options)
 
 
 class Windowed(Student):
@@ -218,8 +205,7 @@ class Windowed(Student):
         def far(state: State | None) -> tuple[Tensor, State | None]:
             return self.linear.attend(replace(asked, state=state))
 
-        call = Call(lengths=asked.lengths, return_state=asked.return_state)
-        return beside_near(self.near, far, asked.q, asked.k, asked.v, asked.state, call, reach=asked.window)
+        return beside_near(self.near, far, asked.q, asked.k, asked.v, asked.state, asked.call, reach=asked.window)
 
 
 class EluMap(T2RMap):

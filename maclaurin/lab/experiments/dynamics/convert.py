@@ -43,6 +43,10 @@ from maclaurin.ops.arithmetic import repeat_heads
 ORDER = 8  # an even one: then the series of exp is positive everywhere, and so is the sum that divides it
 
 
+class UnknownSystemError(ValueError):
+    """Of a mixer that has not been written as a system here, such as one that somebody has just added."""
+
+
 def mamba2(mixer: Mamba2, x: Tensor, order: int) -> System:
     parts = mixer.in_proj(x).split(mixer.in_sizes, dim=-1)
     if mixer.conv1d is None:
@@ -164,7 +168,7 @@ def to_dsf(mixer: Mixer, x: Tensor, *, order: int = ORDER) -> System:
     for family, convert in FAMILIES.items():
         if isinstance(mixer, family):
             return convert(mixer, x, order)
-    raise ValueError(f"{type(mixer).__name__} is of no family whose system is known")
+    raise UnknownSystemError(f"{type(mixer).__name__} is of no family whose system is known")
 
 
 def drawn(name: str, d_model: int, num_heads: int, seed: int, **options: Any) -> Mixer:

@@ -97,7 +97,7 @@ def as_rope(seed: int, *, speed: float = 1.0) -> list[Claim]:
         assert turning.conv is not None and turning.bias is not None
         turning.conv.weight.zero_()
         turning.bias.fill_(math.log(speed))
-        angles, _ = turning(torch.randn(1, length, 8, dtype=torch.float64, device="cpu"), None, "auto", None)
+        angles, _ = turning(torch.randn(1, length, 8, dtype=torch.float64, device="cpu"))
     q, k = torch.randn(2, 1, length, 1, 2 * planes, dtype=torch.float64, device="cpu")
     positions = torch.arange(length, dtype=torch.long, device="cpu")
     error = distance(_scores(rotate(q, angles), rotate(k, angles)), _scores(rotary(q, positions), rotary(k, positions)))
@@ -125,7 +125,7 @@ def selective_angles(tokens_T: Tensor, turns: list[float], dtype: torch.dtype = 
     turning.load_state_dict(parts)
     one_hot = torch.eye(len(turns), dtype=dtype, device="cpu")[tokens_T][None]
     with torch.no_grad():
-        angles: Tensor = turning(one_hot, None, "auto", None)[0]
+        angles: Tensor = turning(one_hot)[0]
     return angles
 
 
