@@ -134,7 +134,7 @@ class Unknown(Mixer):
         super().__init__(16, 1)
         self.weight = nn.Parameter(torch.zeros(1))
 
-    mix = init_state = state_nbytes = finite_state = None
+    mix = state_of = None
 
 
 @pytest.mark.parametrize(
