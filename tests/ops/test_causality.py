@@ -7,7 +7,7 @@ import torch
 
 from maclaurin.ops import delta_rule, linear_attention, native, power_attention, softmax_attention
 from maclaurin.ops.arithmetic import running_sum
-from maclaurin.ops.causality import causal
+from maclaurin.ops.causality import causally
 
 FORMS = ("parallel", "chunked", "auto")
 BACKENDS = ("torch", "native") if native.available() else ("torch",)
@@ -103,7 +103,7 @@ def test_a_sequence_without_numbers_costs_no_more_than_a_few_calls():
         return power_attention(q, k, v, a, state=state, form="chunked")
 
     given = drawn()
-    guarded = causal(op, form="chunked", return_state=True)
+    guarded = causally(op, form="chunked", return_state=True)
     guarded(given, None, None)
     assert calls == [T]
     for spoiled in ([0], [1], [2], [0, 1, 2], [2, 3]):
