@@ -63,7 +63,7 @@ def inline_attention(
     """
     ragged: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
     if not causal:
-        return over_whole_documents(partial(bidirectional_inline, scale=scale), (q, k, v), state, **ragged)
+        return over_whole_documents(partial(bidirectional_inline, scale=scale), (q, k, v), state, backend, **ragged)
     checks.heads(q, k, v)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     checks.scale(scale)

@@ -64,7 +64,7 @@ def linear_attention(
         from maclaurin.ops.bidirectional import bidirectional_linear  # made of this op
 
         whole = partial(bidirectional_linear, scale=scale, normalize=normalize, form=form)
-        return over_whole_documents(whole, (q, k, v, log_decay), state, **ragged)
+        return over_whole_documents(whole, (q, k, v, log_decay), state, backend, **ragged)
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k, per_channel=True)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)

@@ -92,7 +92,7 @@ def power_attention(
         both_ways = partial(
             bidirectional_power, order=order, order_weights=order_weights, scale=scale, normalize=normalize, form=form
         )
-        return over_whole_documents(both_ways, (q, k, v, log_decay), state, **ragged)
+        return over_whole_documents(both_ways, (q, k, v, log_decay), state, backend, **ragged)
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)

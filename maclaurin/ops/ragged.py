@@ -45,11 +45,13 @@ def over_documents(
 
 
 def over_whole_documents(
-    op: Callable[..., Tensor], inputs: Inputs, state: State | None, **ragged: Any
+    op: Callable[..., Tensor], inputs: Inputs, state: State | None, backend: str, **ragged: Any
 ) -> tuple[Tensor, None]:
     """The same for `op(*inputs, lengths=lengths)`, in which every token sees every token: there is no state."""
     if state is not None:
         raise ValueError("state must be None with causal=False: every token sees the whole sequence")
+    if backend != "auto":
+        raise ValueError(f"backend must be 'auto' with causal=False, got {backend!r}")
     output, _ = over_documents(lambda inputs, _, lengths: (op(*inputs, lengths=lengths), None), inputs, None, **ragged)
     return output, None
 

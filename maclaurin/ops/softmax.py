@@ -72,7 +72,7 @@ def softmax_attention(
             raise ValueError("causal=False needs plain softmax: no log_decay, window, score_cap, or other weights")
         from maclaurin.ops.bidirectional import bidirectional_softmax
 
-        return over_whole_documents(partial(bidirectional_softmax, scale=scale), (q, k, v), state, **ragged)
+        return over_whole_documents(partial(bidirectional_softmax, scale=scale), (q, k, v), state, backend, **ragged)
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
     checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)

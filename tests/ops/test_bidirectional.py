@@ -249,3 +249,29 @@ def test_a_decay_that_grows_is_refused_in_every_form(form):
     q, k, v, a = tensors()
     with pytest.raises(ValueError, match="log_decay must be <= 0 everywhere"):
         ops.bidirectional_linear(q, k, v, -a, form=form)
+
+
+@pytest.mark.parametrize("name", ["power", "linear", "softmax", "inline"])
+def test_whole_sequences_are_causal_false_of_the_op_padded_or_packed(name):
+    """Documents of a padded or packed batch come out as they do alone, and there is no state."""
+    op = getattr(ops, f"{name}_attention")
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.rand(2, 7, 2, 3, generator=generator, dtype=torch.float64) for _ in range(3))
+    mask = torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 0]])
+    masked, state = op(q, k, v, causal=False, attention_mask=mask)
+    assert state is None
+    alone = [
+        op(*(x[row : row + 1, cut] for x in (q, k, v)), causal=False)[0] for row, cut in ((0, slice(7)), (1, slice(2, 6)))
+    ]
+    torch.testing.assert_close(masked[0], alone[0][0])
+    torch.testing.assert_close(masked[1, 2:6], alone[1][0])
+    assert not masked[1, [0, 1, 6]].any()
+    packed = [torch.cat([x[:1], x[1:, 2:6]], dim=1) for x in (q, k, v)]
+    torch.testing.assert_close(op(*packed, causal=False, cu_seqlens=[0, 7, 11])[0], torch.cat(alone, dim=1))
+    # the first token of a whole sequence sees the last one, that of a causal one does not
+    assert not torch.allclose(op(q, k, v)[0][:, 0], op(q, k, v, causal=False)[0][:, 0])
+    _, kept = op(q, k, v)
+    with pytest.raises(ValueError, match="state must be None with causal=False"):
+        op(q, k, v, causal=False, state=kept)
+    with pytest.raises(ValueError, match="backend must be 'auto' with causal=False, got 'torch'"):
+        op(q, k, v, causal=False, backend="torch")

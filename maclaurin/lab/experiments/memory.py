@@ -291,7 +291,7 @@ def _byte_plot(found: Costs, crossings: dict[str, int | None], dim: int, heads: 
     marks = sorted(length for name in _shown(found) if (length := crossings[name]) is not None)
     curves.append(Curve("crossovers", marks, [softmax.state_nbytes(length) for length in marks], dashed=True))
     caption = "Bytes of state by context; from the length in its name on a state is no larger than that of softmax."
-    return Plot("bytes", caption, "tokens", "bytes a sequence", curves, log_x=True, log_y=True)
+    return Plot("bytes", caption, "tokens", "bytes per sequence", curves, log_x=True, log_y=True)
 
 
 def _time_plot(found: Costs) -> Plot:
@@ -301,7 +301,7 @@ def _time_plot(found: Costs) -> Plot:
         middle, low, high = ([getattr(cost.ms, part) for cost in row] for part in ("median", "low", "high"))
         curves.append(Curve(name, [cost.context for cost in row], middle, low, high))
     caption = "Time of one token more by context, median and quartiles."
-    return Plot("times", caption, "tokens before", "ms a token", curves, log_x=True, log_y=True)
+    return Plot("times", caption, "tokens before", "ms per token", curves, log_x=True, log_y=True)
 
 
 def _multiply_add_plot(found: Costs) -> Plot:
