@@ -12,22 +12,9 @@ from maclaurin.lab.checkpoints import checkpoint as open_checkpoint
 from maclaurin.lab.checkpoints import of_tokens
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import generator, normal
-from maclaurin.lab.experiments.series.orders import (
-    Coefficient,
-    LayerOrders,
-    OrderCheck,
-    Truncation,
-    check_order,
-    check_sum,
-    layer_orders,
-    monomial_count,
-    of_gaussian,
-    order_for,
-    orders_of_scores,
-    taylor_coefficient,
-    truncations,
-)
-from maclaurin.lab.experiments.series.study import PAPER, Budget, Study, Text, order_study
+from maclaurin.lab.experiments.series import orders as exponential
+from maclaurin.lab.experiments.series.orders import LayerOrders, OrderCheck, Truncation, monomial_count, of_gaussian
+from maclaurin.lab.experiments.series.study import LEARNING_RATE, LENGTH, PAPER, Bytes, Study, budget, order_study
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 from maclaurin.mixers.attention import NORMS
 
@@ -75,26 +62,26 @@ def series(
     at_least(2, "tokens", tokens)
     at_least_one("texts", texts)
     one_of("norm", norm, NORMS)
-    budget = Budget(width=width, steps=steps or (100 if quick else 300))
     asked = orders or tuple(range(1, 5 if quick else 11))
+    settings: dict[str, Any] = {"tokens": tokens, "texts": texts}
     study: Study | None = None
     if checkpoint is None:
-        library = Text()
-        study = order_study(asked, library, budget, seeds, seed, norm)
-        watched = of_tokens("softmax trained here", study.softmax[0].model, library.test(tokens + 1)[:texts])
+        setting = budget(width, steps or (100 if quick else 300))
+        study = order_study(asked, setting, seeds, seed, norm)
+        watched = of_tokens("softmax trained here", study.softmax[0].model, Bytes("held-out", tokens).test(texts))
+        size = {name: getattr(setting, name) for name in ("width", "heads", "layers", "steps", "batch")}
+        settings |= {"orders": list(asked)} | size | {"length": LENGTH, "learning_rate": LEARNING_RATE}
+        settings |= {"norm": norm, "seeds": seeds}
     else:
         watched = open_checkpoint(checkpoint, text, tokens=tokens, texts=texts)
-    layers = layer_orders(watched)
-    found = {spread: truncations(spread, range(1, MOST_ORDERS + 1), 256, 16, seed) for spread in SPREADS}
-    checks = [check_order(order, TOKENS, DIM, 1.0, seed) for order in CHECKED_ORDERS]
-    settings: dict[str, Any] = {"model": watched.name, "tokens": tokens, "texts": texts}
-    if study is not None:
-        settings |= {"orders": list(asked), **vars(budget), "norm": norm, "seeds": seeds}
+    layers = exponential.layer_orders(watched)
+    found = {spread: exponential.truncations(spread, range(1, MOST_ORDERS + 1), 256, 16, seed) for spread in SPREADS}
+    checks = [exponential.check_order(order, TOKENS, DIM, 1.0, seed) for order in CHECKED_ORDERS]
     made = [*order_claims(checks), *sum_claims(seed), *truncation_claims(found), *probe_claims(layers, seed)]
     return Result(
         "series",
         "Softmax as a sum of recurrent networks of every order",
-        settings | {"seed": seed},
+        {"model": watched.name} | settings | {"seed": seed},
         [*made, *(study.claims() if study else ())],
         [_identity_grid(checks), _truncation_grid(found), _layer_grid(layers), *([study.grid()] if study else ())],
         [*_truncation_plots(found), _layer_plot(layers), *([study.plot()] if study else ())],
@@ -107,9 +94,9 @@ def order_claims(checks: Sequence[OrderCheck]) -> list[Claim]:
     return [claims.at_most("P1.1", text.format(one.order), one.error, EXACT, PAPER) for one in checks]
 
 
-def sum_claims(seed: int, coefficient: Coefficient = taylor_coefficient) -> list[Claim]:
+def sum_claims(seed: int, coefficient: exponential.Coefficient = exponential.taylor_coefficient) -> list[Claim]:
     """The identity, with any coefficients: it holds for 1/n! and no others."""
-    numerator, weights = check_sum(MOST_ORDERS, TOKENS, DIM, 1.0, seed, coefficient)
+    numerator, weights = exponential.check_sum(MOST_ORDERS, TOKENS, DIM, 1.0, seed, coefficient)
     text = f"orders 0 to {MOST_ORDERS} add up to the numerator of softmax: relative distance"
     divided = "the same divided by its own sum is softmax: relative distance"
     return [
@@ -132,7 +119,8 @@ def truncation_claims(found: dict[float, list[Truncation]]) -> list[Claim]:
 
 def probe_claims(layers: Sequence[LayerOrders], seed: int, scale: float = 1.0) -> list[Claim]:
     """The probe on Gaussian scores, whose answer is known, and on the layers of the model. scale: of those scores."""
-    measured = orders_of_scores(0, "gaussian", 2 * scale * normal(1, 1, 512, 512, generator=generator(seed))).dominant
+    scores = 2 * scale * normal(1, 1, 512, 512, generator=generator(seed))
+    measured = exponential.orders_of_scores(0, "gaussian", scores).dominant
     text = "dominant order of Gaussian scores of variance 4, by the probe"
     lowest = min(layer.dominant for layer in layers)
     return [
@@ -143,9 +131,9 @@ def probe_claims(layers: Sequence[LayerOrders], seed: int, scale: float = 1.0) -
 
 def _identity_grid(checks: Sequence[OrderCheck]) -> Grid:
     columns = ("order", f"rows dⁿ, d = {DIM}", "different ones", "at d = 64: dⁿ", "different ones", "relative distance")
-    rows = []
-    for one in checks:
-        rows.append((one.order, one.tensor_rows, one.op_rows, 64**one.order, monomial_count(64, one.order), one.error))
+    rows = [
+        (one.order, one.tensor_rows, one.op_rows, 64**one.order, monomial_count(64, one.order), one.error) for one in checks
+    ]
     return Grid("One recurrent network an order: rows of its memory, and how far its three forms are apart", columns, rows)
 
 
@@ -155,7 +143,7 @@ def _truncation_grid(found: dict[float, list[Truncation]]) -> Grid:
     rows = []
     for spread, rests in found.items():
         moved = {one.order: one.moved for one in rests}
-        needed = [order_for(rests, share) for share in (0.01, 0.001)]
+        needed = [exponential.order_for(rests, share) for share in (0.01, 0.001)]
         rows.append([spread, *(moved[order] for order in shown), *needed])
     return Grid("Weight that orders 0 to P put elsewhere than softmax, mean over queries", columns, rows)
 
@@ -177,10 +165,10 @@ def _truncation_plots(found: dict[float, list[Truncation]]) -> list[Plot]:
 
 def _layer_grid(layers: Sequence[LayerOrders]) -> Grid:
     columns = ("layer", "mixer", "dominant order", "by query: 25 %", "50 %", "75 %", "variance", "largest", "if Gaussian")
-    rows: list[tuple[str | float, ...]] = []
-    for one in layers:
-        sizes = (one.variance, one.largest, of_gaussian(one.variance))
-        rows.append((one.layer, one.mixer, one.dominant, *one.by_query, *sizes))
+    rows = [
+        (one.layer, one.mixer, one.dominant, *one.by_query, one.variance, one.largest, of_gaussian(one.variance))
+        for one in layers
+    ]
     return Grid("Which order weighs most, by layer; variance and largest size of its scores", columns, rows)
 
 

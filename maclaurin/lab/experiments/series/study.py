@@ -8,59 +8,59 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from maclaurin.data import open_corpus
-from maclaurin.evals.learn import warmup_and_cosine
+from maclaurin.data.tasks import Batch, Task
+from maclaurin.evals.cells import Cell, Row, Setting
+from maclaurin.evals.learn import TEST_SEED, train
+from maclaurin.evals.models import build
+from maclaurin.evals.suites.rows import one
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.result import Curve, Grid, Plot
-from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 
 PAPER = "arXiv 2507.23632"
-VOCABULARY = 256
-TRAIN_DOCUMENTS, HELD_OUT_DOCUMENTS = 200, 20
-HELD_OUT_SEED = 1
-HELD_OUT_WINDOWS = 64
+DOCUMENTS = {"train": 200, "held-out": 20}
+TEST_WINDOWS = 64
+LENGTH = 64  # of a window
+LEARNING_RATE = 1e-2
 
 
 @dataclass(frozen=True)
-class Budget:
-    """The same for all models, and with one seed the same text in the same order."""
+class Bytes(Task[Batch]):
+    """Windows of the text of a split; at every byte the next one is asked for."""
 
-    width: int = 32
-    heads: int = 2
-    layers: int = 2
-    steps: int = 100
-    batch: int = 16
-    length: int = 64
-    learning_rate: float = 1e-2
+    split: str
+    length: int = LENGTH
 
+    @property
+    def vocab_size(self) -> int:
+        return 256
 
-class Text:
-    """Windows of bytes, drawn from documents that are read once."""
+    def draw(self, count: int, rng: np.random.Generator) -> Batch:
+        text = _text(self.split)
+        starts = rng.integers(len(text) - self.length, size=count)
+        ids = torch.from_numpy(text[starts[:, None] + np.arange(self.length + 1)].astype(np.int64))
+        return Batch(ids[:, :-1], ids[:, 1:])
 
-    def __init__(self) -> None:
-        corpus = open_corpus("stdlib")
-        self.train = _bytes(corpus.documents("train"), TRAIN_DOCUMENTS)
-        self.held_out = _bytes(corpus.documents("held-out"), HELD_OUT_DOCUMENTS)
-
-    def windows(self, part: np.ndarray[Any, Any], count: int, length: int, rng: np.random.Generator) -> Tensor:
-        starts = rng.integers(len(part) - length, size=count)
-        return torch.from_numpy(part[starts[:, None] + np.arange(length)].astype(np.int64))
-
-    def test(self, length: int) -> Tensor:
-        """The same windows every time."""
-        return self.windows(self.held_out, HELD_OUT_WINDOWS, length, np.random.default_rng(HELD_OUT_SEED))
+    def test(self, count: int) -> Tensor:
+        """The same windows every time, with the byte behind each: (count, length + 1)."""
+        drawn = self.sample(count, TEST_SEED)
+        return torch.cat([drawn.tokens, drawn.targets[:, -1:]], dim=1)
 
 
-def _bytes(documents: Any, count: int) -> np.ndarray[Any, Any]:
-    return np.frombuffer("\n".join(islice(documents, count)).encode(), dtype=np.uint8)
+@lru_cache
+def _text(split: str) -> np.ndarray[Any, Any]:
+    documents = open_corpus("stdlib").documents(split)
+    return np.frombuffer("\n".join(islice(documents, DOCUMENTS[split])).encode(), dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -71,38 +71,19 @@ class Trained:
     loss: float
 
 
-def train(mixer: str, options: dict[str, Any], text: Text, budget: Budget, seed: int) -> Trained:
+def budget(width: int, steps: int) -> Setting:
+    """The same for all models, and with one seed the same text in the same order."""
+    return Setting(width=width, heads=2, layers=2, inner=2 * width, steps=steps, batch=16)
+
+
+def trained(row: Row, setting: Setting, seed: int) -> Trained:
     torch.manual_seed(seed)
-    config = MaclaurinConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=budget.width,
-        intermediate_size=2 * budget.width,
-        num_hidden_layers=budget.layers,
-        num_attention_heads=budget.heads,
-        mixer=mixer,
-        mixer_options=options,
-        bos_token_id=None,
-        eos_token_id=None,
-        use_cache=False,
-    )
-    model = MaclaurinForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=budget.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-    rng = np.random.default_rng(seed)
-    for step in range(budget.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = budget.learning_rate * warmup_and_cosine(step, budget.steps)
-        ids = text.windows(text.train, budget.batch, budget.length, rng)
-        loss = model(ids, labels=ids).loss
-        optimizer.zero_grad()
-        loss.backward()
-        size = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        if not (math.isfinite(loss.item()) and math.isfinite(size.item())):
-            return Trained(model.eval(), math.inf)
-        optimizer.step()
-    model.eval()
-    ids = text.test(budget.length)
+    task = Bytes("train")
+    model = build(row, setting, task)
+    _, diverged = train(model, Cell("lab", "series", row, setting, (), (), LEARNING_RATE, seed), [task])
     with torch.no_grad():
-        return Trained(model, model(ids, labels=ids).loss.item())
+        loss = cross_entropy(*model.eval()(Bytes("held-out").sample(TEST_WINDOWS, TEST_SEED)))
+    return Trained(model.model, math.inf if diverged else loss.item())
 
 
 @dataclass(frozen=True)
@@ -113,53 +94,40 @@ class Study:
     by_order: dict[int, list[Trained]]
 
     def claims(self) -> list[Claim]:
-        means = {order: _mean(runs) for order, runs in self.by_order.items()}
-        softmax = _mean(self.softmax)
-        first, last = min(means), max(means)
-        losses = [means[order] for order in sorted(means)]
-        falling = all(later <= earlier for earlier, later in pairwise(losses))
-        seen = " ".join(f"{loss:.3f}" for loss in losses)
-        gap, left = means[first] - softmax, means[last] - softmax
+        softmax, losses = _range(self.softmax), {order: _range(runs) for order, runs in sorted(self.by_order.items())}
+        means = [mean for mean, _, _ in losses.values()]
+        first, last = min(losses), max(losses)
+        gap, left = means[0] - softmax[0], means[-1] - softmax[0]
+        spread = max(high - low for _, low, high in (softmax, losses[first]))  # what a seed makes of a difference
+        falling, seen = all(b <= a for a, b in pairwise(means)), " ".join(f"{loss:.3f}" for loss in means)
         return [
-            claims.at_least("P1.2", f"loss of order {first} above that of softmax", gap, self.spread(first), PAPER),
+            claims.at_least("P1.2", f"loss of order {first} above that of softmax", gap, spread, PAPER),
             claims.at_most("P1.2", f"of that gap, the share that is left at order {last}", left / gap, 0.25, PAPER),
             claims.true("P1.2", "every further order lowers the loss", seen, falling, "falling", PAPER),
         ]
 
-    def spread(self, order: int) -> float:
-        """What a seed makes of a difference, with softmax or with that order, whichever is more."""
-        ranges = (_range(runs) for runs in (self.softmax, self.by_order[order]))
-        return max(highest - lowest for _, lowest, highest in ranges)
-
     def grid(self) -> Grid:
         models = {f"order {order}": runs for order, runs in sorted(self.by_order.items())} | {"softmax": self.softmax}
-        columns = ("model", "loss", "lowest", "highest")
         rows = [(name, *_range(runs)) for name, runs in models.items()]
-        return Grid("Held-out loss, nats a byte, mean and range over seeds", columns, rows)
+        title = "Held-out loss, nats a byte, mean and range over seeds"
+        return Grid(title, ("model", "loss", "lowest", "highest"), rows)
 
     def plot(self) -> Plot:
         orders = sorted(self.by_order)
         mean, low, high = zip(*(_range(self.by_order[order]) for order in orders), strict=True)
-        flat = [_mean(self.softmax)] * 2
-        curves = [
-            Curve("orders 0 to P", orders, mean, low, high),
-            Curve("softmax", [orders[0], orders[-1]], flat, dashed=True),
-        ]
+        flat = Curve("softmax", [orders[0], orders[-1]], [_range(self.softmax)[0]] * 2, dashed=True)
+        curves = [Curve("orders 0 to P", orders, mean, low, high), flat]
         return Plot("loss", "Held-out loss by the highest order; range over seeds.", "P", "nats a byte", curves)
 
 
-def order_study(orders: Sequence[int], text: Text, budget: Budget, seeds: int, seed: int, norm: str = "sum") -> Study:
-    numbers = range(seed, seed + seeds)
-    by_order = {
-        order: [train("taylor", {"order": order, "norm": norm}, text, budget, number) for number in numbers]
-        for order in orders
-    }
-    return Study([train("softmax", {}, text, budget, number) for number in numbers], by_order)
+def order_study(orders: Sequence[int], setting: Setting, seeds: int, seed: int, norm: str = "sum") -> Study:
+    def runs(row: Row) -> list[Trained]:
+        return [trained(row, setting, number) for number in range(seed, seed + seeds)]
 
-
-def _mean(runs: Sequence[Trained]) -> float:
-    return statistics.fmean(run.loss for run in runs)
+    return Study(runs(one("softmax")), {order: runs(one("taylor", order=order, norm=norm)) for order in orders})
 
 
 def _range(runs: Sequence[Trained]) -> tuple[float, float, float]:
-    return _mean(runs), min(run.loss for run in runs), max(run.loss for run in runs)
+    """Mean, lowest and highest loss."""
+    losses = [run.loss for run in runs]
+    return statistics.fmean(losses), min(losses), max(losses)
