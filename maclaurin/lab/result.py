@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,11 @@ class Curve:
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     dashed: bool = False
+
+    @classmethod
+    def of(cls, name: str, points: Mapping[float, float] | Mapping[int, float], *, dashed: bool = False) -> Curve:
+        """Through points, x -> y."""
+        return cls(name, list(points), list(points.values()), dashed=dashed)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from maclaurin import lab
 from maclaurin.data import byte_tokenizer
 from maclaurin.data.tasks.regression import Regression as Task
 from maclaurin.lab.experiments.draws import LAWS, draw, generator, slope
-from maclaurin.lab.experiments.long_prompt import finite, formulas, limits, queries, regression, risks, training
+from maclaurin.lab.experiments.long_prompt import finite, formulas, limits, queries, regression, training
 from maclaurin.lab.experiments.long_prompt.heads import activations, checkpoint_reports
 from maclaurin.lab.experiments.long_prompt.queries import Table
-from maclaurin.lab.experiments.long_prompt.risks import Regression, drawn_risk, drawn_tables
+from maclaurin.lab.experiments.long_prompt.regression import Regression, drawn_risk, drawn_tables
 from maclaurin.lab.result import Result
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 
@@ -178,7 +178,7 @@ def test_the_best_size_of_a_query(dims: int, size: float, ratio: float) -> None:
 
 
 def test_the_endpoint_of_infinite_prompts_is_useless_in_few_dimensions() -> None:
-    assert risks.softmax_risk(Regression.isotropic(5), 5**-0.5, 1) == pytest.approx(16165, rel=1e-3)
+    assert regression.softmax_risk(Regression.isotropic(5), 5**-0.5, 1) == pytest.approx(16165, rel=1e-3)
     report = lab.icl_regression(Regression.isotropic(4), 1000)
     assert report.endpoint == math.inf and "infinite" in report.warning
 
@@ -214,11 +214,11 @@ def test_risks_on_drawn_prompts(as_published: bool) -> None:
     law = regression.official_law(as_published)
     linear, ridge = regression.linear_risks(law, 1000, 1500, generator(11))
     softmax = regression.measured_risk(law, 0.02, drawn_tables(1000, 1500, generator(12)), generator(13))
-    assert linear.value == pytest.approx(risks.linear_risk(law, risks.best_linear(law, 1000), 1000), rel=0.05)
-    assert softmax.value == pytest.approx(risks.softmax_risk(law, 0.02, 1000), rel=0.02)
+    assert linear.value == pytest.approx(regression.linear_optimum(law, 1000), rel=0.05)
+    assert softmax.value == pytest.approx(regression.softmax_risk(law, 0.02, 1000), rel=0.02)
     assert ridge.value < linear.value < softmax.value
-    worse = risks.linear_risk(law, 1.05 * risks.best_linear(law, 1000), 1000)
-    assert worse > risks.linear_risk(law, risks.best_linear(law, 1000), 1000)
+    worse = regression.linear_risk(law, 1.05 * regression.best_linear(law, 1000), 1000)
+    assert worse > regression.linear_optimum(law, 1000)
 
 
 def test_the_published_covariances_are_those_of_the_task() -> None:
@@ -241,34 +241,29 @@ def test_risks_are_those_on_the_labels_of_the_task() -> None:
 
 def test_the_infinite_flow() -> None:
     sigma = training.covariance()
-    for at, expected in zip(training.flow(sigma, training.RATE, list(FLOW)), FLOW.values(), strict=True):
-        assert training.infinite_risk(at, sigma) == pytest.approx(expected, abs=1e-4)
+    for time, expected in FLOW.items():
+        assert training.infinite_risk(training.flow(sigma, training.RATE, time), sigma).item() == pytest.approx(
+            expected, abs=1e-4
+        )
     ideal = training.optimum(sigma)
-    assert ideal.b == pytest.approx(1.8525, abs=1e-4)
-    assert training.flow(sigma, training.RATE, [60.0])[0].b == pytest.approx(1.851, abs=1e-3)
-    gradient = training.infinite_gradient(ideal, sigma)
-    assert gradient.A.norm() < 1e-12 and abs(gradient.b) < 1e-12
+    assert ideal.b.item() == pytest.approx(1.8525, abs=1e-4)
+    assert training.flow(sigma, training.RATE, 60.0).b.item() == pytest.approx(1.851, abs=1e-3)
+    assert training.infinite_risk(ideal, sigma).item() == pytest.approx(0, abs=1e-12)
+    step = training.descend(ideal, lambda at: training.infinite_risk(at, sigma), 1.0, 1.0)
+    assert step.distance(ideal) < 1e-12, "no gradient is left there"
 
 
-def test_the_gradient_at_finite_length_is_that_of_the_loss() -> None:
-    """The same draws again, through autograd."""
+def test_the_risk_of_long_prompts_is_that_of_the_infinite_one() -> None:
     sigma = training.covariance(0.25)
-    root, at = torch.linalg.cholesky(sigma), training.Parameters(torch.randn(4, 4).double() / 3, 0.7)
-    found = training.finite_gradient(at, root, 32, 16, generator(13))
-    source = generator(13)
-    x, query = draw("gaussian", (16, 32, 4), source) @ root.T, draw("gaussian", (16, 4), source) @ root.T
-    w = draw("gaussian", (16, 4), source)
-    A, b = at.A.clone().requires_grad_(), torch.tensor(at.b, dtype=torch.float64, requires_grad=True)
-    p = torch.softmax(torch.einsum("nld,de,ne->nl", x, A, query), -1)
-    output = b * torch.einsum("nl,nld,nd->n", p, x, w)
-    (0.5 * (output - (query * w).sum(-1)).square()).mean().backward()
-    torch.testing.assert_close(found.A, A.grad)
-    assert found.b == pytest.approx(b.grad.item())
+    root, at = torch.linalg.cholesky(sigma), training.start(sigma)
+    short, long = (training.finite_risk(at, root, length, 4096, generator(13)).item() for length in (2, 512))
+    infinite = training.infinite_risk(at, sigma).item()
+    assert long == pytest.approx(infinite, rel=0.05) and short > 1.2 * infinite
 
 
 def test_long_prompts_train_as_the_infinite_one() -> None:
     sigma = training.covariance(0.25)
-    found = training._distances(sigma, 10.0, 0.1, 512, (8, 64), generator(14))
+    found = training.distances(sigma, 10.0, 0.1, 512, (8, 64), generator(14))
     assert found[8] == pytest.approx(BENIGN[8], rel=0.1)
     assert found[64] == pytest.approx(BENIGN[64], rel=0.3)
 
@@ -359,11 +354,11 @@ def test_a_model_without_softmax_is_refused(checkpoint) -> None:
 def test_formulas_of_the_risks_are_those_of_the_first_run() -> None:
     for case in regression.cases():
         linear, softmax = RISKS[case.name, case.length]
-        exact = risks.linear_risk(case.law, risks.best_linear(case.law, case.length), case.length)
+        exact = regression.linear_optimum(case.law, case.length)
         assert exact == pytest.approx(linear, abs=6e-5)
         for size, (_, formula) in softmax.items():
             if formula is not None:
-                assert risks.softmax_risk(case.law, size, case.length) == pytest.approx(formula, rel=0.01)
+                assert regression.softmax_risk(case.law, size, case.length) == pytest.approx(formula, rel=0.01)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,13 @@
-"""Random numbers in float64, prompts of them a bounded number at a time, and the statistics of what they give."""
+"""Numbers in float64, random ones among them, prompts a bounded number at a time, and statistics of what they give."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -21,6 +23,22 @@ def generator(seed: int, *stream: int) -> Generator:
     for number in stream:
         mixed = (mixed * 1_000_003 + number + 1) % 2**63
     return torch.Generator().manual_seed(mixed)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """PyTorch's own draws from a seed; what was drawn before and comes after does not notice."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def eye(size: int) -> Tensor:
+    return torch.eye(size, dtype=torch.float64, device="cpu")
+
+
+def vector(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
 def normal(*shape: int, generator: Generator) -> Tensor:
@@ -68,10 +86,7 @@ class Mean:
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Of log y against log x, by least squares."""
-    logs = [math.log(value) for value in x]
-    middle = sum(logs) / len(logs)
-    spread = sum((value - middle) ** 2 for value in logs)
-    return sum((log - middle) / spread * math.log(value) for log, value in zip(logs, y, strict=True))
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 def distance(one: Tensor, other: Tensor) -> float:

@@ -8,18 +8,11 @@ from typing import Any
 from maclaurin.lab.experiments.draws import generator
 from maclaurin.lab.experiments.long_prompt import finite, heads, limits, queries, regression, training
 from maclaurin.lab.experiments.long_prompt.linearisation import Head, LinearisationReport, linearisation_report
-from maclaurin.lab.experiments.long_prompt.risks import Regression, RegressionReport, icl_regression
+from maclaurin.lab.experiments.long_prompt.regression import Regression, RegressionReport, icl_regression
 from maclaurin.lab.result import Part, Result
 
-__all__ = [
-    "Head",
-    "LinearisationReport",
-    "Regression",
-    "RegressionReport",
-    "icl_regression",
-    "linearisation_report",
-    "long_prompt",
-]
+__all__ = ["Head", "LinearisationReport", "Regression", "RegressionReport"]
+__all__ += ["icl_regression", "linearisation_report", "long_prompt"]
 
 TITLE = "Softmax becomes linear as the prompt grows: how fast, and when it breaks"
 NOTES = (
@@ -84,12 +77,5 @@ def long_prompt(
 
 
 def _result(title: str, settings: dict[str, Any], parts: Sequence[Part], notes: Sequence[str]) -> Result:
-    return Result(
-        "long-prompt",
-        title,
-        settings,
-        [claim for part in parts for claim in part.claims],
-        [grid for part in parts for grid in part.grids],
-        [plot for part in parts for plot in part.plots],
-        notes,
-    )
+    made, grids, plots = ([one for part in parts for one in getattr(part, kind)] for kind in ("claims", "grids", "plots"))
+    return Result("long-prompt", title, settings, made, grids, plots, notes)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
-from maclaurin.lab.experiments.draws import Mean, chunks, draw, furthest, prompts_for, slope
+from maclaurin.lab.experiments.draws import Mean, chunks, draw, furthest, prompts_for, slope, vector
 from maclaurin.lab.experiments.long_prompt import formulas
 from maclaurin.lab.result import Curve, Grid, Part, Plot
 
@@ -55,12 +55,12 @@ def measure(
     length: int, prompts: int, variances: Sequence[float], source: torch.Generator, law: str = "gaussian"
 ) -> list[Finite]:
     """Prompts of D = 4 independent channels, queries a = s(1, 1, 1, 1)/2; one Finite for each s²."""
-    direction_D = torch.full((DIMS,), DIMS**-0.5, dtype=torch.float64, device="cpu")
-    tilt_SD = torch.tensor(variances, dtype=torch.float64, device="cpu").sqrt()[:, None] * direction_D
+    direction_D = vector([DIMS**-0.5] * DIMS)
+    tilt_SD = vector(variances).sqrt()[:, None] * direction_D
     row, column = torch.triu_indices(DIMS, DIMS, device="cpu")
     twice = torch.where(row == column, 1.0, 2.0).to(torch.float64)  # an entry off the diagonal stands for two
     eye = (row == column).to(torch.float64)
-    samples: list[list[Tensor]] = [[] for _ in range(7)]
+    samples: list[tuple[Tensor, ...]] = []
     for count in chunks(prompts, length):
         x_NLD = draw(law, (count, length, DIMS), source)
         second_NLF = x_NLD[..., row] * x_NLD[..., column]
@@ -70,7 +70,7 @@ def measure(
         gram_NDD = x_NLD.mT @ x_NLD / length
         linear_NSD = tilt_SD @ gram_NDD
         concentration_NS = p_NSL.square().sum(-1)
-        parts = (
+        errors = (
             (mean_NSD - tilt_SD).square().sum(-1),
             (linear_NSD - tilt_SD).square().sum(-1),
             (mean_NSD - linear_NSD).square().sum(-1),
@@ -79,26 +79,28 @@ def measure(
             concentration_NS,
             1 / concentration_NS,
         )
-        for kept, part in zip(samples, parts, strict=True):
-            kept.append(part)
-    columns = [torch.cat(kept) for kept in samples]
+        samples.append(errors)
+    columns = [torch.cat(kept) for kept in zip(*samples, strict=True)]
     return [Finite(*(Mean.of(column_NS[:, index]) for column_NS in columns)) for index in range(len(variances))]
 
 
 def run(tokens: int, source: torch.Generator, law: str = "gaussian") -> Measured:
     """All lengths and all s²; `tokens` are drawn at each of the long lengths."""
-    return {
-        (variance, length): found
-        for length in LENGTHS
-        for variance, found in zip(
-            VARIANCES, measure(length, prompts_for(length, tokens), VARIANCES, source, law), strict=True
-        )
-    }
+    measured: Measured = {}
+    for length in LENGTHS:
+        found = measure(length, prompts_for(length, tokens), VARIANCES, source, law)
+        measured |= {(variance, length): one for variance, one in zip(VARIANCES, found, strict=True)}
+    return measured
+
+
+def delta_error(variance: float) -> float:
+    """(2a) here."""
+    return formulas.softmax_error(variance, float(DIMS), variance)
 
 
 def ratio(found: Finite, variance: float, length: int) -> float:
     """L·MSE over its prediction (2a)."""
-    return length * found.softmax.value / formulas.softmax_error(variance, float(DIMS), variance)
+    return length * found.softmax.value / delta_error(variance)
 
 
 def edge(source: torch.Generator, law: str = "gaussian") -> Claim:
@@ -137,54 +139,40 @@ def _gates(measured: Measured) -> list[Claim]:
     for limit, allowed in ((0.25, 0.12), (0.361, 0.35)):
         cells = [(s2, L) for s2, L in measured if L in SHOWN and s2 <= limit * math.log(L)]
         worst = max(_surely_off(measured[s2, L], s2, L) for s2, L in cells)
-        text = (
-            f"(2a) where s² ≤ {limit:.2f} ln L, L = 16, 1024, 65536: |L·MSE over it − 1| less three standard errors, largest"
-        )
+        where = f"(2a) where s² ≤ {limit:.2f} ln L, L = 16, 1024, 65536"
+        text = f"{where}: |L·MSE over it − 1| less three standard errors, largest"
         made.append(claims.at_most("2.2 regime", text, worst, allowed))
-    highest = max(
-        (found.softmax.value - formulas.softmax_error(s2, float(DIMS), s2) / L) / found.softmax.error
-        for (s2, L), found in measured.items()
-    )
+    highest = max((one.softmax.value - delta_error(s2) / L) / one.softmax.error for (s2, L), one in measured.items())
     text = "(2a) never under-estimates: MSE above it, in standard errors, largest"
-    made.append(claims.at_most("2.2 conservative", text, highest, WORST))
-    return made
+    return [*made, claims.at_most("2.2 conservative", text, highest, WORST)]
 
 
 def _surely_off(found: Finite, variance: float, length: int) -> float:
     """By how much (2a) is off at least, whatever the draw."""
-    error = found.softmax.error / found.softmax.value
-    return abs(ratio(found, variance, length) - 1) - 3 * error * ratio(found, variance, length)
+    share = ratio(found, variance, length)
+    return abs(share - 1) - 3 * share * found.softmax.error / found.softmax.value
 
 
 def _further(measured: Measured) -> list[Claim]:
-    dims = float(DIMS)
-    made = []
-    linear = [
-        (found.linear.value - formulas.linear_error(s2, dims, s2) / L) / found.linear.error
-        for (s2, L), found in measured.items()
-    ]
+    exact = {s2: formulas.linear_error(s2, float(DIMS), s2) for s2 in VARIANCES}
+    linear = [(one.linear.value - exact[s2] / L) / one.linear.error for (s2, L), one in measured.items()]
     text = "linear attention has L·MSE (2d) at every L: furthest, in standard errors"
-    made.append(claims.at_most("2d", text, abs(furthest(linear, 0.0)), WORST))
+    made = [claims.at_most("2d", text, abs(furthest(linear, 0.0)), WORST)]
     for key, text, of in (
         ("2b tokens", "L·Σp² over e^{s²}", lambda found, s2: found.concentration.value / math.exp(s2)),
         ("2c", "gradient: L·MSE over (2c)", lambda found, s2: found.gradient.value / _gradient(s2)),
-        ("2e", "softmax − linear: L·MSE over (2e)", lambda found, s2: found.difference.value / _difference(s2)),
+        ("2e", "softmax − linear: L·MSE over (2e)", lambda found, s2: found.difference.value / difference(s2)),
     ):
         worst = furthest([L * of(measured[s2, L], s2) for s2 in (0.0625, 0.25) for L in LENGTHS if L >= 1024])
         made.append(claims.between(key, f"{text}, s² ≤ 0.25, L ≥ 1024, furthest from 1", worst, *ALLOWED))
     above = max(1 + measured[9.0, L].bias.value / 3 - formulas.expected_maximum(L) / 3 for L in (16, 64))
     text = "frozen (s² > 2 ln L): gain minus its bound E max/s, s² = 9, L ≤ 64"
-    made.append(claims.at_most("2.2 top key", text, above, 0.0))
-    return made
+    return [*made, claims.at_most("2.2 top key", text, above, 0.0)]
 
 
 def _gradient(variance: float) -> float:
     dims = float(DIMS)
     return formulas.gradient_error(variance, dims, variance, dims, variance, dims, variance)
-
-
-def _difference(variance: float) -> float:
-    return formulas.difference_error(variance, float(DIMS), variance)
 
 
 def _errors(measured: Measured) -> Grid:
@@ -214,16 +202,20 @@ def _plot(measured: Measured) -> Plot:
     curves = []
     for s2 in (0.25, 1.0, 2.0, 4.0, 9.0):
         curves.append(Curve(f"s² = {s2:g}", LENGTHS, rmses(measured, s2)))
-        predicted = [math.sqrt(formulas.softmax_error(s2, float(DIMS), s2) / L) for L in LENGTHS]
-        shown = [(L, y) for L, y in zip(LENGTHS, predicted, strict=True) if y < 4]
-        curves.append(Curve(f"s² = {s2:g}", [L for L, _ in shown], [y for _, y in shown], dashed=True))
+        predicted = {L: math.sqrt(delta_error(s2) / L) for L in LENGTHS if delta_error(s2) < 16 * L}
+        curves.append(Curve.of(f"s² = {s2:g}", predicted, dashed=True))
     caption = "Error of softmax over L Gaussian tokens against its affine limit, d = 4; dotted: the delta method (2a)."
     return Plot("error", caption, "prompt length L", "root mean square error", curves, log_x=True, log_y=True)
 
 
+def difference(variance: float, dims: int = DIMS) -> float:
+    """(2e) for Γ = I."""
+    return formulas.difference_error(variance, float(dims), variance)
+
+
 def isotropic_length(dims: int, variance: float, eps: float) -> float:
     """L_eps of softmax against linear attention over the same prompt, Γ = I."""
-    return formulas.prompt_length(formulas.difference_error(variance, float(dims), variance), variance, eps)
+    return formulas.prompt_length(difference(variance, dims), variance, eps)
 
 
 def relative_rms(length: int, variance: float, dims: int, prompts: int, source: torch.Generator) -> float:

@@ -19,13 +19,13 @@ from maclaurin.lab.experiments.long_prompt import formulas
 from maclaurin.lab.experiments.long_prompt.finite import isotropic_length
 from maclaurin.lab.experiments.long_prompt.linearisation import SHORTEST_PROMPT, LinearisationReport, linearisation_report
 from maclaurin.lab.result import Curve, Part, Plot
-from maclaurin.lab.traces import Layer
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.projected import ProjectedMixer
 
 DIMS = 16
 QUERIES = 64  # the last tokens of a row; all before them are the prompt
 ROWS = 8
+MOST_TOKENS = 1e12  # heads that would need more tokens than anybody has are left out of a figure
 
 
 def activations(
@@ -90,13 +90,11 @@ def checkpoint_reports(
     layers = [layer for layer in watched.layers() if _plain_softmax(layer.mixer)]
     if not layers:
         raise ValueError(f"model {folder!r} has no layer of plain softmax attention: the report is about softmax")
-    return {layer.index: report(layer, length, eps, seed) for layer in layers}
-
-
-def report(layer: Layer, length: int, eps: float, seed: int) -> LinearisationReport:
-    """Of the queries behind the first `length` tokens, over these."""
-    q, k, v = layer.p.q[:, length:], layer.p.k[:, :length], layer.p.v[:, :length]
-    return linearisation_report(q, k, v, eps=eps, seed=seed)
+    reports = {}
+    for layer in layers:  # of the queries behind the first `length` tokens, over these
+        q, k, v = layer.p.q[:, length:], layer.p.k[:, :length], layer.p.v[:, :length]
+        reports[layer.index] = linearisation_report(q, k, v, eps=eps, seed=seed)
+    return reports
 
 
 def _plain_softmax(mixer: ProjectedMixer) -> bool:
@@ -108,12 +106,6 @@ def _plain_softmax(mixer: ProjectedMixer) -> bool:
         and mixer.window is None
         and mixer.feature_map == "identity"
     )
-
-
-def _below(name: str, lengths: list[float], most: float = 1e12) -> Curve:
-    """Heads that would need more tokens than anybody has are left out."""
-    shown = [(index, length) for index, length in enumerate(lengths) if length < most]
-    return Curve(name, [index for index, _ in shown], [length for _, length in shown])
 
 
 def checkpoint_part(reports: dict[int, LinearisationReport]) -> Part:
@@ -134,12 +126,13 @@ def checkpoint_part(reports: dict[int, LinearisationReport]) -> Part:
         else claims.not_applicable("B3 rest", rest, "s² is above ln(L)/2 in all of them"),
         claims.true("B2", "1/Σp² is L/e^{s²} to a quarter in every head", f"{tokens} of {count}", tokens == count),
     ]
+    output, gradient = (
+        {index: length for index, (_, head) in enumerate(heads) if (length := getattr(head, kind)) < MOST_TOKENS}
+        for kind in ("length_linear", "length_gradient")
+    )
     index = list(range(count))
-    curves = [
-        _below("output", [head.length_linear for _, head in heads]),
-        _below("gradient", [head.length_gradient for _, head in heads]),
-        Curve("these prompts", index, [float(together.length)] * count, dashed=True),
-    ]
+    these = Curve("these prompts", index, [float(together.length)] * count, dashed=True)
+    curves = [Curve.of("output", output), Curve.of("gradient", gradient), these]
     caption = f"Tokens from which each head would be linear attention to {100 * eps:g} % if its tokens were Gaussian."
     surrogate = "Relative error of the affine surrogate in each head."
     parts = [

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
-from maclaurin.lab.experiments.draws import LAWS, Mean, chunks, draw, furthest, normal
+from maclaurin.lab.experiments.draws import LAWS, Mean, chunks, distance, draw, eye, furthest, normal, vector
 from maclaurin.lab.experiments.long_prompt import formulas
 from maclaurin.lab.result import Curve, Grid, Part, Plot
 
@@ -37,7 +37,7 @@ def identity_error(source: torch.Generator, cases: int = 20) -> float:
         x_P2 = mean + grid_P2 @ root.T
         tilted_P = weight_P * torch.exp(x_P2 @ tilt)
         found = value @ (tilted_P @ x_P2) / tilted_P.sum()
-        worst = max(worst, (found - formulas.affine_limit(mean, root @ root.T, tilt, value)).abs().max().item())
+        worst = max(worst, distance(found, formulas.affine_limit(mean, root @ root.T, tilt, value)))
     return worst
 
 
@@ -53,10 +53,9 @@ def measured_gain(law: str, tilt: float, length: int, prompts: int, source: torc
 def elliptical(variance: float, length: int, prompts: int, source: torch.Generator) -> tuple[float, float]:
     """For tokens r·Γ^{1/2}·N(0, I): the gain along Γa and the part of the mean output that is not along it, over it."""
     root_DD = torch.tensor([[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.2, -0.4, 0.7]], dtype=torch.float64, device="cpu")
-    tilt_D = torch.tensor([1.0, -0.5, 0.8], dtype=torch.float64, device="cpu")
+    tilt_D, scales = vector((1.0, -0.5, 0.8)), vector(SCALES)
     tilt_D = tilt_D * math.sqrt(variance) / (root_DD.T @ tilt_D).norm()
-    total_D = torch.zeros(3, dtype=torch.float64, device="cpu")
-    scales = torch.tensor(SCALES, dtype=torch.float64, device="cpu")
+    total_D = torch.zeros_like(tilt_D)
     for count in chunks(prompts, length):
         radius_NL = scales[torch.randint(2, (count, length), generator=source, device="cpu")]
         x_NLD = radius_NL[..., None] * (draw("gaussian", (count, length, 3), source) @ root_DD.T)
@@ -68,7 +67,7 @@ def elliptical(variance: float, length: int, prompts: int, source: torch.Generat
 
 def joint_covariance(length: int, prompts: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
     """L·Cov(T_L) of keys in 3 and values in 2 dimensions, jointly Gaussian: measured, predicted."""
-    root_DD = torch.tril(normal(5, 5, generator=source), -1) * 0.6 + torch.eye(5, dtype=torch.float64, device="cpu")
+    root_DD = torch.tril(normal(5, 5, generator=source), -1) * 0.6 + eye(5)
     joint_DD = root_DD @ root_DD.T
     tilt_K = normal(3, generator=source)
     tilt_K = tilt_K / (tilt_K @ joint_DD[:3, :3] @ tilt_K).sqrt()  # s² = 1
@@ -126,7 +125,7 @@ def _plot(gains: dict[str, list[Mean]]) -> Plot:
     curves = []
     for kind in LAWS:
         curves.append(Curve(kind, TILTS, [mean.value for mean in gains[kind]]))
-        shown = [tilt for tilt in fine if formulas.gain(kind, tilt) < 2.6]
-        curves.append(Curve(kind, shown, [formulas.gain(kind, tilt) for tilt in shown], dashed=True))
+        exact = {tilt: gain for tilt in fine if (gain := formulas.gain(kind, tilt)) < 2.6}
+        curves.append(Curve.of(kind, exact, dashed=True))
     caption = "What softmax over 4096 tokens returns, over a; dotted: the limit. Linear only where it is level."
     return Plot("gain", caption, "query a", "gain T/a", curves)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.lab import claims
-from maclaurin.lab.experiments.draws import chunks, draw, prompts_for, slope
+from maclaurin.lab.experiments.draws import chunks, draw, prompts_for, slope, vector
 from maclaurin.lab.experiments.long_prompt import formulas
 from maclaurin.lab.result import Curve, Grid, Part, Plot
 
@@ -41,7 +41,7 @@ class Table:
 
     @classmethod
     def drawn(cls, length: int, prompts: int, source: torch.Generator) -> Table:
-        size_S = torch.tensor(SIZES, dtype=torch.float64, device="cpu")
+        size_S = vector(SIZES)
         error_S, concentration_S, shrinkage_S = torch.zeros(3, len(SIZES), dtype=torch.float64, device="cpu")
         for count in chunks(prompts, length, TOKENS_AT_ONCE):
             x_NL = draw("gaussian", (count, length), source)
@@ -68,8 +68,7 @@ class Table:
     @staticmethod
     def _between(value_S: Tensor, first: float, size: Tensor) -> Tensor:
         """By straight lines. first: at size 0, where all weights are 1/L, and so are all three means."""
-        known = torch.tensor((0.0, *SIZES), dtype=torch.float64, device="cpu")
-        value = torch.cat([torch.tensor([first], dtype=torch.float64, device="cpu"), value_S])
+        known, value = vector((0.0, *SIZES)), torch.cat([vector([first]), value_S])
         right = torch.searchsorted(known, size).clamp(1, len(known) - 1)
         share = (size - known[right - 1]) / (known[right] - known[right - 1])
         return value[right - 1] + share * (value[right] - value[right - 1])
@@ -88,23 +87,19 @@ def part(tokens: int, source: torch.Generator) -> Part:
     every = {spread: slope(LENGTHS, values) for spread, values in errors.items()}
     last = {spread: slope(LENGTHS[-5:], values[-5:]) for spread, values in errors.items()}
     made = []
-    for spread in (0.05, 0.2):
-        text = f"slope over the last five lengths at λ = {spread:g} is −κ"
-        made.append(claims.near("2.3 exponent", text, last[spread], -formulas.query_exponent(spread), 0.1))
-    for spread in (0.75, 1.0):
-        # rare prompts carry the error here: five lengths are too few for a slope
-        text = f"slope over all lengths at λ = {spread:g} is −κ"
-        made.append(claims.near("2.3 exponent", text, every[spread], -formulas.query_exponent(spread), 0.1))
+    # from 0.75 on rare prompts carry the error: five lengths are too few for a slope
+    for over, slopes, spreads in (("the last five", last, (0.05, 0.2)), ("all", every, (0.75, 1.0))):
+        for spread in spreads:
+            text = f"slope over {over} lengths at λ = {spread:g} is −κ"
+            made.append(claims.near("2.3 exponent", text, slopes[spread], -formulas.query_exponent(spread), 0.1))
     ordered = all(left < right for left, right in pairwise(every.values()))
     text = "the wider the law of queries, the slower: slopes rise with λ"
     made.append(claims.true("2.3 order", text, " ".join(f"{value:.3f}" for value in every.values()), ordered))
     for spread in (0.05, 0.2):
-        value = _constant(errors[spread], tokens)
-        text = f"L·MSE over the last three lengths, λ = {spread:g}"
+        text, value = f"L·MSE over the last three lengths, λ = {spread:g}", _constant(errors[spread], tokens)
         made.append(claims.near_relative("2.3 constant", text, value, formulas.query_error(1, spread), 0.1))
-    value = LENGTHS[-1] * errors[0.4][-1]
-    text = "L·MSE at L = 16384, λ = 0.4, still below its limit: over 6.71"
-    made.append(claims.at_most("2.3 constant", text, value / formulas.query_error(1, 0.4), 0.9))
+    share = LENGTHS[-1] * errors[0.4][-1] / formulas.query_error(1, 0.4)
+    made.append(claims.at_most("2.3 constant", "L·MSE at L = 16384, λ = 0.4, still below its limit: over 6.71", share, 0.9))
     return Part(made, [_grid(errors, every, last)], [_plot(errors)])
 
 
