@@ -85,11 +85,13 @@ def _help(mixer: type[Mixer]) -> str:
     return "\n".join(inspect.cleandoc(owner.__doc__ or "") for owner in documented)
 
 
-def crossover_length(mixer: Mixer) -> int | None:
-    """The length from which on the state is no larger than that of softmax attention of the same width, or None."""
+def crossover_length(mixer: Mixer, softmax: Mixer | None = None) -> int | None:
+    """The length from which on the state is no larger than that of softmax attention, of the same width unless given, or
+    None. States that buffer tokens before they fold them go up and down: it is the last crossing that counts.
+    """
     if not mixer.finite_state:
         return None
-    softmax = build_mixer("softmax", mixer.d_model, mixer.num_heads, rotary="none")
+    softmax = softmax or build_mixer("softmax", mixer.d_model, mixer.num_heads, rotary="none")
     token = softmax.state_nbytes(1)
     length = 2 * mixer.state_nbytes(10**6) // token + 1  # surely beyond it
     while length > 1 and mixer.state_nbytes(length - 1) <= softmax.state_nbytes(length - 1):

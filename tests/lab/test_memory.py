@@ -15,7 +15,6 @@ from maclaurin.lab.experiments.memory import (
     crossover,
     crossover_claims,
     crossovers,
-    measured,
     memory,
     multiply_adds,
     predicted,
@@ -31,14 +30,8 @@ def test_the_published_crossover() -> None:
     assert predicted(64, 1, 1, 2) == 2114 and crossover(64, 1, 1, torch.bfloat16).measured == 2115
 
 
-@pytest.mark.parametrize("name", ["2mamba", "linear", "mamba2", "gla"])
-def test_crossovers_are_those_of_the_overview(name: str) -> None:
-    mixer = build_mixer(name, 32, 2)
-    assert measured(mixer, build_mixer("softmax", 32, 2, rotary="none")) == crossover_length(mixer)
-
-
 def test_a_growing_state_never_crosses() -> None:
-    assert measured(build_mixer("fox", 32, 2), build_mixer("softmax", 32, 2, rotary="none")) is None
+    assert crossover_length(build_mixer("fox", 32, 2)) is None
 
 
 def test_a_wrong_crossover_is_not_held() -> None:

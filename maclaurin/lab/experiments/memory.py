@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import pairwise
 
 import torch
 
@@ -27,6 +28,7 @@ from maclaurin.lab.claims import Claim
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.base import Mixer, MixerState
+from maclaurin.mixers.overview import crossover_length
 from maclaurin.mixers.registry import available_mixers
 
 PAPER = "2Mamba2Furious, arXiv 2602.17363"
@@ -66,7 +68,7 @@ def memory(
         seconds = 2.0 if quick else 8.0
     found = costs(names, contexts, dim=dim, heads=heads, seed=seed, seconds=seconds)
     crossings = crossovers(dim)
-    lengths = {name: _crossing(name, dim, heads) for name in names}
+    lengths = {name: crossover_length(build_mixer(name, dim * heads, heads)) for name in names}
     settings = {"dim": dim, "heads": heads, "contexts": sorted(contexts), "seconds": seconds, "dtype": "float32"}
     return Result(
         "memory",
@@ -74,7 +76,7 @@ def memory(
         settings | {"seed": seed},
         [*byte_claims(found), *crossover_claims(crossings, dim), *cost_claims(found, lengths)],
         [_cost_grid(found, lengths), _crossover_grid(crossings)],
-        [_byte_plot(found, lengths, dim, heads), _time_plot(found), _multiply_add_plot(found)],
+        [_byte_plot(found, lengths, dim, heads), *_cost_plots(found)],
         NOTES,
     )
 
@@ -96,41 +98,22 @@ def predicted(dim: int, heads: int, kv_heads: int, kept_bytes: int) -> int:
     return math.ceil((dim + 1) ** 2 / 4 * 4 / kept_bytes + (heads / kv_heads + 2) / 2)
 
 
-def measured(mixer: Mixer, softmax: Mixer, limit: int = 2**22) -> int | None:
-    """The first length from which on the state is no larger than that of softmax; None if that is beyond the limit.
-
-    Both in their own dtypes. States that wait before they fold tokens go up and down: it is the last crossing that counts.
-    """
-    if mixer.state_nbytes(limit) > softmax.state_nbytes(limit):
-        return None
-    length = min(limit, 2 * mixer.state_nbytes(limit) // max(softmax.state_nbytes(2) - softmax.state_nbytes(1), 1) + 2)
-    while length > 1 and mixer.state_nbytes(length - 1) <= softmax.state_nbytes(length - 1):
-        length -= 1
-    return length
-
-
 def crossover(dim: int, heads: int, kv_heads: int, dtype: torch.dtype) -> Crossover:
     """Of 2Mamba against softmax without positions, both with these heads and in this dtype."""
     shape = (dim * heads, heads)
     square = build_mixer("2mamba", *shape, num_kv_heads=kv_heads).to(dtype)
     softmax = build_mixer("softmax", *shape, num_kv_heads=kv_heads, rotary="none").to(dtype)
-    found = measured(square, softmax)
+    found = crossover_length(square, softmax)
     assert found is not None
     name = str(dtype).removeprefix("torch.")
     return Crossover(dim, heads, kv_heads, name, found, predicted(dim, heads, kv_heads, dtype.itemsize))
 
 
 def crossovers(dim: int) -> list[Crossover]:
-    """2Mamba against softmax: equal precision, a bfloat16 cache beside a float32 state, and grouped heads of both."""
+    """Equal precision, a bfloat16 cache beside a float32 state, and grouped heads of both."""
     alone = [(each, 1, 1) for each in sorted({32, 64, 128, dim})]
     grouped = [(dim, 4, kv_heads) for kv_heads in (4, 2, 1)]
     return [crossover(*shape, dtype) for shape in (*alone, *grouped) for dtype in (torch.float32, torch.bfloat16)]
-
-
-def _crossing(name: str, dim: int, heads: int) -> int | None:
-    mixer = build_mixer(name, dim * heads, heads)
-    softmax = build_mixer("softmax", dim * heads, heads, rotary="none")
-    return measured(mixer, softmax) if mixer.finite_state else None
 
 
 @dataclass(frozen=True)
@@ -153,12 +136,11 @@ def states(mixer: Mixer, contexts: Sequence[int], seed: int) -> dict[int, MixerS
     generator = torch.Generator().manual_seed(seed)
     found: dict[int, MixerState] = {}
     state: MixerState | None = None
-    done = 0
-    for context in sorted(contexts):
-        shape = (1, context - done, mixer.d_model)
+    for before, context in pairwise((0, *sorted(contexts))):
+        shape = (1, context - before, mixer.d_model)
         _, state = mixer(torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu"), state)
         assert state is not None
-        found[context], done = state, context
+        found[context] = state
     return found
 
 
@@ -183,7 +165,7 @@ def times(behind: dict[tuple[Mixer, int], MixerState], seconds: float) -> dict[t
     them alike. Each turn starts from the same state.
     """
 
-    def in_a_row(mixer: Mixer, start: MixerState) -> Callable[[], None]:
+    def in_a_row(mixer: Mixer, start: MixerState) -> Callable[[], object]:
         token = torch.zeros(1, 1, mixer.d_model, dtype=torch.float32, device="cpu")
 
         def run() -> None:
@@ -193,10 +175,9 @@ def times(behind: dict[tuple[Mixer, int], MixerState], seconds: float) -> dict[t
 
         return run
 
-    keys = {str(index): key for index, key in enumerate(behind)}
-    runs: dict[str, Callable[[], object]] = {name: in_a_row(key[0], behind[key]) for name, key in keys.items()}
-    found = interleaved(runs, seconds=seconds, fewest=3, most=15)
-    return {keys[name]: Timing(t.median / STEPS, t.low / STEPS, t.high / STEPS) for name, t in found.items()}
+    turns = [in_a_row(mixer, start) for (mixer, _), start in behind.items()]
+    found = interleaved({str(index): turn for index, turn in enumerate(turns)}, seconds=seconds, fewest=3, most=15).values()
+    return {key: Timing(*(ms / STEPS for ms in astuple(timing))) for key, timing in zip(behind, found, strict=True)}
 
 
 def costs(names: Sequence[str], contexts: Sequence[int], *, dim: int, heads: int, seed: int, seconds: float) -> Costs:
@@ -215,11 +196,10 @@ def costs(names: Sequence[str], contexts: Sequence[int], *, dim: int, heads: int
 
 
 def byte_claims(found: Costs) -> list[Claim]:
-    wrong = [
-        f"{name} at {cost.context}" for name, row in found.items() for cost in row if cost.nbytes != cost.predicted_nbytes
-    ]
+    costs = [(name, cost) for name, row in found.items() for cost in row]
+    wrong = [f"{name} at {cost.context}" for name, cost in costs if cost.nbytes != cost.predicted_nbytes]
     text = f"bytes of the real state = state_nbytes, {len(found)} mixers at each context"
-    seen = ", ".join(wrong) or f"all {sum(map(len, found.values()))} equal"
+    seen = ", ".join(wrong) or f"all {len(costs)} equal"
     return [claims.true("bytes", text, seen, not wrong, "all equal")]
 
 
@@ -269,9 +249,9 @@ def _cost_grid(found: Costs, crossings: dict[str, int | None]) -> Grid:
 
 
 def _crossover_grid(found: Sequence[Crossover]) -> Grid:
-    rows = [(each.dim, each.heads, each.kv_heads, each.dtype, each.measured, each.predicted) for each in found]
     columns = ("d", "heads", "key-value heads", "kept numbers", "measured", "formula")
-    return Grid("2Mamba takes no more than softmax from this length on (sums are float32)", columns, rows)
+    title = "2Mamba takes no more than softmax from this length on (sums are float32)"
+    return Grid(title, columns, [astuple(each) for each in found])
 
 
 def _shown(found: Costs) -> list[str]:
@@ -294,20 +274,17 @@ def _byte_plot(found: Costs, crossings: dict[str, int | None], dim: int, heads: 
     return Plot("bytes", caption, "tokens", "bytes per sequence", curves, log_x=True, log_y=True)
 
 
-def _time_plot(found: Costs) -> Plot:
-    curves = []
+def _cost_plots(found: Costs) -> list[Plot]:
+    times, counts = [], []
     for name in _shown(found):
         row = found[name]
-        middle, low, high = ([getattr(cost.ms, part) for cost in row] for part in ("median", "low", "high"))
-        curves.append(Curve(name, [cost.context for cost in row], middle, low, high))
-    caption = "Time of one token more by context, median and quartiles."
-    return Plot("times", caption, "tokens before", "ms per token", curves, log_x=True, log_y=True)
-
-
-def _multiply_add_plot(found: Costs) -> Plot:
-    rows = {name: found[name] for name in _shown(found)}
-    curves = [
-        Curve(name, [cost.context for cost in row], [cost.multiply_adds for cost in row]) for name, row in rows.items()
+        context = [cost.context for cost in row]
+        median, low, high = zip(*(astuple(cost.ms) for cost in row), strict=True)
+        times.append(Curve(name, context, median, low, high))
+        counts.append(Curve(name, context, [cost.multiply_adds for cost in row]))
+    timed = "Time of one token more by context, median and quartiles."
+    counted = "Multiply-adds of one token more by context, predicted from weights and state."
+    return [
+        Plot("times", timed, "tokens before", "ms per token", times, log_x=True, log_y=True),
+        Plot("multiply-adds", counted, "tokens before", "multiply-adds a token", counts, log_x=True, log_y=True),
     ]
-    caption = "Multiply-adds of one token more by context, predicted from weights and state."
-    return Plot("multiply-adds", caption, "tokens before", "multiply-adds a token", curves, log_x=True, log_y=True)
