@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from maclaurin.common.arguments import at_least
 from maclaurin.lab import claims
-from maclaurin.lab.experiments.rotation.fourier import (
-    DECAYS,
-    FEATURES,
-    LENGTH,
-    attention_errors,
-    fourier_claims,
-    kernel_errors,
-    lobes,
-    response,
-    ripple_claims,
-    spread,
-)
+from maclaurin.lab.experiments.rotation.fourier import fourier_part, ripple_part
 from maclaurin.lab.experiments.rotation.phases import as_rope, complex_form, group_claims, relative_phase
-from maclaurin.lab.result import Curve, Grid, Plot, Result
+from maclaurin.lab.result import Result
 
 PAPER = "Selective RoPE, arXiv 2511.17388"
 NOTES = (
@@ -51,54 +38,17 @@ def rotation(
         raise ValueError(f"speed must be positive, got {speed}")
     if draws is None:
         draws = 200 if quick else 2000
-    kernel = kernel_errors(seed, FEATURES, draws)
-    attention = attention_errors(seed, FEATURES)
+    fourier, ripple = fourier_part(seed, draws), ripple_part()
     learned = "not trained here: `maclaurin eval track` trains it, with lengths beyond those of the training"
-    return Result(
-        "rotation",
-        "Rotations that depend on the input",
-        {"length": length, "turn": turn, "speed": speed, "tied": tied, "draws": draws, "seed": seed},
-        [
-            complex_form(seed, tied=tied),
-            *relative_phase(seed),
-            *as_rope(seed, speed=speed),
-            *fourier_claims(seed, FEATURES, kernel, attention),
-            *group_claims(seed, length, turn=turn),
-            *ripple_claims(),
-            claims.not_applicable("learned", "learnt parity: selective rotary extrapolates", learned, PAPER),
-        ],
-        [
-            Grid(
-                "Error by number of random features",
-                ("features", "exp(q·k), rms", "by its variance", "attention, total variation"),
-                list(zip(FEATURES, *kernel, attention, strict=True)),
-            ),
-            Grid(
-                "A wave off the frequency by δ, T = 256",
-                ("decay γ", "spread over T = 200 to 256", "side lobes, δ 0.2 to 2"),
-                [(decay, spread(decay), lobes(decay)) for decay in DECAYS],
-            ),
-        ],
-        [_error_plot(kernel, attention), _ripple_plot()],
-        NOTES,
-    )
-
-
-def _error_plot(kernel: tuple[list[float], list[float]], attention: list[float]) -> Plot:
-    curves = [
-        Curve("exp(q·k)", FEATURES, kernel[0]),
-        Curve("by its variance", FEATURES, kernel[1], dashed=True),
-        Curve("attention", FEATURES, attention),
+    made = [
+        complex_form(seed, tied=tied),
+        *relative_phase(seed),
+        *as_rope(seed, speed=speed),
+        *fourier.claims,
+        *group_claims(seed, length, turn=turn),
+        *ripple.claims,
+        claims.not_applicable("learned", "learnt parity: selective rotary extrapolates", learned, PAPER),
     ]
-    caption = "Softmax by random rotations: root mean square error of exp(q·k), and total variation of the attention."
-    return Plot("features", caption, "random directions D", "error", curves, log_x=True, log_y=True)
-
-
-def _ripple_plot() -> Plot:
-    offset = torch.linspace(0.001, 0.3, 300, dtype=torch.float64, device="cpu")
-    curves = []
-    for decay in DECAYS[:3]:
-        found = response(offset, LENGTH, decay)
-        curves.append(Curve(f"γ = {decay:g}", offset.tolist(), (found / found[0]).tolist()))
-    caption = "Response to a wave that is off a plane's frequency by δ, relative to its peak: a decay removes the ripple."
-    return Plot("ripple", caption, "offset δ, radians a token", "response", curves, log_y=True)
+    settings = {"length": length, "turn": turn, "speed": speed, "tied": tied, "draws": draws, "seed": seed}
+    grids, plots = [*fourier.grids, *ripple.grids], [*fourier.plots, *ripple.plots]
+    return Result("rotation", "Rotations that depend on the input", settings, made, grids, plots, NOTES)

@@ -22,6 +22,7 @@ from torch import Tensor
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import distance, generator, normal, slope
+from maclaurin.lab.result import Curve, Grid, Part, Plot
 
 FEATURES = (64, 256, 1024, 4096, 16384)
 DECAYS = (1.0, 0.99, 0.97, 0.95)
@@ -86,19 +87,28 @@ def attention_errors(seed: int, features: Sequence[int], length: int = 32, dim: 
     return errors
 
 
-def fourier_claims(
-    seed: int, features: Sequence[int], kernel: tuple[list[float], list[float]], attention: Sequence[float]
-) -> list[Claim]:
+def fourier_part(seed: int, draws: int) -> Part:
+    kernel, attention = kernel_errors(seed, FEATURES, draws), attention_errors(seed, FEATURES)
     error, expected = max(zip(*kernel, strict=True), key=lambda pair: abs(math.log(pair[0] / pair[1])))
     hidden = "softmax's numerator as a recurrence with rotations = the sum over keys, largest error"
     halves = "error of exp(q·k) against D: slope of the logs (halves for 4 D)"
     variation = "total variation to softmax against D: slope of the logs"
-    return [
+    made = [
         claims.at_most("hidden", hidden, recurrence(seed), 1e-12),
-        claims.near("RFF slope", halves, slope(features, kernel[0]), -0.5, 0.05),
+        claims.near("RFF slope", halves, slope(FEATURES, kernel[0]), -0.5, 0.05),
         claims.near_relative("RFF variance", "the error furthest from what the variance says", error, expected, 0.15),
-        claims.near("RFF attention", variation, slope(features, attention), -0.5, 0.1),
+        claims.near("RFF attention", variation, slope(FEATURES, attention), -0.5, 0.1),
     ]
+    columns = ("features", "exp(q·k), rms", "by its variance", "attention, total variation")
+    grid = Grid("Error by number of random features", columns, list(zip(FEATURES, *kernel, attention, strict=True)))
+    curves = [
+        Curve("exp(q·k)", FEATURES, kernel[0]),
+        Curve("by its variance", FEATURES, kernel[1], dashed=True),
+        Curve("attention", FEATURES, attention),
+    ]
+    caption = "Softmax by random rotations: root mean square error of exp(q·k), and total variation of the attention."
+    plot = Plot("features", caption, "random directions D", "error", curves, log_x=True, log_y=True)
+    return Part(made, [grid], [plot])
 
 
 def response(offset: Tensor, length: float | Tensor, decay: float) -> Tensor:
@@ -145,3 +155,16 @@ def ripple_claims(decays: Sequence[float] = DECAYS) -> list[Claim]:
         claims.near("level 1", "γ = 1: level at δ = 0.31, dB", level(none), -32.0, 1.0),
         claims.near("level .95", "γ = .95: the same, higher", level(strong), -16.0, 1.0),
     ]
+
+
+def ripple_part() -> Part:
+    columns = ("decay γ", "spread over T = 200 to 256", "side lobes, δ 0.2 to 2")
+    rows = [(decay, spread(decay), lobes(decay)) for decay in DECAYS]
+    offset = torch.linspace(0.001, 0.3, 300, dtype=torch.float64, device="cpu")
+    curves = []
+    for decay in DECAYS[:3]:
+        found = response(offset, LENGTH, decay)
+        curves.append(Curve(f"γ = {decay:g}", offset.tolist(), (found / found[0]).tolist()))
+    caption = "Response to a wave that is off a plane's frequency by δ, relative to its peak: a decay removes the ripple."
+    plot = Plot("ripple", caption, "offset δ, radians a token", "response", curves, log_y=True)
+    return Part(ripple_claims(), [Grid("A wave off the frequency by δ, T = 256", columns, rows)], [plot])

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
-from maclaurin.lab.experiments.draws import distance, generator, normal
+from maclaurin.lab.experiments.draws import distance, generator, normal, vector
 from maclaurin.mixers.selective_rope import UNIT_LENGTH_EPS, SelectiveRotary
 from maclaurin.ops import linear_attention, rotary, rotate
 
@@ -45,7 +46,7 @@ class Turned:
         source = generator(seed)
         channels = (2 * planes, 2 * planes, 8, planes, 2 * planes)
         q, k, v, increment, logits = (normal(length, count, generator=source) for count in channels)
-        decay = torch.nn.functional.logsigmoid(logits) / 16  # as GLA has it
+        decay = F.logsigmoid(logits) / 16  # as GLA has it
         return cls(q, k, v, increment, decay[:, :planes].repeat(1, 2) if tied else decay)
 
     def rotated(self, start: float = 0.0) -> Tensor:
@@ -118,11 +119,11 @@ def selective_angles(tokens_T: Tensor, turns: list[float], dtype: torch.dtype = 
     Tokens are one-hot; the projection reads the turn off a token, and the convolution passes it on as it is.
     """
     turning = SelectiveRotary(len(turns), 1, 1, increments="linear", gate="none", theta=1.0).to(dtype)
-    wanted = torch.tensor(turns, dtype=torch.float64, device="cpu")
-    pass_on = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64, device="cpu")
+    wanted, pass_on = vector(turns), vector((0.0, 0.0, 0.0, 1.0))
     length = wanted.norm() * math.sqrt(1 + UNIT_LENGTH_EPS)  # undoes the norms of the column and of the token
-    parts = {"conv.weight": pass_on[None, None], "proj.weight": wanted[None, :, None], "proj.scale": length[None]}
-    turning.load_state_dict(parts)
+    turning.load_state_dict(
+        {"conv.weight": pass_on[None, None], "proj.weight": wanted[None, :, None], "proj.scale": length[None]}
+    )
     one_hot = torch.eye(len(turns), dtype=dtype, device="cpu")[tokens_T][None]
     with torch.no_grad():
         angles: Tensor = turning(one_hot)[0]
