@@ -10,6 +10,7 @@ from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.approximation import luna, metala
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 
+Curves = Mapping[str, Mapping[int, float]]
 NOTES = (
     "Stick-breaking knows the row it builds and needs a channel a token: a map can be held, not that it can be learnt.",
     "Approximating exp(q·k) is not what LUNA is trained for; its special cases only show what its class contains.",
@@ -27,15 +28,15 @@ def approximation(
     channels: of the stick-breaking construction for 16 tokens; a channel a token unless given, and too few with less.
     """
     draws = (64 if quick else 256) if draws is None else draws
-    most = 4096 if quick else 16384
+    few, most = max(1, draws // 16), 4096 if quick else 16384
     generator = torch.Generator().manual_seed(seed)
     floor, by_states = metala.error_by_states(generator)
     performer, pair = luna.performer_is_a_case(generator, repeats=draws)
-    fourier = luna.fourier_features_are_a_case(generator, draws=max(1, draws // 16))
-    split, by_hidden = luna.error_splits(generator, draws=max(1, draws // 16), most=most)
+    fourier = luna.fourier_features_are_a_case(generator, draws=few)
+    split, by_hidden = luna.error_splits(generator, draws=few, most=most)
     cost, seconds = luna.cost_is_linear(seed=seed)
-    sizes = (32, 128, 512) if quick else (32, 128, 512, 1024)
-    gap, by_samples = luna.generalisation_gap(generator, seed=seed, draws=4 if quick else 8, sizes=sizes)
+    samples = (32, 128, 512) if quick else (32, 128, 512, 1024)
+    gap, by_samples = luna.generalisation_gap(generator, seed=seed, draws=4 if quick else 8, sizes=samples)
     made: list[Claim] = [
         *metala.row_sums(generator),
         *metala.stick_breaking(generator, channels=channels),
@@ -58,44 +59,33 @@ def approximation(
         *gap,
         *luna.start(seed=seed),
     ]
-    return Result(
-        "approximation",
-        "How close linear attention comes to softmax",
-        {"key_dim": key_dim, "draws": draws, "projections up to": most, "channels": channels or 16, "seed": seed},
-        made,
-        [
-            _state_grid(by_states),
-            Grid("Processor time of LUNA, one head of 32 channels", ("T", "seconds"), list(seconds.items())),
-        ],
-        [_state_plot(by_states), _feature_plot(by_hidden, pair), _gap_plot(by_samples)],
-        NOTES,
-    )
+    settings = {"key_dim": key_dim, "draws": draws, "projections up to": most, "channels": channels or 16, "seed": seed}
+    states = "Softmax map of 256 tokens, 4 key channels: relative error of the block between its halves"
+    sizes = sorted({size for curve in by_states.values() for size in curve})
+    grids = [
+        Grid(states, ("n", *by_states), [[size, *(curve.get(size) for curve in by_states.values())] for size in sizes]),
+        Grid("Processor time of LUNA, one head of 32 channels", ("T", "seconds"), list(seconds.items())),
+    ]
+    plots = _plots(by_states, by_hidden, pair, by_samples)
+    return Result("approximation", "How close linear attention comes to softmax", settings, made, grids, plots, NOTES)
 
 
-def _state_grid(curves: Mapping[str, Mapping[int, float]]) -> Grid:
-    title = "Softmax map of 256 tokens, 4 key channels: relative error of the block between its halves"
-    sizes = sorted({size for curve in curves.values() for size in curve})
-    return Grid(title, ("n", *curves), [[size, *(curve.get(size) for curve in curves.values())] for size in sizes])
-
-
-def _state_plot(by_states: metala.Curves) -> Plot:
-    caption = "What n states leave of a softmax map of 256 tokens: at best, the series, random features."
-    return Plot("states", caption, "states n", "error", _curves(by_states, "best of rank n"), log_x=True, log_y=True)
-
-
-def _feature_plot(by_hidden: luna.Curves, pair: Mapping[int, tuple[float, float]]) -> Plot:
+def _plots(
+    by_states: Curves, by_hidden: Curves, pair: Mapping[int, tuple[float, float]], by_samples: Mapping[int, float]
+) -> list[Plot]:
+    at_best = "What n states leave of a softmax map of 256 tokens: at best, the series, random features."
     measured, predicted = ({m: both[index] for m, both in pair.items()} for index in (0, 1))
-    curves = _curves({**by_hidden, "Performer": measured, "predicted": predicted}, "predicted")
-    caption = "LUNA's error by projections: fitted networks against the Gaussian kernel, Performer on one pair."
-    return Plot("features", caption, "projections m", "error", curves, log_x=True, log_y=True)
-
-
-def _gap_plot(by_samples: Mapping[int, float]) -> Plot:
+    features = {**by_hidden, "Performer": measured, "predicted": predicted}
+    fitted = "LUNA's error by projections: fitted networks against the Gaussian kernel, Performer on one pair."
     first = min(by_samples)
-    root = {n: by_samples[first] * (n / first) ** -0.5 for n in by_samples}
-    curves = _curves({"gain": by_samples, "n^(-1/2)": root}, "n^(-1/2)")
-    return Plot("gap", "What one layer of LUNA gains on n random signs.", "n", "gain", curves, log_x=True, log_y=True)
+    gain = {"gain": by_samples, "n^(-1/2)": {n: by_samples[first] * (n / first) ** -0.5 for n in by_samples}}
 
+    def plot(key: str, caption: str, x_title: str, y_title: str, found: Curves, dashed: str) -> Plot:
+        curves = [Curve.of(name, points, dashed=name == dashed) for name, points in found.items()]
+        return Plot(key, caption, x_title, y_title, curves, log_x=True, log_y=True)
 
-def _curves(found: Mapping[str, Mapping[int, float]], dashed: str) -> list[Curve]:
-    return [Curve(name, list(points), list(points.values()), dashed=name == dashed) for name, points in found.items()]
+    return [
+        plot("states", at_best, "states n", "error", by_states, "best of rank n"),
+        plot("features", fitted, "projections m", "error", features, "predicted"),
+        plot("gap", "What one layer of LUNA gains on n random signs.", "n", "gain", gain, "n^(-1/2)"),
+    ]

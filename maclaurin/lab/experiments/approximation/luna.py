@@ -11,6 +11,7 @@ Shahbazi et al.: LUNA: Linear Universal Neural Attention with Generalization Gua
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Generator, Tensor, nn
 
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
-from maclaurin.lab.experiments.draws import distance, normal
+from maclaurin.lab.experiments.draws import distance, normal, seeded, slope
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.feature_maps import PerformerMap
 from maclaurin.mixers.luna import ChannelBank, Luna, LunaMap
@@ -46,7 +47,7 @@ def gaussian_map(
     key_dim: int, projections: int, channels: nn.Module, generator: Generator, *, envelope: bool = False
 ) -> LunaMap:
     """W ~ N(0, I) in place of N(0, 1/K), and h(x) = exp(-|x|²/2) with an envelope."""
-    with torch.random.fork_rng(devices=[]):  # its own draws are replaced
+    with seeded(0):  # its own draws are replaced
         made = LunaMap(key_dim, projections, channels, envelope=envelope).double()
     with torch.no_grad():
         made.weight.normal_(generator=generator)
@@ -57,8 +58,7 @@ def gaussian_map(
 
 def default_map(key_dim: int, projections: int, num_channels: int, seed: int, *, nonneg: bool = True) -> LunaMap:
     """As a new LUNA layer has it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return LunaMap(key_dim, projections, ChannelBank(num_channels, nonneg=nonneg)).double()
 
 
@@ -67,12 +67,11 @@ def wave_bank(hidden: int, reach: float) -> tuple[ChannelBank, float]:
     """A network with `hidden` units whose two channels are as near to cosine and sine on [-reach, reach] as least squares
     with evenly spread knots brings them; and the largest error left.
     """
-    with torch.random.fork_rng(devices=[]):
+    with seeded(0):
         bank = ChannelBank(2, bank="shared", width=hidden, nonneg=False).double()
-    grid = torch.linspace(-reach, reach, 4001, dtype=torch.float64, device="cpu")
-    step = 2 * reach / hidden
+    grid, knots = (torch.linspace(-reach, reach, count, dtype=torch.float64, device="cpu") for count in (4001, hidden))
     bank.weight_in.fill_(1)
-    bank.bias_in.copy_(-torch.linspace(-reach - step, reach - step, hidden, dtype=torch.float64, device="cpu"))
+    bank.bias_in.copy_(2 * reach / hidden - knots)
     units = torch.cat([(grid[:, None] + bank.bias_in).relu(), torch.ones_like(grid)[:, None]], dim=1)
     wanted = torch.stack([grid.cos(), grid.sin()], dim=1)
     solution = torch.linalg.lstsq(units, wanted).solution
@@ -210,13 +209,12 @@ def error_splits(generator: Generator, *, draws: int, most: int) -> tuple[list[C
             curves[name][m] = torch.stack(found).mean().sqrt().item()
     last, before = sizes[-1], sizes[-2]
     few, some, many = (curves[name] for name in banks)
-    slope = math.log(many[last] / many[64]) / math.log(last / 64)
     floors = " ".join(f"{curve[last]:.2g}" for curve in (few, some, many))
     falls = few[last] > some[last] > many[last]
     sampling = f"64 hidden units: slope of the error against m = 64 to {last}, log-log"
     flat = f"8 hidden units: error at m = {last} over that at {before}"
     return [
-        claims.near("L7 sampling", sampling, slope, -0.5, 0.1),
+        claims.near("L7 sampling", sampling, slope((64, last), (many[64], many[last])), -0.5, 0.1),
         claims.near("L7 floor", flat, few[last] / few[before], 1.0, 0.1),
         claims.true("L7 width", f"the error at m = {last} falls with 8, 12, 64 hidden units", floors, falls, "falls"),
     ], curves
@@ -239,23 +237,21 @@ def rank_is_live_features(generator: Generator, *, seed: int, inits: int = 6, po
 @torch.no_grad()
 def cost_is_linear(*, seed: int, name: str = "luna") -> tuple[list[Claim], dict[int, float]]:
     """L9: seconds of the processor, the best of three, so that other processes do not count. name: of another mixer."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         mixer = build_mixer(name, 32, 1)
     mixer(torch.zeros(1, 64, 32, dtype=torch.float32, device="cpu"))  # what is made once is not counted
     seconds = {}
     for length in (1024, 2048, 4096, 8192, 16384):
         x = torch.zeros(1, length, 32, dtype=torch.float32, device="cpu")
-        best = math.inf
+        seconds[length] = math.inf
         for _ in range(3):
             started = time.process_time()
             mixer(x, return_state=False)
-            best = min(best, time.process_time() - started)
-        seconds[length] = best
-    slope = math.log(seconds[16384] / seconds[1024]) / math.log(16)
+            seconds[length] = min(seconds[length], time.process_time() - started)
     grown = mixer.state_nbytes(16384) / mixer.state_nbytes(1024)
+    rate, text = slope((1024, 16384), (seconds[1024], seconds[16384])), "slope of processor time against T = 1024 to 16384"
     return [
-        claims.between("L9 time", f"{name}: slope of processor time against T = 1024 to 16384, log-log", slope, 0.7, 1.2),
+        claims.between("L9 time", f"{name}: {text}, log-log", rate, 0.7, 1.2),
         claims.near("L9 state", f"{name}: bytes of state at T = 16384 over those at 1024", grown, 1.0, 0.0),
     ], seconds
 
@@ -281,12 +277,13 @@ def generalisation_gap(
             gains.append(_best_gain(_mixer(d, 1, seed + draw, **options).float(), x, told))
         found[n] = sum(gains) / draws
     low, high = sizes[0], sizes[-1]
-    slope = math.log(found[high] / found[low]) / math.log(high / low)
+    rate = slope((low, high), (found[low], found[high]))
     text = f"gap of one layer on random signs, n = {low} to {high}, {draws} draws: slope, log-log"
-    return [claims.near("L10", text, slope, -0.5, 0.15)], found
+    return [claims.near("L10", text, rate, -0.5, 0.15)], found
 
 
 def _best_gain(mixer: Luna, x: Tensor, signs: Tensor, steps: int = 40) -> float:
+    """Ascent inside of a ball, which no trainer does: every step is followed by a projection onto the first norms."""
     weights = list(mixer.parameters())
     norms = [weight.detach().norm() for weight in weights]
     optimizer = torch.optim.Adam(weights, lr=0.1, maximize=True)
@@ -305,15 +302,15 @@ def _best_gain(mixer: Luna, x: Tensor, signs: Tensor, steps: int = 40) -> float:
 
 def start(*, seed: int, draws: int = 20) -> list[Claim]:
     """L11: where training begins."""
-    entropies, dead = [], []
+    entropies = []
     generator = torch.Generator().manual_seed(seed)
     for draw in range(draws):
         made = default_map(32, 16, 8, seed + draw)
         q, k = (features_of(made, normal(50, 32, generator=generator)) for _ in range(2))
         weight = q @ k.T
         entropies.append(torch.special.entr(weight / weight.sum(-1, keepdim=True)).sum(-1).mean().item())
-        dead += [default_map(1, 1, 8, seed + 5 * draw + part).dead_fraction() for part in range(5)]
-    entropy, silent = sum(entropies) / draws, sum(dead) / len(dead)
+    entropy = statistics.fmean(entropies)
+    silent = statistics.fmean(default_map(1, 1, 8, seed + part).dead_fraction() for part in range(5 * draws))
     return [
         claims.near("L11 entropy", "a new map: entropy of rows over 50 keys (log 50 = 3.912)", entropy, 3.89, 0.02),
         claims.near("L11 silent", "share of its channels that are 0 for all u in -4 to 4", silent, 0.17, 0.04),
@@ -321,8 +318,7 @@ def start(*, seed: int, draws: int = 20) -> list[Claim]:
 
 
 def _mixer(d_model: int, num_heads: int, seed: int, **options: Any) -> Luna:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         mixer = build_mixer("luna", d_model, num_heads, rotary="none", **options).double()
     assert isinstance(mixer, Luna)
     return mixer
@@ -330,7 +326,7 @@ def _mixer(d_model: int, num_heads: int, seed: int, **options: Any) -> Luna:
 
 def _with(feature_map: LunaMap, channels: nn.Module) -> LunaMap:
     """The same W before other functions."""
-    with torch.random.fork_rng(devices=[]):
+    with seeded(0):
         made = LunaMap(K, feature_map.weight.shape[0], channels).double()
     made.weight = feature_map.weight
     return made

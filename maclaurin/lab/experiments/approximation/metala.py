@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
-from maclaurin.lab.experiments.draws import distance, normal
+from maclaurin.lab.experiments.draws import distance, eye, normal
 from maclaurin.lab.experiments.dynamics.convert import drawn, to_dsf
 from maclaurin.lab.experiments.dynamics.system import System
 from maclaurin.mixers.base import MixerState
@@ -35,7 +35,7 @@ Curves = dict[str, dict[int, float]]  # name -> error by number of states
 
 def attention_map(q_TK: Tensor, k_TK: Tensor, log_alpha_TK: Tensor, form: str = "auto") -> Tensor:
     """The T x T weights of gated linear attention: values of one channel a token read them off."""
-    one_hot = torch.eye(q_TK.shape[0], dtype=q_TK.dtype, device="cpu")
+    one_hot = eye(len(q_TK)).to(q_TK.dtype)
     q, k, v, a = (part[None, :, None] for part in (q_TK, k_TK, one_hot, log_alpha_TK))
     return linear_attention(q, k, v, a, scale=1.0, normalize=False, form=form, chunk_size=64)[0][0, :, 0]
 
@@ -51,11 +51,11 @@ def row_sums(generator: Generator) -> list[Claim]:
     log_alpha = F.logsigmoid(normal(40, 1, generator=generator))
     ones = torch.ones_like(log_alpha)
     sums = attention_map(ones, -torch.expm1(log_alpha), log_alpha).sum(1)
-    low, high = sums.min().item(), sums.max().item()
+    low, high = sums.aminmax()
     error = distance(sums, 1 - log_alpha.cumsum(0).exp()[:, 0])
     log_alpha[0] = -math.inf
     cleared = distance(attention_map(ones, -torch.expm1(log_alpha), log_alpha).sum(1), ones[:, 0])
-    outside = high if high > 1 + 1e-12 else low
+    outside = (high if high > 1 + 1e-12 else low).item()
     # the ops hold log 0 at -750, and sums of logs beside it keep 12 digits
     return [
         claims.at_most("M2", "a channel's weights sum to 1 - Π α: error", error, 1e-12),
@@ -74,7 +74,7 @@ def stick_breaking(generator: Generator, *, channels: int | None = None) -> list
     sums = softmax.cumsum(-1)
     alpha_TK = (F.pad(sums, (1, 0))[:, :-1] / sums).T[:, : channels or T]  # token s, the channel of row t
     outside = max(0.0, -alpha_TK.min().item(), alpha_TK.max().item() - 1)
-    q = torch.eye(T, dtype=torch.float64, device="cpu")[:, : channels or T]
+    q = eye(T)[:, : channels or T]
     system = System(alpha_TK[:, None], 1 - alpha_TK[:, None], q[:, None], softmax[:, None], lambda y: y)
     log_alpha = alpha_TK.clamp(max=1).log()
     by_logs = max(distance(attention_map(q, -torch.expm1(log_alpha), log_alpha, form), softmax) for form in FORMS)
@@ -139,7 +139,7 @@ def dynamic_memory(generator: Generator, *, decay: str = "chosen") -> list[Claim
     """M5. decay: "chosen" by the token, "fixed" at 0.9 or "none"."""
     K, V = 4, 3
     old, new = normal(K, V, generator=generator), normal(1, 1, 1, V, generator=generator)
-    one_hot = F.one_hot(torch.tensor(0, dtype=torch.long, device="cpu"), K).double()  # also 1 - α of the first
+    one_hot = eye(K)[0]  # also 1 - α of the first
 
     def written(log_decay_K: Tensor) -> Tensor:
         key, log_decay = one_hot.view(1, 1, 1, K), log_decay_K.view(1, 1, 1, K)
@@ -148,14 +148,10 @@ def dynamic_memory(generator: Generator, *, decay: str = "chosen") -> list[Claim
         assert isinstance(after, LinearState)
         return after.memory[0, 0]
 
-    after = {
-        "chosen": written((1 - one_hot).log()),
-        "fixed": written(torch.full_like(one_hot, math.log(0.9))),
-        "none": written(torch.zeros_like(one_hot)),
-    }
+    nothing = torch.zeros_like(one_hot)
+    after = {"chosen": written((1 - one_hot).log()), "fixed": written(nothing + math.log(0.9)), "none": written(nothing)}
     error = distance(after[decay], torch.cat([new[0, 0], old[1:]]))
-    fixed = distance(after["fixed"][0], 0.9 * old[0] + new[0, 0, 0])
-    none = distance(after["none"][0], old[0] + new[0, 0, 0])
+    fixed, none = (distance(after[kind][0], alpha * old[0] + new[0, 0, 0]) for kind, alpha in (("fixed", 0.9), ("none", 1)))
     return [
         claims.at_most("M5", "a token overwrites one slot and leaves the others: error", error, 0.0),
         claims.at_most("M5 fixed", "a fixed decay leaves α·old + new in the slot: error", fixed, 1e-15),
