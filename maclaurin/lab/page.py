@@ -1,12 +1,14 @@
-"""Results of the lab as sections of a page."""
+"""Results of the lab as sections of a page, their plots as Plotly figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from maclaurin.common.files import naming
-from maclaurin.lab.result import WORDS, Grid, Result, text_of
-from maclaurin.page.html import Cell, Column, DataTable, Page, Section
+from maclaurin.lab.result import WORDS, Grid, Matrix, Plot, Result, text_of
+from maclaurin.page import figures
+from maclaurin.page.figures import Line
+from maclaurin.page.html import Cell, Chart, Column, DataTable, Page, Section
 
 LEAD = "Every number is computed by maclaurin lab, with the settings and the seed that stand beside it."
 
@@ -45,21 +47,12 @@ def shown_alone(results: Sequence[Result], broken: Callable[[str], None]) -> lis
 
 def _claims(results: Sequence[Result]) -> Section:
     columns = [Column(title, numeric=False) for title in ("", "claim", "source", "expected", "measured", "held")]
+    claims = [(f"{result.name} {claim.key}", claim) for result in results for claim in result.claims]
     rows = [
-        [
-            Cell(f"{result.name} {claim.key}"),
-            Cell(claim.text),
-            Cell(claim.source),
-            Cell(claim.expected),
-            Cell(claim.measured),
-            Cell(WORDS[claim.held]),
-        ]
-        for result in results
-        for claim in result.claims
+        [Cell(text) for text in (name, claim.text, claim.source, claim.expected, claim.measured, WORDS[claim.held])]
+        for name, claim in claims
     ]
-    failed = [
-        f"{result.name} {claim.key}: {claim.text}" for result in results for claim in result.claims if claim.held is False
-    ]
+    failed = [f"{name}: {claim.text}" for name, claim in claims if claim.held is False]
     intro = f"NOT held: {'; '.join(failed)}." if failed else ""
     return Section("Claims", intro, [DataTable("lab-claims", columns, rows)])
 
@@ -71,12 +64,23 @@ def _section(result: Result) -> Section:
 
 
 def _grid(key: str, grid: Grid) -> DataTable:
-    columns = [
-        Column(title, numeric=all(isinstance(row[index], (int, float)) for row in grid.rows))
-        for index, title in enumerate(grid.columns)
-    ]
+    columns = [Column(title, numeric=numeric) for title, numeric in zip(grid.columns, grid.numeric(), strict=True)]
     rows = [
         [Cell(text_of(value), float(value) if isinstance(value, (int, float)) else None) for value in row]
         for row in grid.rows
     ]
     return DataTable(key, columns, rows, grid.title)
+
+
+def chart(experiment: str, plot: Plot | Matrix, setting: str) -> Chart:
+    """The settings and the seed are part of the caption."""
+    if isinstance(plot, Matrix):
+        figure = figures.matrix(plot.values, plot.x_title, plot.y_title)
+    else:
+        style = figures.styles([(name, name) for name in dict.fromkeys(curve.name for curve in plot.curves)])
+        lines = [
+            Line(curve.name, style[curve.name], curve.x, curve.y, curve.low, curve.high, faint=curve.dashed)
+            for curve in plot.curves
+        ]
+        figure = figures.curves(lines, plot.x_title, plot.y_title, log_x=plot.log_x, log_y=plot.log_y)
+    return Chart(f"{experiment}-{plot.key}", figure, f"{plot.caption} ({setting})")

@@ -68,7 +68,11 @@ class Grid:
 
     title: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[str | float | int | None]]
+    rows: Sequence[Sequence[object]]
+
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers alone."""
+        return [all(isinstance(row[index], (int, float)) for row in self.rows) for index in range(len(self.columns))]
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ class Result:
 
     def plot(self) -> list[Chart]:
         """Its figures: `.figure` of each is Plotly's."""
-        from maclaurin.lab.draw import chart
+        from maclaurin.lab.page import chart
 
         return [chart(self.name, plot, self.setting_text()) for plot in self.plots]
 
@@ -160,8 +164,7 @@ def claims_table(claims: Sequence[tuple[str, Claim]], title: str = "Claims") -> 
 
 def _grid(grid: Grid) -> Table:
     table = Table(title=grid.title or None, title_justify="left")
-    for index, column in enumerate(grid.columns):
-        numeric = all(isinstance(row[index], (int, float)) for row in grid.rows)
+    for column, numeric in zip(grid.columns, grid.numeric(), strict=True):
         table.add_column(column, justify="right" if numeric else "left")
     for row in grid.rows:
         table.add_row(*(Text(text_of(value)) for value in row))

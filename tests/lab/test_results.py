@@ -8,9 +8,8 @@ import math
 import pytest
 
 from maclaurin.lab import claims
-from maclaurin.lab.draw import chart
 from maclaurin.lab.flags import parse
-from maclaurin.lab.page import page
+from maclaurin.lab.page import chart, page
 from maclaurin.lab.result import Curve, Grid, Matrix, Plot, Result
 from maclaurin.lab.run import found_in, keep
 from maclaurin.page.png import on_paper
