@@ -67,6 +67,7 @@ def separation(
     pair = (mechanism(strong), mechanism(weak))
     reports = {name: probe(mechanism(name), base, networks=networks, seed=seed, noise=noise) for name in mechanisms}
     found, full = _swept(pair, base, networks, seed), 60 if quick else 300
+    exact = [one for both in found.values() for scores in both for one in scores if one.exact is not None]
     return Result(
         "separation",
         "Two data sets that softmax tells apart and linear attention does not",
@@ -74,7 +75,7 @@ def separation(
         [
             *checks.gates(*pair, base, networks, seed),
             *checks.needle_masses(*pair),
-            *_of_draws(found),
+            *([checks.draws(exact)] if exact else ()),
             checks.written_out([mechanism(name) for name in ("softmax", "linear", "2mamba", "elu")], full, seed),
             *_of_mechanisms(reports, base),
             *checks.magnitudes(),
@@ -87,16 +88,10 @@ def separation(
 
 
 def _swept(pair: tuple[Mechanism, Mechanism], base: Setting, networks: int, seed: int) -> Swept:
-    found = {}
-    for one in checks.sweeps(base):
-        first, second = (sweep(each, replace(base, **one.around), one.values, networks, seed) for each in pair)
-        found[one.key] = (first, second)
-    return found
+    def scores(mechanism: Mechanism, one: Sweep) -> list[Score]:
+        return sweep(mechanism, replace(base, **one.around), one.values, networks, seed)
 
-
-def _of_draws(found: Swept) -> list[Claim]:
-    scores = [one for both in found.values() for scores in both for one in scores if one.exact is not None]
-    return [checks.draws(scores)] if scores else []
+    return {one.key: (scores(pair[0], one), scores(pair[1], one)) for one in checks.sweeps(base)}
 
 
 def _of_mechanisms(reports: Mapping[str, Report], base: Setting) -> list[Claim]:
@@ -113,8 +108,8 @@ def _of_mechanisms(reports: Mapping[str, Report], base: Setting) -> list[Claim]:
 def _grids(
     pair: tuple[Mechanism, Mechanism], base: Setting, reports: Mapping[str, Report], found: Swept, networks: int, seed: int
 ) -> list[Grid]:
-    scaled = [(score(pair[0], Setting(scale=scale, a1=a1), networks, seed)) for scale, a1 in SCALES]
-    rows = [(one.setting.scale, one.setting.a1, one.success, one.exact_success) for one in scaled]
+    scaled = {of: score(pair[0], Setting(scale=of[0], a1=of[1]), networks, seed) for of in SCALES}
+    rows = [(*of, one.success, one.exact_success) for of, one in scaled.items()]
     return [
         _mechanism_grid(reports),
         _growth_grid(reports),
@@ -188,9 +183,9 @@ def _sweep_plots(base: Setting, found: Swept, pair: tuple[Mechanism, Mechanism])
 def _length_plots(reports: Mapping[str, Report]) -> list[Plot]:
     found, noisy = [], []
     for name, report in reports.items():
-        points = [(n, a) for n, a in zip(LENGTHS, report.thresholds, strict=False) if a is not None]
+        points = {n: a for n, a in zip(LENGTHS, report.thresholds, strict=False) if a is not None}
         if len(points) > 1:
-            found.append(Curve(name, [n for n, _ in points], [a for _, a in points]))
+            found.append(Curve.of(name, points))
         if report.d_primes and min(report.d_primes) > 0:
             noisy.append(Curve(name, NOISE_LENGTHS, report.d_primes))
     return [

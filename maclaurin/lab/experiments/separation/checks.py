@@ -70,11 +70,8 @@ def gates(strong: Mechanism, weak: Mechanism, base: Setting, networks: int, seed
 
 def draws(scores: Sequence[Score]) -> Claim:
     """Measured shares against exact probabilities: the draws and the formula must be the same network."""
-    worst = 0.0
-    for one in scores:
-        assert one.exact is not None
-        q = one.exact.success
-        worst = max(worst, abs(one.success - q) / math.sqrt(max(q * (1 - q), 1 / one.networks) / one.networks))
+    shares = [(one.success, one.exact.success, one.networks) for one in scores if one.exact is not None]
+    worst = max(abs(p - q) / math.sqrt(max(q * (1 - q), 1 / count) / count) for p, q, count in shares)
     text = f"drawn networks against exact probabilities, {len(scores)} points: largest distance in standard errors"
     return claims.at_most("1.4", text, worst, STANDARD_ERRORS)
 
@@ -87,13 +84,10 @@ def written_out(attentions: Sequence[Attention], networks: int, seed: int) -> Cl
         399: Setting(n=400, a1=0.45, m=15),
         99: Setting(n=100, d=12, a1=3.0, cross=True),
     }
-    wrong = sum(
-        mismatches(attention, setting, networks, seed, needle)
-        for attention in attentions
-        for needle, setting in settings.items()
-    )
-    cases = 2 * networks * len(settings) * len(attentions)
-    return claims.at_most("1.5 full network", f"of {cases} full networks, those the two-row formula gets wrong", wrong, 0)
+    cases = [(attention, needle) for attention in attentions for needle in settings]
+    wrong = sum(mismatches(attention, settings[needle], networks, seed, needle) for attention, needle in cases)
+    count = 2 * networks * len(cases)
+    return claims.at_most("1.5 full network", f"of {count} full networks, those the two-row formula gets wrong", wrong, 0)
 
 
 def needle_masses(strong: Attention, weak: Attention) -> list[Claim]:

@@ -14,7 +14,8 @@ written out. There are 8 choices of (y_1, y_k, y_d) and d-2 values of R, so prob
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from maclaurin.common.arguments import at_least, at_least_one
 from maclaurin.common.intervals import wilson
+from maclaurin.lab.experiments.draws import eye, vector
 from maclaurin.lab.mechanisms import Attention
 
 MARGIN = 0.1  # the threshold is (c + MARGIN)·√(log n)
@@ -30,6 +32,7 @@ TIE = 1e-9  # values this close to the threshold count as above it, whatever the
 SMALLEST_TIE = 1e-3  # a tie in fewer networks than this share is none
 SIGNS = np.array([(y1, yk, yd) for y1 in (1, -1) for yk in (1, -1) for yd in (1, -1)], dtype=float)
 
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 Fired = np.ndarray[Any, np.dtype[np.bool_]]  # (networks,)
 Table = np.ndarray[Any, np.dtype[np.bool_]]  # (8, d-2): signs (y_1, y_k, y_d), and R = -(d-3), -(d-5), …, d-3
 
@@ -86,38 +89,32 @@ def masses(attention: Attention, n: float, a: float, scale: float = 1.0) -> Mass
     """From the mechanism itself: on one generic token and the needle it gives the ratio of their weights, and n-1 generic
     tokens weigh n-1 times as much as one. `separable` says whether that is so.
     """
-    row_sum = torch.tensor([[1.0], [1.0 + a]], dtype=torch.float64, device="cpu") * math.sqrt(math.log(n))
-    weights = attention(scale * row_sum, row_sum, torch.eye(2, dtype=torch.float64, device="cpu"))
-    generic, needle = (_mass(float(other), float(own), n) for other, own in weights)
-    return Masses(generic, needle)
+    row_sum = math.sqrt(math.log(n)) * vector((1.0, 1.0 + a))[:, None]
+    other, own = attention(scale * row_sum, row_sum, eye(2)).T
+    return Masses(*(own / ((n - 1) * other + own)).tolist())
 
 
-def _mass(other: float, own: float, n: float) -> float:
-    total = (n - 1) * other + own
-    return own / total if total else math.nan
+def row_weights(attention: Attention, *row_sums: float) -> Tensor:
+    """Of tokens with these row sums."""
+    row_sum = vector(row_sums)[:, None]
+    return attention(row_sum, row_sum, eye(len(row_sum)))
 
 
 def separable(attention: Attention) -> bool:
     """Whether a weight depends on its own key alone, but for the sum: then more generic tokens only dilute the needle."""
-    row_sum = torch.tensor([[1.0]] * 5 + [[1.7]], dtype=torch.float64, device="cpu")
-    weights = attention(row_sum, row_sum, torch.eye(6, dtype=torch.float64, device="cpu"))
-    expected = masses(attention, math.e, 0.7)  # √(log e) = 1
-    found = weights[0, -1].item(), weights[-1, -1].item()
-    diluted = [p / (p + 5 * (1 - p) / (math.e - 1)) for p in (expected.generic, expected.needle)]
-    return all(math.isclose(one, other, rel_tol=1e-9) for one, other in zip(found, diluted, strict=True))
+    found = row_weights(attention, *[1.0] * 5, 1.7)[[0, -1], -1]
+    few = vector(astuple(masses(attention, math.e, 0.7)))  # √(log e) = 1
+    return torch.allclose(found, few / (few + 5 * (1 - few) / (math.e - 1)), rtol=1e-9, atol=0)
 
 
 def normalised(attention: Attention) -> bool:
     """Whether rows sum to one, which the threshold supposes."""
-    row_sum = torch.tensor([[1.0], [1.7], [2.0]], dtype=torch.float64, device="cpu")
-    return bool((attention(row_sum, row_sum, torch.ones(3, 1, dtype=torch.float64, device="cpu")) - 1).abs().max() < 1e-9)
+    return bool((row_weights(attention, 1.0, 1.7, 2.0).sum(1) - 1).abs().max() < 1e-9)
 
 
 def sees_magnitude(attention: Attention) -> bool:
     """Whether a longer key weighs differently. The needle is coded in nothing else."""
-    row_sum = torch.tensor([[0.1], [0.2]], dtype=torch.float64, device="cpu")
-    weights = attention(row_sum, row_sum, torch.eye(2, dtype=torch.float64, device="cpu"))
-    return bool((weights[:, 0] - weights[:, 1]).abs().max() > 1e-9)
+    return bool(row_weights(attention, 0.1, 0.2).diff().abs().max() > 1e-9)
 
 
 def fires(setting: Setting, a: float, found: Masses) -> Table:
@@ -149,38 +146,37 @@ class Probabilities:
 
 def probabilities(setting: Setting, on_D0: Table, on_D1: Table) -> Probabilities:
     """Exact: heads are independent, and P(D1 fires, D0 does not) = P(D0 does not) - P(neither does)."""
-    q0, q1, either = (_share(table, setting.d) for table in (on_D0, on_D1, on_D0 | on_D1))
-    m = setting.m
+    shares, m = _binomial(setting.d - 3), setting.m
+    q0, q1, either = (float((table @ shares).mean()) for table in (on_D0, on_D1, on_D0 | on_D1))
     return Probabilities(_any(q1, m), _any(q0, m), (1 - q0) ** m - (1 - either) ** m)
 
 
 def limit(setting: Setting) -> Probabilities:
     """The same for an ideal mechanism, all of whose mass is on the needle of D1 and none on that of D0."""
-    b, c, m = setting.b, setting.c, setting.m
-    q1 = float((SIGNS @ (setting.a1, b, c) >= c + MARGIN - TIE).mean())
-    S = np.arange(-(setting.d - 2), setting.d - 1, 2) / (setting.d - 2)
-    shares = _binomial(setting.d - 2)
-    q0 = sum(float(shares[b * S + c * yd >= c + MARGIN - TIE].sum()) for yd in (1, -1)) / 2
+    c, m = setting.c, setting.m
+    q1 = float((SIGNS @ (setting.a1, setting.b, c) >= c + MARGIN - TIE).mean())
+    q0 = _unseen(setting, lambda excess: excess >= -TIE)
     return Probabilities(_any(q1, m), _any(q0, m), _any(q1, m) * (1 - q0) ** m)
 
 
 def tied(setting: Setting) -> bool:
     """Whether sums of signs that some network has fall on the threshold where the needle has no weight: rounding decides."""
-    S = np.arange(-(setting.d - 2), setting.d - 1, 2) / (setting.d - 2)
-    shares = _binomial(setting.d - 2)
-    gaps = [np.abs(setting.b * S + setting.c * yd - setting.c - MARGIN) for yd in (1, -1)]
-    return setting.m * sum(float(shares[gap < TIE].sum()) for gap in gaps) / 2 > SMALLEST_TIE
+    return setting.m * _unseen(setting, lambda excess: np.abs(excess) < TIE) > SMALLEST_TIE
+
+
+def _unseen(setting: Setting, counts: Callable[[Floats], Fired]) -> float:
+    """Of heads that give the needle no weight, the share whose excess over the threshold counts."""
+    columns = setting.d - 2
+    S = np.arange(-columns, columns + 1, 2) / columns
+    excess = [setting.b * S + setting.c * yd - setting.c - MARGIN for yd in (1, -1)]
+    return sum(float(_binomial(columns)[counts(each)].sum()) for each in excess) / 2
 
 
 def _any(q: float, m: int) -> float:
     return 1 - (1 - q) ** m
 
 
-def _share(table: Table, d: int) -> float:
-    return float((table @ _binomial(d - 3)).mean())
-
-
-def _binomial(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _binomial(count: int) -> Floats:
     """The probabilities of 0 … count heads in as many throws of a coin."""
     logs = [math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(count + 1)]
     return np.exp(np.array(logs) - count * math.log(2))
@@ -236,11 +232,8 @@ def score(attention: Attention, setting: Setting, networks: int, seed: int) -> S
     else:
         drawn = sign_vectors(setting, networks, rng)
         fired = [written_out(attention, setting, a, drawn) for a in setting.needles]
-    return Score(setting, networks, _shares(*fired), exact, limit(setting), tied(setting))
-
-
-def _shares(on_D0: Fired, on_D1: Fired) -> Probabilities:
-    return Probabilities(float(on_D1.mean()), float(on_D0.mean()), float((on_D1 & ~on_D0).mean()))
+    measured = Probabilities(*(float(shares.mean()) for shares in (fired[1], fired[0], fired[1] & ~fired[0])))
+    return Score(setting, networks, measured, exact, limit(setting), tied(setting))
 
 
 def sign_vectors(setting: Setting, networks: int, rng: np.random.Generator) -> Tensor:

@@ -8,20 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from maclaurin.lab.experiments.separation.networks import (
-    MARGIN,
-    Masses,
-    Score,
-    Setting,
-    fires,
-    masses,
-    normalised,
-    probabilities,
-    score,
-    sees_magnitude,
-    separable,
-    tables,
-)
+from maclaurin.lab.experiments.draws import slope
+from maclaurin.lab.experiments.separation import networks as two_rows
+from maclaurin.lab.experiments.separation.networks import MARGIN, Masses, Score, Setting, masses
 from maclaurin.lab.mechanisms import Attention
 
 LENGTHS = (1e2, 1e3, 1e4, 1e5, 1e6)
@@ -34,11 +23,11 @@ PRECISION = 1e-5
 def threshold(attention: Attention, setting: Setting) -> float | None:
     """a1*: the smallest a1 at which half of all networks succeed, by bisection; None if there is none below 10 n."""
 
-    on_D0, _ = tables(attention, setting)
+    on_D0, _ = two_rows.tables(attention, setting)
 
     def succeeds(a1: float) -> bool:
-        on_D1 = fires(setting, a1, masses(attention, setting.n, a1, setting.scale))
-        return probabilities(setting, on_D0, on_D1).success >= 0.5
+        on_D1 = two_rows.fires(setting, a1, masses(attention, setting.n, a1, setting.scale))
+        return two_rows.probabilities(setting, on_D0, on_D1).success >= 0.5
 
     return _first(succeeds, SMALLEST_A, 10 * setting.n)
 
@@ -66,12 +55,9 @@ def _first(holds: Callable[[float], bool], low: float, largest: float) -> float 
     return high
 
 
-def slope(n: Sequence[float], values: Sequence[float | None]) -> float | None:
-    """Of log value against log n, between the first and the last."""
-    first, last = values[0], values[-1]
-    if first is None or last is None:
-        return None
-    return math.log(last / first) / math.log(n[-1] / n[0])
+def growth(lengths: Sequence[float], thresholds: Sequence[float | None]) -> float | None:
+    found = [threshold for threshold in thresholds if threshold is not None]
+    return slope(lengths, found) if len(found) == len(lengths) else None
 
 
 def d_prime(attention: Attention, setting: Setting, noise: float) -> float:
@@ -101,7 +87,7 @@ def lost_at(attention: Attention, setting: Setting, noise: float, longest: float
 
 @dataclass(frozen=True)
 class Report:
-    """verdict: separates, noisy, blind, weak or "does not apply". needle, plain: masses on the needle of D1 and of D0.
+    """verdict: separates, noisy, blind, weak or "does not apply". needle: masses on that of D1.
 
     thresholds, predicted: a1* at LENGTHS. growth: its exponent where it has settled; growth_seen: from 10⁵ to 10⁶.
     d_primes: at NOISE_LENGTHS. lost_at: the length at which d' falls to 1. What cannot be had is None or empty.
@@ -109,15 +95,14 @@ class Report:
 
     score: Score
     verdict: str
-    needle: Masses | None
-    plain: Masses | None
-    thresholds: Sequence[float | None]
-    predicted: Sequence[float | None]
-    growth: float | None
-    growth_seen: float | None
-    d_primes: Sequence[float]
-    lost_at: float | None
     notes: Sequence[str]
+    needle: Masses | None = None
+    thresholds: Sequence[float | None] = ()
+    predicted: Sequence[float | None] = ()
+    growth: float | None = None
+    growth_seen: float | None = None
+    d_primes: Sequence[float] = ()
+    lost_at: float | None = None
 
     @property
     def inverted(self) -> bool:
@@ -127,37 +112,33 @@ class Report:
 
 def probe(attention: Attention, setting: Setting, *, networks: int = 1000, seed: int = 0, noise: float = 0.1) -> Report:
     """Any attention(Q, K, V) in which every token sees every token, such as a `Mechanism`."""
-    found = score(attention, setting, networks, seed)
+    found = two_rows.score(attention, setting, networks, seed)
     notes = []
-    if not normalised(attention):
+    if not two_rows.normalised(attention):
         notes.append("its rows do not sum to one, as the threshold supposes")
-    if not sees_magnitude(attention):
+    if not two_rows.sees_magnitude(attention):
         notes.append("it is blind to the length of a key, and the needle is coded in nothing else")
     verdict = "does not apply" if notes else found.verdict
     if found.tied:
         notes.append("sums of signs tie with the threshold: rounding decides")
-    if not separable(attention):
+    if not two_rows.separable(attention):
         notes.append("its weights depend on all keys at once: success is that of the network written out, lengths unknown")
-        return Report(found, verdict, None, None, (), (), None, None, (), None, notes)
-    plain, needle = (masses(attention, setting.n, a, setting.scale) for a in setting.needles)
+        return Report(found, verdict, notes)
+    report = Report(found, verdict, notes, masses(attention, setting.n, setting.a1, setting.scale))
     if verdict == "does not apply":
-        return Report(found, verdict, needle, plain, (), (), None, None, (), None, notes)
-    thresholds = [threshold(attention, at_length(setting, n)) for n in LENGTHS]
-    far = [threshold(attention, at_length(setting, n)) for n in FAR]
-    report = Report(
-        found,
-        verdict,
-        needle,
-        plain,
-        thresholds,
-        [predicted_threshold(attention, at_length(setting, n)) for n in LENGTHS],
-        slope(FAR, far),
-        slope(LENGTHS[-2:], thresholds[-2:]),
-        [d_prime(attention, at_length(setting, n), noise) for n in NOISE_LENGTHS],
-        lost_at(attention, setting, noise),
-        notes,
+        return report
+    if report.inverted:
+        notes.append("inverted: below uniform")
+    thresholds, far = ([threshold(attention, at_length(setting, n)) for n in lengths] for lengths in (LENGTHS, FAR))
+    return replace(
+        report,
+        thresholds=thresholds,
+        predicted=[predicted_threshold(attention, at_length(setting, n)) for n in LENGTHS],
+        growth=growth(FAR, far),
+        growth_seen=growth(LENGTHS[-2:], thresholds[-2:]),
+        d_primes=[d_prime(attention, at_length(setting, n), noise) for n in NOISE_LENGTHS],
+        lost_at=lost_at(attention, setting, noise),
     )
-    return replace(report, notes=[*notes, "inverted: below uniform"]) if report.inverted else report
 
 
 def at_length(setting: Setting, n: float) -> Setting:
