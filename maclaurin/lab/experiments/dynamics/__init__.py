@@ -66,20 +66,13 @@ def dynamics(
         statements, curves = _statements(generator, seed, systems, draws, printed)
         made += statements
         plots.append(_series_plot(curves))
-    for system in systems.values() if mixer is not None else ():
+    elif systems:
         caption = "The map of head 0: how much of u_s is in y_t."
-        plots.append(Matrix("map-head-0", caption, "s", "t", system.weights()[0].tolist()))
-    size = {"d_model": d_model, "num_heads": num_heads, "length": length}
-    drawn_with = {"order": order, "draws": draws, "seed": seed} | ({"printed": True} if printed else {})
-    return Result(
-        "dynamics",
-        "Mixers as linear time-varying systems",
-        {"mixers": mixer or "all"} | size | drawn_with,
-        made,
-        [Grid(f"Systems on one sequence of {length} tokens", COLUMNS, rows)] if rows else [],
-        plots,
-        NOTES,
-    )
+        plots.append(Matrix("map-head-0", caption, "s", "t", systems[mixer].weights()[0].tolist()))
+    size = {"d_model": d_model, "num_heads": num_heads, "length": length, "order": order, "draws": draws, "seed": seed}
+    settings = {"mixers": mixer or "all"} | size | ({"printed": True} if printed else {})
+    grids = [Grid(f"Systems on one sequence of {length} tokens", COLUMNS, rows)] if rows else []
+    return Result("dynamics", "Mixers as linear time-varying systems", settings, made, grids, plots, NOTES)
 
 
 def _member(
@@ -92,9 +85,8 @@ def _member(
     except ValueError as refusal:
         return claims.not_applicable(f"form {name}", text, str(refusal)), None, []
     error = form_error(system, mixer, x)
-    if system.order is None:
-        claim = claims.at_most(f"form {name}", text, error, EXACT)
-    else:
+    claim = claims.at_most(f"form {name}", text, error, EXACT)
+    if system.order is not None:
         orders = [*range(2, order, 2), order]
         errors = [*(form_error(to_dsf(mixer, x, order=cut), mixer, x) for cut in orders[:-1]), error]
         falls = all(later < earlier for earlier, later in pairwise(errors))

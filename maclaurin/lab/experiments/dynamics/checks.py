@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from maclaurin import ops
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
-from maclaurin.lab.experiments.draws import distance, normal, ranks
+from maclaurin.lab.experiments.draws import distance, eye, normal, ranks
 from maclaurin.lab.experiments.dynamics.convert import drawn
 from maclaurin.lab.experiments.dynamics.separable import divided, over_sum
 from maclaurin.lab.experiments.dynamics.system import System
@@ -92,10 +92,8 @@ def truncated_series(
     """D4, and the curves by order: error, bound, error of the map. scaled: False leaves out the factors √(1/p!)."""
     K, points, orders = 3, 30, range(9)
     q, k = normal(points, K, generator=generator), normal(points, K, generator=generator)
-    scores = q @ k.T
-    q = q * (z / scores.abs().max())
-    scores = q @ k.T
-    exact = scores.exp()
+    q = q * (z / (q @ k.T).abs().max())
+    exact = (q @ k.T).exp()
     curves: dict[str, list[float]] = {"order": [], "error": [], "bound": [], "map error": [], "rows not positive": []}
     for order in orders:
         found = torch.ones_like(exact)
@@ -143,24 +141,23 @@ def rank_of_blocks(generator: Generator, *, states: int = 3) -> list[Claim]:
     """D6. The claim is about 3 states, and false with more."""
     T, K, bound = 40, states, 3
     q, k = normal(1, T, 1, K, generator=generator), normal(1, T, 1, K, generator=generator)
-    one_hot = torch.eye(T, dtype=torch.float64, device="cpu")[None, :, None]  # as values: the outputs are the map itself
+    one_hot = eye(T)[None, :, None]  # as values: the outputs are the map itself
     log_alpha = log_sigmoid_decay(normal(1, T, 1, K, generator=generator), 1.0)
     linear, _ = ops.linear_attention(F.elu(q) + 1, F.elu(k) + 1, one_hot)
     plain, _ = ops.linear_attention(q, k, one_hot, normalize=False)
     normalised = plain * normal(1, T, 1, 1, generator=generator).exp()
     metala, _ = ops.linear_attention(q, -torch.expm1(log_alpha), one_hot, log_alpha, normalize=False)
-    t = T // 2
-    found = {
-        name: ranks(y[0, t:, 0, :t]).item()
-        for name, y in (("linear", linear), ("normalised", normalised), ("metala", metala))
-    }
     # scores of 8 channels, because the rank of exp(q·k) of 3 is full only beyond what float64 resolves
     q8, k8 = normal(1, T, 1, 8, generator=generator), normal(1, T, 1, 8, generator=generator)
     softmax, _ = ops.softmax_attention(q8, k8, one_hot, scale=1.0)
-    full = ranks(softmax[0, t:, 0, :t]).item()
+    t = T // 2
+    *found, full = (ranks(y[0, t:, 0, :t]).item() for y in (linear, normalised, metala, softmax))
     text = f"rank of the block Φ[{t}:, :{t}] of {{}} attention with {bound} states"
     return [
-        *(claims.at_most(f"D6 {name}", text.format(name), rank, bound) for name, rank in found.items()),
+        *(
+            claims.at_most(f"D6 {name}", text.format(name), rank, bound)
+            for name, rank in zip(("linear", "normalised", "metala"), found, strict=True)
+        ),
         claims.near("D6 softmax", f"rank of the same block of softmax attention, {t} x {t}", full, t, 0),
     ]
 
@@ -171,11 +168,11 @@ def more_states(generator: Generator, *, read: float = 0.0) -> list[Claim]:
     # of Λ, B and C in turn: those that are there, and those that are added
     pieces = [[normal(T, H, count, generator=generator) for count in (N, extra)] for _ in range(3)]
     u = normal(T, H, V, generator=generator)
-    transition, write, reading = (kept for kept, _ in pieces)
-    before = System(transition, write, reading, u, lambda y: y)
-    pieces[2][1] = read * pieces[2][1]
-    transition, write, reading = (torch.cat(both, -1) for both in pieces)
-    after = System(transition, write, reading, u, lambda y: y)
+    pieces[2][1] *= read
+    (A, _), (B, _), (C, _) = pieces
+    before = System(A, B, C, u, lambda y: y)
+    A, B, C = (torch.cat(both, -1) for both in pieces)
+    after = System(A, B, C, u, lambda y: y)
     change = distance(after.run(), before.run())
     return [claims.at_most("D7", "states that nothing reads change nothing: difference of y", change, 1e-14)]
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maclaurin.common.arguments import at_least_one
+from maclaurin.lab.experiments.draws import distance, seeded
 from maclaurin.lab.experiments.dynamics import separable
 from maclaurin.lab.experiments.dynamics.system import System
 from maclaurin.mixers import build_mixer
@@ -176,8 +177,7 @@ def drawn(name: str, d_model: int, num_heads: int, seed: int, **options: Any) ->
 
     Those are drawn from N(0, 1): a gate or an augmentation that starts as nothing would be left untested.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         mixer = build_mixer(name, d_model, num_heads, **options).double()
         for parameter in mixer.parameters():
             if not parameter.any():
@@ -189,4 +189,4 @@ def drawn(name: str, d_model: int, num_heads: int, seed: int, **options: Any) ->
 def form_error(system: System, mixer: Mixer, x: Tensor) -> float:
     """The largest difference between what the system and the mixer give, over the mixer's largest output."""
     y, _ = mixer(x, return_state=False)
-    return ((system.output() - y).abs().max() / y.abs().max()).item()
+    return distance(system.output(), y) / y.abs().max().item()
