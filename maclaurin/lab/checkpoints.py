@@ -105,21 +105,15 @@ class OfTransformers(Watched):
                 return output
             return output[0] + change_of_values(mixer, projected(q, k, v), hidden_TS).to(v.dtype), output[1]
 
-        hooks = [module.register_forward_hook(corrected) for module in self.model.modules() if isinstance(module, Softmax)]
-        try:
+        with self.hooked(Softmax, corrected):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 def stand_in(q: Tensor, k: Tensor, v: Tensor, student: Any) -> ProjectedMixer:
     """The mixer of this project that has the weights of such a layer; what it would project is known."""
     options: dict[str, Any] = {"num_kv_heads": k.shape[2], "key_dim": q.shape[3], "head_dim": v.shape[3], "rotary": "none"}
-    if student.window is not None:
-        options["window"] = student.window
-    name = "softmax" if student.window is None else "sliding-window"
-    mixer = build_mixer(name, student.shape.d_model, q.shape[2], **options)
+    name, window = ("softmax", {}) if student.window is None else ("sliding-window", {"window": student.window})
+    mixer = build_mixer(name, student.shape.d_model, q.shape[2], **options | window)
     assert isinstance(mixer, ProjectedMixer)
     return mixer.to(q.dtype)
 

@@ -8,8 +8,9 @@ Those here are small ones for handwritten digits, trained in seconds; `checkpoin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from maclaurin.ops.arithmetic import repeat_heads
 
 # Hides keys (T, S) of a layer's queries; None: hides nothing there.
 Hidden = Callable[[ProjectedMixer], Tensor | None]
+# (module, arguments, output and state) -> output and state
+Corrected = Callable[[nn.Module, tuple[Any, ...], tuple[Tensor, Any]], tuple[Tensor, Any]]
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,6 @@ class Watched:
     tokens: int
     kinds: Sequence[str]
 
-    def mixers(self) -> list[ProjectedMixer]:
-        return [module for module in self.model.modules() if isinstance(module, ProjectedMixer)]
-
     @torch.no_grad()
     def accuracy(self) -> float:
         return self.run().double().mean().item()
@@ -68,13 +68,11 @@ class Watched:
             assert isinstance(mixer, Mixer)
             seen[mixer] = args[0]
 
-        found = (module for module in self.model.modules() if isinstance(module, Mixer))
-        hooks = [mixer.register_forward_pre_hook(keep) for mixer in found]
-        try:
+        with ExitStack() as hooks:
+            for module in self.model.modules():
+                if isinstance(module, Mixer):
+                    hooks.enter_context(module.register_forward_pre_hook(keep))
             self.run()
-        finally:
-            for hook in hooks:
-                hook.remove()
         return seen
 
     @torch.no_grad()
@@ -99,12 +97,17 @@ class Watched:
             hidden_TS = hidden(mixer)
             return output if hidden_TS is None else (output[0] + _change(mixer, args[0], hidden_TS), output[1])
 
-        hooks = [mixer.register_forward_hook(corrected) for mixer in self.mixers()]
-        try:
+        with self.hooked(ProjectedMixer, corrected):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+
+    @contextmanager
+    def hooked(self, kind: type[nn.Module], corrected: Corrected) -> Iterator[None]:
+        """While it lasts, what every module of that kind returns is corrected."""
+        with ExitStack() as hooks:
+            for module in self.model.modules():
+                if isinstance(module, kind):
+                    hooks.enter_context(module.register_forward_hook(corrected))
+            yield
 
 
 def _change(mixer: ProjectedMixer, x: Tensor, hidden_TS: Tensor) -> Tensor:
@@ -153,14 +156,11 @@ def digits(rows: dict[str, Row], *, steps: int, seed: int, images: int) -> list[
         model = OfImages(config, largest=16)
         cell = Cell("lab", label, row, setting, (problem,), (problem,), 3e-3, seed)
         train(model, cell, [problem.task()])
-        found.append(Watched(label, model.eval(), _right(model, some), (8, 8), 64, [mixer] * setting.layers))
+        found.append(Watched(label, model.eval(), partial(_right, model, some), (8, 8), 64, [mixer] * setting.layers))
     return found
 
 
-def _right(model: nn.Module, examples: Labelled) -> Callable[[], Tensor]:
-    def run() -> Tensor:
-        logits, answers = model(examples)
-        right: Tensor = logits.argmax(-1) == answers
-        return right
-
-    return run
+def _right(model: nn.Module, examples: Labelled) -> Tensor:
+    logits, answers = model(examples)
+    right: Tensor = logits.argmax(-1) == answers
+    return right

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from maclaurin.evals.suites.rows import one
 from maclaurin.lab import claims
 from maclaurin.lab.checkpoints import models
 from maclaurin.lab.claims import Claim
+from maclaurin.lab.experiments.draws import Mean
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 from maclaurin.lab.traces import Watched
 from maclaurin.mixers import weights
-from maclaurin.mixers.projected import ProjectedMixer
 
 PAPER = "InLine, arXiv 2412.06590, in words"
 ROWS = {
@@ -56,10 +56,8 @@ def locality(
     """
     if not widths or any(width < 1 or (checkpoint is None and width % 2 == 0) for width in widths):
         raise ValueError(f"widths must be odd sides of squares, or numbers of tokens of a text, got {widths}")
-    if steps is None:
-        steps = 250 if quick else 1000
-    if draws is None:
-        draws = 2 if quick else 5
+    steps = (250 if quick else 1000) if steps is None else steps
+    draws = (2 if quick else 5) if draws is None else draws
     examples = 8 if checkpoint is not None else 120 if quick else 360
     rows = {name: row for name, row in ROWS.items() if not quick or name != "inline"}
     tokens = max(64, 8 * max(widths))
@@ -137,24 +135,20 @@ def masking(watched: Watched, widths: Sequence[int], *, seed: int, draws: int) -
     """Hide keys from the queries of every layer at test time. Random masks are drawn anew for every layer, `draws` times."""
     generator = torch.Generator().manual_seed(seed)
     seen_TS = seen_by(watched)
-    local, random, lost, errors = [], [], [], []
+    found = []
     for width in widths:
         near_TS = neighbourhood(watched, width)
         if watched.grid is None:  # something stays to be seen
             near_TS = near_TS & (torch.arange(watched.tokens, dtype=torch.long, device="cpu") >= 2 * width)[:, None]
 
-        def hide_random(mixer: ProjectedMixer, near_TS: Tensor = near_TS) -> Tensor:
-            return weights.random_of_equal_number(near_TS, seen_TS, generator)
-
         with watched.hiding(lambda mixer, near_TS=near_TS: near_TS):  # type: ignore[misc]
             near_N = watched.run().double()
-        with watched.hiding(hide_random):
+        with watched.hiding(
+            lambda mixer, near_TS=near_TS: weights.random_of_equal_number(near_TS, seen_TS, generator)  # type: ignore[misc]
+        ):
             random_N = torch.stack([watched.run().double() for _ in range(draws)]).mean(0)
-        difference_N = random_N - near_N
-        local.append(near_N.mean().item())
-        random.append(random_N.mean().item())
-        lost.append(difference_N.mean().item())
-        errors.append((difference_N.std() / math.sqrt(len(near_N))).item())
+        found.append((near_N.mean().item(), random_N.mean().item(), *astuple(Mean.of(random_N - near_N))))
+    local, random, lost, errors = map(list, zip(*found, strict=True))
     return Masked(watched.name, watched.accuracy(), local, random, lost, errors)
 
 
@@ -192,10 +186,7 @@ def _mass_grid(masses: Sequence[Masses]) -> Grid:
 
 def _mask_grid(masked: Sequence[Masked], widths: Sequence[int]) -> Grid:
     columns = [f"{kind} {width}" for width in widths for kind in ("local", "random")]
-    rows: list[tuple[str | float, ...]] = []
-    for each in masked:
-        pairs = zip(each.local, each.random, strict=True)
-        rows.append((each.name, each.whole, *(value for pair in pairs for value in pair)))
+    rows = [(each.name, each.whole, *chain(*zip(each.local, each.random, strict=True))) for each in masked]
     return Grid("Accuracy with keys hidden at test time, by width", ("model", "nothing hidden", *columns), rows)
 
 
@@ -209,8 +200,7 @@ def _mass_plot(masses: Sequence[Masses]) -> Plot:
 def _mask_plot(masked: Sequence[Masked], widths: Sequence[int]) -> Plot:
     curves = []
     for each in masked:
-        pairs = list(zip(each.lost, each.errors, strict=True))
-        low, high = ([value + sign * error for value, error in pairs] for sign in (-1, 1))
+        low, high = ([a + sign * b for a, b in zip(each.lost, each.errors, strict=True)] for sign in (-1, 1))
         curves.append(Curve(each.name, list(widths), each.lost, low, high))
     caption = (
         "Accuracy lost by hiding the neighbours beyond that lost by hiding as many random keys; bars are standard errors."

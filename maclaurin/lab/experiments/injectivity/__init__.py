@@ -72,23 +72,19 @@ def claims_of(found: list[Confusion], checkpoint: str | None) -> list[Claim]:
         return [claims.not_applicable("confusion", "softmax ≈ none, linear many, InLine far fewer", "one model only", PAPER)]
     by_name = {each.name: each for each in found}
     softmax, linear, inline = (by_name[name].pairs / by_name[name].of for name in ROWS)
+    fewer = "trained InLine: share of pairs confused over that of linear attention"
     return [
         claims.at_most("confusion softmax", "trained softmax: share of pairs confused, next to none", softmax, 0.01, PAPER),
         claims.at_least("confusion linear", "trained linear: the same, many", linear, 0.1, PAPER),
-        _fewer(inline, linear),
+        claims.at_most("confusion inline", fewer, inline / linear, 0.2, PAPER)
+        if linear >= 1e-3
+        else claims.not_applicable("confusion inline", fewer, f"linear confuses next to none, {linear:.2g}", PAPER),
     ]
-
-
-def _fewer(inline: float, linear: float) -> Claim:
-    text = "trained InLine: share of pairs confused over that of linear attention"
-    if linear < 1e-3:  # nothing that could be less
-        return claims.not_applicable("confusion inline", text, f"linear confuses next to none, {linear:.2g}", PAPER)
-    return claims.at_most("confusion inline", text, inline / linear, 0.2, PAPER)
 
 
 def _mixer_grid(seed: int) -> Grid:
     found = {name: changes for name in available_mixers() if (changes := told_apart(name, seed=seed)) is not None}
-    rows: list[tuple[str | float | None, ...]] = []
+    rows = []
     for name, changes in found.items():
         confused = [pair.split(",")[0] for pair, change in changes.items() if change < SAME]
         rows.append((name, *changes.values(), ", ".join(confused) or "none"))
@@ -99,7 +95,7 @@ def _mixer_grid(seed: int) -> Grid:
 def _confusion_grid(found: list[Confusion]) -> Grid:
     depth = max(len(each.layers) for each in found)
     layers = [f"share, layer {layer}" for layer in range(depth)]
-    rows: list[tuple[str | float, ...]] = [(each.name, each.pairs, each.of, *each.layers) for each in found]
+    rows = [(each.name, each.pairs, each.of, *each.layers) for each in found]
     return Grid("Confused pairs of queries an example, at tolerance 1e-3", ("model", "confused", "pairs", *layers), rows)
 
 

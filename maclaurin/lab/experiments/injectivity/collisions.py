@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
-from maclaurin.lab.experiments.draws import distance, generator, normal
+from maclaurin.lab.experiments.draws import distance, eye, generator, normal, vector
 from maclaurin.mixers import weights
 from maclaurin.mixers.weights import Weights
 
@@ -83,8 +83,7 @@ def linear_collisions(draw: Draw) -> list[Claim]:
     def affine_relu(x: Tensor) -> Tensor:
         return (x @ matrix.T + bias).relu()
 
-    sizes = torch.tensor([0.5, 1.0, 2.0, 8.0], dtype=torch.float64, device="cpu")
-    on_a_ray = torch.linalg.solve(matrix, (sizes[:, None] * ray - bias).T).T
+    on_a_ray = torch.linalg.solve(matrix, (vector((0.5, 1.0, 2.0, 8.0))[:, None] * ray - bias).T).T
     affine_PN = weights.linear(affine_relu)(on_a_ray, draw.k_ND)
     p, negative = draw.q_PD, -draw.q_PD.abs()
     stretched = _inverse_elu(2.5 * weights.FEATURES["elu"](p))
@@ -115,8 +114,7 @@ def rank_condition(draw: Draw) -> list[Claim]:
     """I5, I6: what decides is whether the centred keys have full column rank."""
     tied_ND = draw.k_ND.clone()
     tied_ND[:, -1] = 0.7
-    along = torch.zeros(draw.dim, dtype=torch.float64, device="cpu")
-    along[-1] = 2.0
+    along = 2 * eye(draw.dim)[-1]
     softmax = weights.softmax()
     tied = (softmax(draw.q_PD, tied_ND) - softmax(draw.q_PD + along, tied_ND)).abs().sum(-1).max().item()
     generic = (softmax(draw.q_PD, draw.k_ND) - softmax(draw.q_PD + along, draw.k_ND)).abs().sum(-1).min().item()
@@ -177,16 +175,10 @@ def one_channel(draw: Draw) -> Claim:
 
 def figure() -> list[Claim]:
     """I11: four keys and one query made longer; values were read off a figure, to two digits."""
-    lengths_R, query_D, k_ND, linear_N, inline_N, softmax_N = (
-        torch.tensor(values, dtype=torch.float64, device="cpu")
-        for values in (FIGURE_LENGTHS, FIGURE_QUERY, FIGURE_KEYS, FIGURE_LINEAR, FIGURE_INLINE, FIGURE_SOFTMAX)
-    )
-    q_RD = lengths_R[:, None] * query_D
-    linear = distance(weights.linear()(q_RD, k_ND), linear_N)
-    inline, softmax = (
-        distance(weights.inline()(q_RD, k_ND)[-1], inline_N),
-        distance(weights.softmax()(q_RD, k_ND)[-1], softmax_N),
-    )
+    q_RD, k_ND = vector(FIGURE_LENGTHS)[:, None] * vector(FIGURE_QUERY), torch.stack([vector(key) for key in FIGURE_KEYS])
+    linear = distance(weights.linear()(q_RD, k_ND), vector(FIGURE_LINEAR))
+    inline = distance(weights.inline()(q_RD, k_ND)[-1], vector(FIGURE_INLINE))
+    softmax = distance(weights.softmax()(q_RD, k_ND)[-1], vector(FIGURE_SOFTMAX))
     return [
         claims.at_most("I11 linear", "four keys, all four lengths: .32 .23 .25 .19", linear, 0.01, FIGURE),
         claims.at_most("I11 inline", "the longest query: .43 .20 .26 .11", inline, 0.01, FIGURE),

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from maclaurin.lab.experiments.draws import generator, normal
+from maclaurin.lab.experiments.draws import generator, normal, seeded
 from maclaurin.lab.traces import Watched
 from maclaurin.mixers import build_mixer, weights
 from maclaurin.mixers.projected import ProjectedMixer
@@ -44,8 +44,8 @@ def told_apart(name: str, *, seed: int = 0, dim: int = 8, tokens: int = 50) -> d
         return None
     known = entry.options()
     plain: dict[str, Any] = {"rotary": "none", "conv_width": 0, "activation": "identity", "key_dim": dim}
-    torch.manual_seed(seed)
-    mixer = build_mixer(name, dim, 1, **{option: value for option, value in plain.items() if option in known}).double()
+    with seeded(seed):
+        mixer = build_mixer(name, dim, 1, **{option: value for option, value in plain.items() if option in known}).double()
     assert isinstance(mixer, ProjectedMixer)
     changes = {pair: output_change(mixer, other, seed, tokens) for pair, other in PAIRS.items()}
     return changes | {NEGATIVE: output_change(mixer, lambda p: 2 * p, seed, tokens, negative=True)}
@@ -69,19 +69,10 @@ def output_change(
 def heads_output(mixer: ProjectedMixer, x_BTD: Tensor, qkv_BTC: Tensor) -> Tensor:
     """What the heads say (B, T, inner_dim), before the last projection, if queries, keys and values were these."""
     found: list[Tensor] = []
-
-    def given(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return qkv_BTC
-
-    def keep(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        found.append(args[0])
-
-    hooks = (mixer.qkv_proj.register_forward_hook(given), mixer.out_proj.register_forward_pre_hook(keep))
-    try:
+    given = mixer.qkv_proj.register_forward_hook(lambda module, args, output: qkv_BTC)
+    keep = mixer.out_proj.register_forward_pre_hook(lambda module, args: found.append(args[0]))
+    with given, keep:
         mixer(x_BTD, return_state=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found[0]
 
 
