@@ -241,7 +241,7 @@ def cost_claims(found: Costs, crossings: dict[str, int | None]) -> list[Claim]:
 def _cost_grid(found: Costs, crossings: dict[str, int | None]) -> Grid:
     contexts = [cost.context for cost in next(iter(found.values()))]
     columns = [f"{kind} {context}" for kind in ("bytes", "ms", "mult-adds") for context in contexts]
-    rows: list[tuple[str | float | None, ...]] = []
+    rows = []
     for name, row in found.items():
         ms, counts = (round(cost.ms.median, 4) for cost in row), (cost.multiply_adds for cost in row)
         rows.append((name, crossings[name], *(cost.nbytes for cost in row), *ms, *counts))

@@ -41,7 +41,6 @@ class Head:
     variance: float  # s² of the logits
     ratio: float  # s²/ln L
     regime: str
-    regimes: dict[str, float]  # share of the queries in each
     effective: float  # 1/Σp²
     effective_predicted: float
     gain: float  # the logits' tilted mean over s²: 1 for Gaussian logits
@@ -78,8 +77,7 @@ class LinearisationReport:
     def grids(self, title: str, names: list[str] | None = None) -> list[Grid]:
         """What each head does at this length, and from which length on it is linear (* conservative)."""
         labels = names or [str(head.head) for head in self.heads]
-        now: list[tuple[str | float, ...]] = []
-        later: list[tuple[str | float, ...]] = []
+        now, later = [], []
         for label, one in zip(labels, self.heads, strict=True):
             errors = (one.error, one.sampling, one.resampled, one.rest)
             tokens = (one.effective, one.effective_predicted)
@@ -139,48 +137,40 @@ def linearisation_report(
     }
     spreads = _spreads(tilt_BHQK, k_BHLK)
     slopes = _slopes(logits_BHQL, v_BHLV, output_BHQV, seed)
-    made = [
-        _head(
-            index, {name: figure[:, index] for name, figure in figures.items()}, spreads[index], slopes[index], length, eps
-        )
-        for index in range(heads)
-    ]
+    made = []
+    for index, (spread, fitted) in enumerate(zip(spreads, slopes, strict=True)):
+        of_head = {name: figure[:, index] for name, figure in figures.items()}
+        made.append(_head(index, of_head, spread, fitted, length, eps))
     figures["error"] = (figures.pop("error2") / figures.pop("shift2")).sqrt()
     del figures["sampling2"], figures["resampled2"]
     return LinearisationReport(length, eps, made, {name: figure.transpose(1, 2) for name, figure in figures.items()})
 
 
 def _head(index: int, figures: dict[str, Tensor], spread: float, fitted: float, length: int, eps: float) -> Head:
-    variance, effective, gain = (figures[name].median().item() for name in ("variance", "effective", "gain"))
-    ratio = variance / math.log(length)
-    names = [formulas.regime(value) for value in (figures["variance"] / math.log(length)).flatten().tolist()]
+    medians = {name: figure.median().item() for name, figure in figures.items() if not name.endswith("2")}
+    ratio = medians["variance"] / math.log(length)
     signal2 = figures["shift2"].sum()
     squares = (figures[name].sum() / signal2 for name in ("error2", "sampling2", "resampled2"))
     error, sampling, resampled = (square.sqrt().item() for square in squares)
     by_chance = min(sampling, resampled)
     rest = math.sqrt(max(error**2 - by_chance**2, 0.0)) if math.isfinite(error) else math.inf
-    lengths = {name: figure.median().item() for name, figure in figures.items() if name.startswith("length_")}
     exponent = formulas.query_exponent(spread)
     return Head(
         head=index,
-        variance=variance,
         ratio=ratio,
         regime=formulas.regime(ratio),
-        regimes={name: names.count(name) / len(names) for name in dict.fromkeys(names)},
-        effective=effective,
-        effective_predicted=formulas.effective_tokens(variance, length),
-        gain=gain,
+        effective_predicted=formulas.effective_tokens(medians["variance"], length),
         error=error,
         sampling=sampling,
         resampled=resampled,
         rest=rest,
-        **lengths,
         conservative=ratio > formulas.DELTA_VALID,
         spread=spread,
         exponent=exponent,
         slope=fitted,
         slope_predicted=-exponent / 2,
-        verdict=_verdict(ratio, error, by_chance, rest, lengths["length_surrogate"], eps),
+        verdict=_verdict(ratio, error, by_chance, rest, medians["length_surrogate"], eps),
+        **medians,
     )
 
 
@@ -245,9 +235,8 @@ def _length_text(length: float, conservative: bool) -> str:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, eps: float) -> None:
-    checks.tensor("q", q, "prompts, queries, heads, channels")
-    checks.tensor("k", k, "prompts, tokens, heads, channels")
-    checks.tensor("v", v, "prompts, tokens, heads, channels")
+    for name, x, of in (("q", q, "queries"), ("k", k, "tokens"), ("v", v, "tokens")):
+        checks.tensor(name, x, f"prompts, {of}, heads, channels")
     if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
         raise ValueError(f"k must match q {checks.shape(q)} in prompts and channels, got {checks.shape(k)}")
     if v.shape[:3] != k.shape[:3]:

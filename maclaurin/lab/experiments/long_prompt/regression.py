@@ -247,7 +247,7 @@ def task_risks(law: Regression, task: Task, size: float, prompts: int, seed: int
 
 def part(tokens: int, source: torch.Generator, seed: int, as_published: bool = False) -> Part:
     made: list[Claim] = []
-    rows: list[tuple[str | float | None, ...]] = []
+    rows: list[tuple[object, ...]] = []
     tables: dict[int, list[Table]] = {}
     for case in cases(as_published):
         linear, ridge = linear_risks(case.law, case.length, prompts_for(case.length, tokens, most=10000), source)
