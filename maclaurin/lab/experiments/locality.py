@@ -20,6 +20,7 @@ from maclaurin.lab.experiments.draws import Mean
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 from maclaurin.lab.traces import Watched
 from maclaurin.mixers import weights
+from maclaurin.mixers.projected import ProjectedMixer
 
 PAPER = "InLine, arXiv 2412.06590, in words"
 ROWS = {
@@ -141,11 +142,12 @@ def masking(watched: Watched, widths: Sequence[int], *, seed: int, draws: int) -
         if watched.grid is None:  # something stays to be seen
             near_TS = near_TS & (torch.arange(watched.tokens, dtype=torch.long, device="cpu") >= 2 * width)[:, None]
 
+        def hide_random(mixer: ProjectedMixer, near_TS: Tensor = near_TS) -> Tensor:
+            return weights.random_of_equal_number(near_TS, seen_TS, generator)
+
         with watched.hiding(lambda mixer, near_TS=near_TS: near_TS):  # type: ignore[misc]
             near_N = watched.run().double()
-        with watched.hiding(
-            lambda mixer, near_TS=near_TS: weights.random_of_equal_number(near_TS, seen_TS, generator)  # type: ignore[misc]
-        ):
+        with watched.hiding(hide_random):
             random_N = torch.stack([watched.run().double() for _ in range(draws)]).mean(0)
         found.append((near_N.mean().item(), random_N.mean().item(), *astuple(Mean.of(random_N - near_N))))
     local, random, lost, errors = map(list, zip(*found, strict=True))

@@ -11,8 +11,15 @@ from maclaurin.lab.experiments.long_prompt.linearisation import Head, Linearisat
 from maclaurin.lab.experiments.long_prompt.regression import Regression, RegressionReport, icl_regression
 from maclaurin.lab.result import Part, Result
 
-__all__ = ["Head", "LinearisationReport", "Regression", "RegressionReport"]
-__all__ += ["icl_regression", "linearisation_report", "long_prompt"]
+__all__ = [
+    "Head",
+    "LinearisationReport",
+    "Regression",
+    "RegressionReport",
+    "icl_regression",
+    "linearisation_report",
+    "long_prompt",
+]
 
 TITLE = "Softmax becomes linear as the prompt grows: how fast, and when it breaks"
 NOTES = (
