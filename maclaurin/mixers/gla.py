@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, number
 from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
+from maclaurin.mixers.mechanisms import Linear
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
-from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import LinearState
 
 
@@ -70,13 +70,17 @@ class GLA(ProjectedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
-        log_decay = self.log_decay(x)
-        kept = call.with_state(None if state is None else state.attention)
-        y, memory = linear_attention(wide(p.q), p.k, p.v, log_decay, normalize=False, causal=self.causal, **kept)
-        y = self.out_norm(y).flatten(2) * F.silu(self.gate_proj(x))
-        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
+        y, memory = self.mechanism(wide(p.q), p.k, p.v, p.log_decay, None if state is None else state.attention, call)
+        return self.finish(y, x), self.state_after(p, memory)
 
-    def log_decay(self, x: Tensor) -> Tensor:
+    def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
+        return super().finish(self.out_norm(y_BTHV).flatten(2) * F.silu(self.gate_proj(x)), x)
+
+    @property
+    def mechanism(self) -> Linear:
+        return Linear(normalize=False, causal=self.causal)
+
+    def log_decay(self, x: Tensor, dt: Tensor | None = None) -> Tensor:
         """log α (B, T, G, key_dim), in float32 at least."""
         logits: Tensor = self.decay_up(self.decay_down(x)).unflatten(-1, (self.num_kv_heads, -1))
         decays = log_sigmoid_decay(logits, self.tau)

@@ -120,16 +120,13 @@ class MLSTM(ProjectedMixer):
             eps=self.eps,
             **call.with_state(None if state is None else state.attention),
         )
-        y = torch.sigmoid(self.out_gate(x)) * self.normalised(h).flatten(2).to(x.dtype)
-        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
+        return self.finish(h, x), self.state_after(p, memory)
 
-    def normalised(self, h_BTHV: Tensor) -> Tensor:
-        """A head at a time."""
-        if self.norm == "layer":
-            h = F.layer_norm(h_BTHV, (self.head_dim,), eps=self.norm_eps)
-        else:
-            h = F.rms_norm(h_BTHV, (self.head_dim,), eps=self.norm_eps)
-        return h * self.norm_weight.to(h.dtype)
+    def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
+        norm = F.layer_norm if self.norm == "layer" else F.rms_norm
+        h = norm(y_BTHV, (self.head_dim,), eps=self.norm_eps)
+        h = h * self.norm_weight.to(h.dtype)
+        return super().finish(torch.sigmoid(self.out_gate(x)) * h.flatten(2).to(x.dtype), x)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         memory = zeros(self.num_kv_heads, self.key_dim, self.head_dim + 1, dtype=zeros.wide)

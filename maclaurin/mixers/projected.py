@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, number, one_of
 from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Zeros, advanced, initial_dt_bias
+from maclaurin.mixers.mechanisms import Mechanism
 from maclaurin.mixers.near_window import NearState, NearWindow
 from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
 from maclaurin.ops.conv import ACTIVATIONS
@@ -40,7 +41,7 @@ class Projections:
     v: Tensor  # (B, T, G, head_dim)
     plain_v: Tensor  # v before it is discretised
     dt: Tensor | None  # (B, T, G): the time step, where there is one
-    log_decay: Tensor | None  # (B, T, G)
+    log_decay: Tensor | None  # (B, T, G), or (B, T, G, key_dim)
     conv: ConvState | None
     positions: Tensor  # (B, T)
     position: Tensor  # (B,): after the last token
@@ -172,7 +173,7 @@ class ProjectedMixer(Mixer):
         if self.value_discretization != "none":
             assert dt is not None
             v = (v * dt[..., None]).to(v.dtype)
-        return Projections(q, k, v, plain_v, dt, self._log_decay(x, dt), conv_state, positions, position, rotation)
+        return Projections(q, k, v, plain_v, dt, self.log_decay(x, dt), conv_state, positions, position, rotation)
 
     def _time_step(self, x: Tensor) -> Tensor | None:
         """dt (B, T, G), in float32 at least: a decay is an exponent, and bfloat16 would round it to three digits."""
@@ -184,7 +185,8 @@ class ProjectedMixer(Mixer):
             dt = dt + self.dt_bias
         return torch.sigmoid(dt) if self.value_discretization == "sigmoid" else F.softplus(dt)
 
-    def _log_decay(self, x: Tensor, dt: Tensor | None) -> Tensor | None:
+    def log_decay(self, x: Tensor, dt: Tensor | None) -> Tensor | None:
+        """(B, T, G), in float32 at least, or (B, T, G, key_dim)."""
         if self.decay_proj is not None:
             z = self.decay_proj(x)
             z = z.to(torch.promote_types(z.dtype, torch.float32))
@@ -193,6 +195,16 @@ class ProjectedMixer(Mixer):
             assert dt is not None
             return -self.A_log.to(dt.dtype).exp() * dt * self.decay_scale
         return None
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """What stands between the projections and the output. None where it takes more than q, k, v and a decay."""
+        return None
+
+    def finish(self, y: Tensor, x: Tensor) -> Tensor:
+        """What comes behind the weighted values y (B, T, H, head_dim): norms and gates, if any, and the output matrix."""
+        finished: Tensor = self.out_proj(y.flatten(2).to(x.dtype))
+        return finished
 
     def state_after(self, p: Projections, attention: State | None) -> MixerState | None:
         """What the mixer carries on from a call: the attention's state, and that of all that `project` does."""
