@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maclaurin.common.arguments import at_least_one, number
+from maclaurin.common.arguments import at_least_one, positive
 from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.mechanisms import Linear
 from maclaurin.mixers.projected import ProjectedMixer
@@ -54,7 +54,7 @@ class GLA(ProjectedMixer):
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
         at_least_one("decay_rank", decay_rank)
-        positive_tau(tau)
+        positive("tau", tau)
         if self.decay != "none":
             raise ValueError(f"decay must be 'none' beside the decay a channel that gla has, got {self.decay!r}")
         if tie_decay_pairs and self.key_dim % 2:
@@ -93,12 +93,6 @@ class GLA(ProjectedMixer):
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         memory = zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
         return self.carrying(LinearState(memory), zeros)
-
-
-def positive_tau(tau: float) -> None:
-    number("tau", tau)
-    if tau is None or tau <= 0:
-        raise ValueError(f"tau must be positive, got {tau}")
 
 
 def log_sigmoid_decay(logits: Tensor, tau: float) -> Tensor:

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maclaurin.common.arguments import number, one_of
+from maclaurin.common.arguments import one_of, positive
 from maclaurin.mixers.base import Call, MixerState, Zeros, initialise, start_of_parameters
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
@@ -84,10 +84,9 @@ class MLSTM(ProjectedMixer):
         super().__init__(d_model, num_heads, **projection)
         one_of("input_gate", input_gate, INPUT_GATES)
         one_of("norm", norm, NORMS)
-        for name, value in (("gate_cap", gate_cap), ("norm_eps", norm_eps)):
-            number(name, value)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+        if gate_cap is not None:
+            positive("gate_cap", gate_cap)
+        positive("norm_eps", norm_eps)
         if self.decay != "none":
             raise ValueError(f"decay must be 'none', because the forget gate of an mLSTM is its decay, got {self.decay!r}")
         self.input_gate = input_gate
