@@ -140,13 +140,16 @@ class Attention(ProjectedMixer):
         if self.kernel is None:
             # before an output norm the sum cancels, and keeps exp(score) in range
             return Softmax(self.feature_map, scale, self.causal, window=self.window)
-        far = Linear(self.feature_map, scale, self.causal, normalize=self.norm == "sum")
-        if self.order != 1:
+        normalize = self.norm == "sum"
+        far: Mechanism
+        if self.order == 1:
+            far = Linear(self.feature_map, scale, self.causal, normalize=normalize)
+        else:
             far = Power(
                 self.feature_map,
                 scale,
                 self.causal,
-                normalize=self.norm == "sum",
+                normalize=normalize,
                 order=self.kernel.orders if isinstance(self.order, tuple) else self.kernel.orders[0],
                 order_weights=None if self.order_logits is None else 2 * torch.sigmoid(self.order_logits),
                 fold_at=self._fold_at,

@@ -10,6 +10,7 @@
 
 b is the decay between s and t, 0 without one. Mixers are a mechanism behind their projections, students of conversions one
 behind those of another model, and the lab asks for its weights. Here φ, scale and divisor have their one definition.
+They are made at every call, of options and parameters as they are then; frozen, that would take three times as long.
 """
 
 # B batch, T time (queries), S time (keys), H heads, G key-value heads, K key channels
@@ -61,7 +62,7 @@ class Mechanism(ABC):
         return self
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class OfScores(Mechanism):
     """features: φ of queries and keys, by name or as a map. scale: 1/√channels of φ unless given.
 
@@ -123,7 +124,7 @@ class OfScores(Mechanism):
         """The weights of the keys that a query sees, 0 for all others."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Softmax(OfScores):
     """window, numerator, divisor, detach_divisor and score_cap as in `softmax_attention`."""
 
@@ -180,7 +181,7 @@ class Softmax(OfScores):
         return weights_BHTS
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Linear(OfScores):
     """normalize: whether the weights are divided by their sum. log_decay may be one per key channel, (B,T,G,K)."""
 
@@ -232,7 +233,7 @@ class Linear(OfScores):
         return scores_BHTS
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Power(Linear):
     """order, order_weights, fold_every as in `power_attention`; fold_at: by the dtype of the keys."""
 
@@ -264,7 +265,7 @@ class Power(Linear):
         return Kernel.of(self.order)(scores_BHTS, factors)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Inline(OfScores):
     """head_scale: (H, 1), in place of the scale of all heads. Without a decay."""
 

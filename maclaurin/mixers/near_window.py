@@ -41,7 +41,7 @@ class NearWindow(nn.Module):
         return BesideWindow(Softmax(window=self.window), far, torch.sigmoid(self.gate))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class BesideWindow(Mechanism):
     """share (H,): of what is near."""
 
