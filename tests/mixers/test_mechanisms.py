@@ -11,7 +11,7 @@ from maclaurin.mixers.mechanisms import Inline, Linear, Power, Softmax
 from maclaurin.mixers.near_window import NearWindow
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.weights import of_mixer
-from maclaurin.models.linearised.students import NAMES, Shape, build_student
+from maclaurin.models.linearised.students import STUDENTS, Shape, build_student
 from maclaurin.ops.arithmetic import repeat_heads
 
 K, H, G = 4, 4, 2  # key channels, heads, key-value heads
@@ -64,17 +64,19 @@ def assert_is_its_matrix(mechanism, q, k, v, log_decay):
     torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-11)
 
 
+def has_decay(mechanism):
+    return not isinstance(mechanism, Inline) and (mechanism.causal or not isinstance(mechanism, Softmax))
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("decayed", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 7), (1, 40)])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_a_mechanism_is_its_matrix(name, causal, shape, decayed):
+def test_a_mechanism_is_its_matrix(name, causal, shape):
     mechanism = MECHANISMS[name](causal)
-    if decayed and (isinstance(mechanism, Inline) or (isinstance(mechanism, Softmax) and not causal)):
-        pytest.skip("has no decay")
     q, k, v, decays = drawn(*shape)
-    assert_is_its_matrix(mechanism, q, k, v, decays[..., 0] if decayed else None)
+    for log_decay in (None, decays[..., 0]) if has_decay(mechanism) else (None,):
+        assert_is_its_matrix(mechanism, q, k, v, log_decay)
 
 
 @torch.no_grad()
@@ -131,7 +133,7 @@ def test_a_key_hidden_from_queries_that_see_both_ways_is_one_that_never_was(name
 
 
 def of_own(name):
-    """A mixer whose output is its weighted values, through an identity."""
+    """A mixer that has a mechanism, or None."""
     torch.manual_seed(0)
     mixer = maclaurin.build_mixer(name, 16, H).double()
     if not isinstance(mixer, ProjectedMixer) or mixer.mechanism is None:
@@ -169,14 +171,14 @@ def test_the_weights_of_a_mixer_are_those_of_what_it_calls(name, monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_student_is_its_matrix(name, causal):
-    if name == "sliding-window" and not causal:
-        pytest.skip("needs a decoder")
+@pytest.mark.parametrize(
+    ("name", "causal", "window"),
+    [*((name, causal, None) for name in (*STUDENTS, "softmax") for causal in (True, False))]
+    + [(name, True, 3) for name in (*STUDENTS, "sliding-window")],
+)
+def test_a_student_is_its_matrix(name, causal, window):
     torch.manual_seed(0)
-    options = {"window": 3} if name == "sliding-window" else {}
-    student = build_student(name, Shape(8, H, G, K, causal), **options).double()
+    student = build_student(name, Shape(8, H, G, K, causal), window=window).double()
     for parameter in student.parameters():
         parameter += 0.3 * torch.randn_like(parameter)
     q, k, v, _ = drawn(2, 9)
