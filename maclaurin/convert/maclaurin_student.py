@@ -17,7 +17,7 @@ from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import mixer_entry
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.config import named_options
-from maclaurin.models.linearised.students import OPEN_DECAY, SOFTMAX, STUDENTS
+from maclaurin.models.linearised.students import OPEN_FORGET, SOFTMAX, STUDENTS
 
 # student -> mixer and its options
 OPEN = {"decay": "forget"}
@@ -82,7 +82,7 @@ def _without_effect(mixer: nn.Module, prefix: str, missing: Sequence[str]) -> No
             mixer.conv.bias.zero_()
     if mixer.decay_proj is not None and f"{prefix}decay_proj.weight" in missing:
         mixer.decay_proj.weight.zero_()
-        mixer.decay_proj.bias.fill_(OPEN_DECAY)
+        mixer.decay_proj.bias.fill_(OPEN_FORGET)
 
 
 def is_softmax(mixer: nn.Module) -> bool:

@@ -20,6 +20,7 @@ from maclaurin.cli import app
 from maclaurin.convert.command import parse, plan_of
 from maclaurin.convert.defaults import OWN
 from maclaurin.convert.fidelity import fidelity
+from maclaurin.convert.maclaurin_student import OPEN_FORGET
 from maclaurin.convert.plan import Plan
 from maclaurin.convert.recover import with_low_rank
 from maclaurin.convert.run import convert
@@ -30,7 +31,7 @@ from maclaurin.convert.teacher_student import Shown, mixing_layers, new_paramete
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.folder import open_model
 from maclaurin.models.generation import continue_text
-from maclaurin.models.linearised.students import OPEN_DECAY, STUDENTS
+from maclaurin.models.linearised.students import STUDENTS
 from maclaurin.processes.lock import locked
 from maclaurin.processes.stopping import Terminated
 from maclaurin.report import build
@@ -262,7 +263,7 @@ def test_divergence_of_own_layers_is_that_of_the_written_out_weights(source, cor
         score = torch.einsum("thk,shk->hts", p.q[0], p.k[0]) / p.q.shape[-1] ** 0.5
         past = torch.ones(end - start, end - start).tril()
         steps = torch.arange(end - start, dtype=torch.float64)
-        decay = ((steps[:, None] - steps) * F.logsigmoid(torch.tensor(OPEN_DECAY))).exp()
+        decay = ((steps[:, None] - steps) * F.logsigmoid(torch.tensor(OPEN_FORGET))).exp()
         softmax, series = score.exp() * past, (1 + score + score**2 / 2) * decay * past
         softmax, series = (weight / weight.sum(-1, keepdim=True) for weight in (softmax, series))
         expected.append(torch.xlogy(softmax, softmax / series).nansum(-1).mean(0))

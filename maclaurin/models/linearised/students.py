@@ -42,7 +42,7 @@ from maclaurin.ops import checks
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.ragged import Inputs, over_documents
 
-OPEN_DECAY = 7.0  # log σ(7) = −softplus(−7) = −0.001 per token
+OPEN_FORGET = 7.0  # log σ(7) = −softplus(−7) = −0.001 per token
 LUNA_CHANNELS = 8
 
 
@@ -70,7 +70,7 @@ class Student(nn.Module, ABC):
         self.decay_proj = nn.Linear(shape.d_model, shape.num_kv_heads) if decay else None
         if self.decay_proj is not None:
             nn.init.zeros_(self.decay_proj.weight)
-            nn.init.constant_(self.decay_proj.bias, -OPEN_DECAY)
+            nn.init.constant_(self.decay_proj.bias, -OPEN_FORGET)
 
     @property
     @abstractmethod
