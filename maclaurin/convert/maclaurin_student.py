@@ -14,25 +14,20 @@ from torch import nn
 
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.registry import mixer_entry
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.config import named_options
-from maclaurin.models.linearised.students import SOFTMAX
+from maclaurin.models.linearised.students import OPEN_FORGET, SOFTMAX, STUDENTS
 
 # student -> mixer and its options
 OPEN = {"decay": "forget"}
-MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "2mamba": ("2mamba", OPEN),
-    "taylor": ("taylor", OPEN),
-    "luna": ("luna", OPEN),
-    "hedgehog": ("hedgehog", OPEN),
-    "performer": ("performer", OPEN),
+MIXERS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, OPEN) for name in STUDENTS} | {
     "relu": ("t2r", OPEN),
     "elu": ("linear", OPEN | {"feature_map": "elu"}),
     "sliding-window": ("sliding-window", {}),
     SOFTMAX: (SOFTMAX, {}),
 }
 KEPT = ("rotary", "rope_theta", "rotary_interleaved", "num_kv_heads", "head_dim", "init")  # options of the source's layers
-OPEN_FORGET = 7.0  # a bias: log σ(7) = −0.001 a token
 
 
 def convert_own(
@@ -52,48 +47,40 @@ def convert_own(
         mixer, preset = MIXERS.get(student, (student, {}))
         mixers.append(mixer)
         if mixer not in by_mixer:
-            by_mixer[mixer] = shared | preset | _own_options(student, options)
+            by_mixer[mixer] = shared | preset | _own_options(mixer, options)
     fields = source.to_dict() | {"mixer": mixers, "mixer_options": by_mixer}
     config = MaclaurinConfig(**{name: value for name, value in fields.items() if name != "model_type"})
     config.architectures = [MaclaurinForCausalLM.__name__]
     converted = MaclaurinForCausalLM(config).to(dtype=model.dtype)
-    _, unexpected = converted.load_state_dict(model.state_dict(), strict=False)
+    missing, unexpected = converted.load_state_dict(model.state_dict(), strict=False)
     if unexpected:
         raise ValueError(f"these students have no place for {unexpected[0]} of the source")
-    inherited = model.state_dict()
-    for layer, student in zip(converted.model.layers, chosen, strict=True):
+    for index, (layer, student) in enumerate(zip(converted.model.layers, chosen, strict=True)):
         if student in MIXERS and student != SOFTMAX:
-            _without_effect(layer.mixer, f"model.layers.{layer_index(converted, layer)}.mixer.", inherited)
+            _without_effect(layer.mixer, f"model.layers.{index}.mixer.", missing)
     converted.generation_config = model.generation_config
     return converted.train(model.training)
 
 
-def layer_index(model: MaclaurinForCausalLM, layer: nn.Module) -> int:
-    return next(index for index, other in enumerate(model.model.layers) if other is layer)
-
-
-def _own_options(student: str, options: dict[str, Any]) -> dict[str, Any]:
-    """By the names that the student's mixer has for them."""
-    window, features = options.get("window"), options.get("num_features")
-    chosen = {}
-    if window is not None:
-        chosen["window" if student == "sliding-window" else "near_window"] = window
-    if features is not None and student in ("luna", "hedgehog", "performer", "relu"):
-        chosen["num_features"] = features
-    return chosen
+def _own_options(mixer: str, options: dict[str, Any]) -> dict[str, Any]:
+    """By the names that the mixer has for them, where it has them."""
+    window = "window" if mixer == "sliding-window" else "near_window"
+    chosen = {window: options.get("window"), "num_features": options.get("num_features")}
+    known = mixer_entry(mixer).options()
+    return {name: value for name, value in chosen.items() if value is not None and name in known}
 
 
 @torch.no_grad()
-def _without_effect(mixer: nn.Module, prefix: str, inherited: dict[str, torch.Tensor]) -> None:
+def _without_effect(mixer: nn.Module, prefix: str, missing: Sequence[str]) -> None:
     """Sets what the source did not have; weights that it had are left alone."""
     if not isinstance(mixer, ProjectedMixer):
         return
-    if mixer.conv is not None and f"{prefix}conv.weight" not in inherited:
+    if mixer.conv is not None and f"{prefix}conv.weight" in missing:
         mixer.conv.weight.zero_()
         mixer.conv.weight[..., -1] = 1
         if mixer.conv.bias is not None:
             mixer.conv.bias.zero_()
-    if mixer.decay_proj is not None and f"{prefix}decay_proj.weight" not in inherited:
+    if mixer.decay_proj is not None and f"{prefix}decay_proj.weight" in missing:
         mixer.decay_proj.weight.zero_()
         mixer.decay_proj.bias.fill_(OPEN_FORGET)
 

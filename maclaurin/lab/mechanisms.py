@@ -1,8 +1,7 @@
-"""Mechanisms as functions attention(Q, K, V), whatever mixer they come from: what the probes of the lab are given.
+"""Mechanisms by name, as functions attention(Q, K, V): what the probes of the lab are given.
 
-A mixer becomes such a function by projections that are the identity: its input is [Q, K, V] side by side, its output is
-read as it is. What a mixer does beside its weights (rotation, decay, convolution, local filter) is switched off, and a
-mixer that is more than a function of Q, K and V is refused.
+They are those of the mixers (`mixers/mechanisms.py`). What a mixer does beside its weights (rotation, decay, convolution,
+local filter) is switched off, and a mixer that is more than a function of Q, K and V is refused.
 
 With keys of one channel the factor 1/√d of the mixers is 1, so scores are q·k.
 """
@@ -20,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.mixers.base import Mixer
-from maclaurin.mixers.feature_attention import FeatureAttention
+from maclaurin.mixers import mechanisms
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
 
@@ -58,10 +56,9 @@ class Mechanism:
 
     @torch.no_grad()
     def __call__(self, q_TK: Tensor, k_TK: Tensor, v_TV: Tensor) -> Tensor:
-        module = _module(self, q_TK.shape[1], v_TV.shape[1])
-        y, _ = module(torch.cat([q_TK, k_TK, v_TV], dim=1).double()[None], return_state=False)
-        result: Tensor = y[0, :, : v_TV.shape[1]]
-        return result
+        q, k, v = (x.double()[None, :, None] for x in (q_TK, k_TK, v_TV))
+        y, _ = _of_mixer(self, q_TK.shape[1])(q, k, v)
+        return y[0, :, 0]
 
 
 def mechanism(name: str) -> Mechanism:
@@ -77,40 +74,25 @@ def mechanism(name: str) -> Mechanism:
         )
     mixer, options = NAMED.get(name, (name, {}))
     found = Mechanism(name, mixer, options)
-    _module(found, 1, 1)  # what cannot be one is refused here, not in the middle of an experiment
+    _of_mixer(found, 1)  # what cannot be one is refused here, not in the middle of an experiment
     return found
 
 
 @lru_cache(maxsize=128)
-def _module(mechanism: Mechanism, key_dim: int, value_dim: int) -> Mixer:
+def _of_mixer(mechanism: Mechanism, key_dim: int) -> mechanisms.Mechanism:
     known = mixer_entry(mechanism.mixer).options()
-    bare = {option: value for option, value in BARE.items() if option in known}
-    d_model = 2 * key_dim + value_dim
     if "key_dim" not in known:
         raise ValueError(f"mechanism {mechanism.name!r} has no queries and keys of its own: it is no attention(Q, K, V)")
+    bare = {option: value for option, value in BARE.items() if option in known}
+    sizes = {"key_dim": key_dim, "head_dim": 1}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of feature maps that are drawn
-        mixer = build_mixer(
-            mechanism.mixer,
-            d_model,
-            1,
-            causal=False,
-            key_dim=key_dim,
-            head_dim=value_dim,
-            **bare | mechanism.options,
-        ).double()
+        mixer = build_mixer(mechanism.mixer, 2 * key_dim + 1, 1, causal=False, **sizes, **bare | mechanism.options).double()
+    found = mixer.mechanism if isinstance(mixer, ProjectedMixer) else None
     further = {name.split(".")[0] for name, _ in mixer.named_parameters()} - OWN_PARTS
-    if further or not isinstance(mixer, ProjectedMixer):
+    if found is None or further:
         raise ValueError(
             f"mechanism {mechanism.name!r} is more than a function of queries, keys and values: "
             f"it has {', '.join(sorted(further))}"
         )
-    mixer.requires_grad_(False)
-    mixer.qkv_proj.weight.copy_(torch.eye(d_model, dtype=torch.float32, device="cpu"))
-    mixer.out_proj.weight.copy_(torch.eye(d_model, value_dim, dtype=torch.float32, device="cpu"))
-    if value_dim > 1 and isinstance(mixer, FeatureAttention):
-        # what a seed draws depends on the sizes drawn before: the map must not change with the values
-        first = _module(mechanism, key_dim, 1)
-        assert isinstance(first, FeatureAttention)
-        mixer.feature_map.load_state_dict(first.feature_map.state_dict())
-    return mixer.eval()
+    return found

@@ -21,16 +21,14 @@ from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
-from maclaurin.mixers.feature_maps import features
-from maclaurin.mixers.near_window import NearWindow, beside_near
+from maclaurin.mixers.mechanisms import Linear, Mechanism, Power, Softmax
+from maclaurin.mixers.near_window import NearWindow
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.folding import MOST_FEATURES, waiting
-from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.power import FOLD_EVERY, power_attention
-from maclaurin.ops.softmax import softmax_attention
+from maclaurin.ops.power import FOLD_EVERY
 from maclaurin.ops.states import LinearState, PowerState, State, TokenState
 
 FEATURE_MAPS = ("identity", "relu", "leaky-relu", "silu", "elu", "exp", "cosine")
@@ -118,51 +116,46 @@ class Attention(ProjectedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
-        q, k, v = features(p.q, self.feature_map), features(p.k, self.feature_map), p.v
+        q, v = p.q, p.v
         if self.position_power is not None:
             count = (p.positions + 1).to(torch.promote_types(v.dtype, torch.float32))
             v = (v / count[..., None, None] ** torch.sigmoid(self.position_power)[:, None]).to(v.dtype)
         if self.norm == "output" and self.kernel is not None:
             q = wide(q)  # and with it y: sums of any size, until they are normalised
-        kept = None if state is None else state.attention
-
-        def attend(state: State | None) -> tuple[Tensor, State | None]:
-            return self._attend(q, k, v, p.log_decay, state, call)
-
-        y, attention = beside_near(self.near, attend, p.q, p.k, v, kept, call)
+        y, attention = self.mechanism(q, p.k, v, p.log_decay, None if state is None else state.attention, call)
         if self.skip is not None:
             y = y + repeat_heads(p.plain_v, self.num_heads) * self.skip
-        y = y.flatten(2)
+        return self.finish(y, x), self.state_after(p, attention)
+
+    def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
+        y = y_BTHV.flatten(2)
         if self.gate_proj is not None:
             y = y * F.silu(self.gate_proj(x))
-        if self.out_norm is not None:
-            y = self.out_norm(y)
-        return self.out_proj(y.to(x.dtype)), self.state_after(p, attention)
+        return super().finish(y if self.out_norm is None else self.out_norm(y), x)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: State | None, call: Call
-    ) -> tuple[Tensor, State | None]:
+    @property
+    def mechanism(self) -> Mechanism:
         # cosine features are the score itself; all others are scaled by 1/√d, which a normaliser may cancel
         scale = 1.0 if self.feature_map == "cosine" else None
-        options: dict[str, Any] = {"scale": scale, "causal": self.causal, **call.with_state(state)}
         if self.kernel is None:
             # before an output norm the sum cancels, and keeps exp(score) in range
-            return softmax_attention(q, k, v, log_decay, window=self.window, **options)
+            return Softmax(self.feature_map, scale, self.causal, window=self.window)
         normalize = self.norm == "sum"
+        far: Mechanism
         if self.order == 1:
-            return linear_attention(q, k, v, log_decay, normalize=normalize, **options)
-        return power_attention(
-            q,
-            k,
-            v,
-            log_decay,
-            order=self.kernel.orders if isinstance(self.order, tuple) else self.kernel.orders[0],
-            order_weights=None if self.order_logits is None else 2 * torch.sigmoid(self.order_logits),
-            normalize=normalize,
-            fold_at=self._fold_at(k.dtype),
-            fold_every=self.fold_every,
-            **options,
-        )
+            far = Linear(self.feature_map, scale, self.causal, normalize=normalize)
+        else:
+            far = Power(
+                self.feature_map,
+                scale,
+                self.causal,
+                normalize=normalize,
+                order=self.kernel.orders if isinstance(self.order, tuple) else self.kernel.orders[0],
+                order_weights=None if self.order_logits is None else 2 * torch.sigmoid(self.order_logits),
+                fold_at=self._fold_at,
+                fold_every=self.fold_every,
+            )
+        return far if self.near is None else self.near.beside(far)
 
     @property
     def _features_fit(self) -> bool:

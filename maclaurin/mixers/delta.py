@@ -92,12 +92,11 @@ class Delta(ProjectedMixer):
             scale=1.0,
             **call.with_state(None if state is None else state.attention),
         )
-        if self.out_norm is not None:
-            y = self.out_norm(y)
-        y = y.flatten(2)
-        if self.gate_proj is not None:
-            y = y * F.silu(self.gate_proj(x))
-        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
+        return self.finish(y, x), self.state_after(p, memory)
+
+    def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
+        y = (y_BTHV if self.out_norm is None else self.out_norm(y_BTHV)).flatten(2)
+        return super().finish(y if self.gate_proj is None else y * F.silu(self.gate_proj(x)), x)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         memory = zeros(self.num_kv_heads, monomial_count(self.key_dim, self.order), self.head_dim, dtype=zeros.wide)

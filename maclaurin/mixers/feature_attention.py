@@ -22,21 +22,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from maclaurin.common.arguments import one_of
 from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
-from maclaurin.mixers.near_window import NearWindow, beside_near
-from maclaurin.mixers.projected import ProjectedMixer, Projections
+from maclaurin.mixers.mechanisms import Linear, Mechanism
+from maclaurin.mixers.near_window import NearWindow
+from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.folding import MOST_FEATURES
-from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.states import LinearState, State
+from maclaurin.ops.states import LinearState
 
 NORMS = ("sum", "output", "none")
-SEGMENT = 2048  # tokens whose features are made at a time
 
 
 class FeatureAttention(ProjectedMixer):
@@ -75,43 +73,16 @@ class FeatureAttention(ProjectedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
+        y, attention = self.mechanism(p.q, p.k, p.v, p.log_decay, None if state is None else state.attention, call)
+        return self.finish(y, x), self.state_after(p, attention)
 
-        def attend(state: State | None) -> tuple[Tensor, State | None]:
-            return self._attend(p, state, call)
+    def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
+        return super().finish(y_BTHV if self.out_norm is None else self.out_norm(y_BTHV.flatten(2)), x)
 
-        y, attention = beside_near(self.near, attend, p.q, p.k, p.v, None if state is None else state.attention, call)
-        y = y.flatten(2)
-        if self.out_norm is not None:
-            y = self.out_norm(y)
-        return self.out_proj(y.to(x.dtype)), self.state_after(p, attention)
-
-    def _attend(self, p: Projections, state: State | None, call: Call) -> tuple[Tensor, State | None]:
-        """Segment by segment, so that features stay in the cache between the map and the sums."""
-        options: dict[str, Any] = {"scale": 1.0, "normalize": self.norm == "sum"}
-        if not self.causal:
-            q, k = self.features(p.q, p.k, call.lengths)
-            return linear_attention(q, k, p.v, p.log_decay, **options, causal=False, **call.with_state(state))
-        T = p.q.shape[1]
-        size = T if call.form == "parallel" else SEGMENT
-        # split, not slices: the gradient of a slice is as long as the sequence
-        starts = range(0, T, size)
-        decays = (None,) * len(starts) if p.log_decay is None else p.log_decay.split(size, dim=1)
-        segments = zip(starts, *(x.split(size, dim=1) for x in (p.q, p.k, p.v)), decays, strict=True)
-        outputs = []
-        for start, q, k, v, log_decay in segments:
-            part = call.part(start, q.shape[1], last=start + size >= T)
-            phi_q, phi_k = self.features(q, k)
-            y, state = linear_attention(phi_q, phi_k, v, log_decay, **options, **part.with_state(state))
-            outputs.append(y)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), state
-
-    def features(self, q: Tensor, k: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """φ of both; that of a query but for a positive factor where it cancels.
-
-        φ(0) is not zero; that padding has no features is seen to by the ops, which know the lengths.
-        """
-        of_queries = self.feature_map.of_queries if self.norm == "sum" else self.feature_map
-        return of_queries(q, lengths), self.feature_map(k, lengths)
+    @property
+    def mechanism(self) -> Mechanism:
+        far = Linear(self.feature_map, 1.0, self.causal, normalize=self.norm == "sum")
+        return far if self.near is None else self.near.beside(far)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         memory = zeros(

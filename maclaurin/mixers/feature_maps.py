@@ -4,7 +4,7 @@ Linear attention weighs token s at t by φ(q_t)·φ(k_s). The maps of `features`
 they are options of the mixers `linear` and `inline`. The others choose their size; LUNA's is in `luna.py`.
 
     hedgehog    φ(x) = softmax([2u, −2u]),  u = W x + b,  W = I and b = 0 at first
-    t2r         φ(x) = relu(W x + b)
+    t2r         φ(x) = relu(W x + b);  with elu + 1 in place of relu: `EluMap`
     performer   φ(x) = exp(w_i·x' − |x'|²/2)/√m,  x' = x/d^(1/4),  w_i ~ N(0, I) and fixed:  E φ(x)·φ(y) = exp(x·y/√d)
 
 Weights are parameters and no `nn.Linear`, so that `init="llama"` does not undo what a map starts from.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +85,8 @@ class HedgehogMap(FeatureMap):
 
 
 class T2RMap(FeatureMap):
+    activation: ClassVar[str] = "relu"
+
     def __init__(self, key_dim: int, num_features: int) -> None:
         super().__init__(key_dim, num_features)
         bound = key_dim**-0.5  # as nn.Linear
@@ -92,7 +95,13 @@ class T2RMap(FeatureMap):
 
     @without_autocast
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return F.relu(F.linear(*in_float32(x, self.weight, self.bias)))
+        return features(F.linear(*in_float32(x, self.weight, self.bias)), self.activation)
+
+
+class EluMap(T2RMap):
+    """As T2R's, but smooth and never zero."""
+
+    activation = "elu"
 
 
 class PerformerMap(FeatureMap):

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from maclaurin.common.arguments import one_of
 from maclaurin.mixers.attention import PAPER_1
 from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
+from maclaurin.mixers.mechanisms import Softmax
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
-from maclaurin.ops.softmax import NUMERATORS, softmax_attention
+from maclaurin.ops.softmax import NUMERATORS
 from maclaurin.ops.states import TokenState
 from maclaurin.ops.tokens import without_padding
 
@@ -89,22 +90,10 @@ class GatedSoftmax(ProjectedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
-        q, k, v = p.q, p.k, p.v
-        if self.numerator == "relu":
-            q, k = F.relu(q), F.relu(k)
+        v = p.v
         if self.in_gate_proj is not None:
             v = (v * torch.sigmoid(wide(self.in_gate_proj(x)))[..., None]).to(v.dtype)
-        y, attention = softmax_attention(
-            q,
-            k,
-            v,
-            p.log_decay,
-            numerator=self.numerator,
-            divisor="none" if self.divisor_proj is not None else self.divisor,
-            detach_divisor=self.detach_divisor,
-            score_cap=self.score_cap,
-            **call.with_state(None if state is None else state.attention),
-        )
+        y, attention = self.mechanism(p.q, p.k, v, p.log_decay, None if state is None else state.attention, call)
         gate_sum = None
         if self.divisor_proj is not None:
             grown = without_padding(wide(self.divisor_proj(x)).exp(), call.lengths).cumsum(1)
@@ -115,16 +104,24 @@ class GatedSoftmax(ProjectedMixer):
         after = self.state_after(p, attention)
         return self.finish(y, x), None if after is None else replace(after, gate_sum=gate_sum)
 
+    @property
+    def mechanism(self) -> Softmax:
+        return Softmax(
+            "relu" if self.numerator == "relu" else "identity",
+            numerator=self.numerator,
+            divisor="none" if self.divisor_proj is not None else self.divisor,
+            detach_divisor=self.detach_divisor,
+            score_cap=self.score_cap,
+        )
+
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
-        """What comes behind the sums: gates, norm and output matrix."""
         y = wide(y_BTHV)
         if self.out_gate == "before-norm":
             y = y * self._out_gate(x)
         y = self._normalised(y)
         if self.out_gate == "after-norm":
             y = y * self._out_gate(x)
-        finished: Tensor = self.out_proj(y.flatten(2).to(x.dtype))
-        return finished
+        return super().finish(y, x)
 
     def _out_gate(self, x: Tensor) -> Tensor:
         assert self.out_gate_proj is not None

@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maclaurin.common.arguments import at_least_one, number
+from maclaurin.common.arguments import at_least_one, positive
 from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
+from maclaurin.mixers.mechanisms import Linear
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
-from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import LinearState
 
 
@@ -54,7 +54,7 @@ class GLA(ProjectedMixer):
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
         at_least_one("decay_rank", decay_rank)
-        positive_tau(tau)
+        positive("tau", tau)
         if self.decay != "none":
             raise ValueError(f"decay must be 'none' beside the decay a channel that gla has, got {self.decay!r}")
         if tie_decay_pairs and self.key_dim % 2:
@@ -70,13 +70,17 @@ class GLA(ProjectedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
-        log_decay = self.log_decay(x)
-        kept = call.with_state(None if state is None else state.attention)
-        y, memory = linear_attention(wide(p.q), p.k, p.v, log_decay, normalize=False, causal=self.causal, **kept)
-        y = self.out_norm(y).flatten(2) * F.silu(self.gate_proj(x))
-        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
+        y, memory = self.mechanism(wide(p.q), p.k, p.v, p.log_decay, None if state is None else state.attention, call)
+        return self.finish(y, x), self.state_after(p, memory)
 
-    def log_decay(self, x: Tensor) -> Tensor:
+    def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
+        return super().finish(self.out_norm(y_BTHV).flatten(2) * F.silu(self.gate_proj(x)), x)
+
+    @property
+    def mechanism(self) -> Linear:
+        return Linear(normalize=False, causal=self.causal)
+
+    def log_decay(self, x: Tensor, dt: Tensor | None = None) -> Tensor:
         """log α (B, T, G, key_dim), in float32 at least."""
         logits: Tensor = self.decay_up(self.decay_down(x)).unflatten(-1, (self.num_kv_heads, -1))
         decays = log_sigmoid_decay(logits, self.tau)
@@ -89,12 +93,6 @@ class GLA(ProjectedMixer):
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         memory = zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
         return self.carrying(LinearState(memory), zeros)
-
-
-def positive_tau(tau: float) -> None:
-    number("tau", tau)
-    if tau is None or tau <= 0:
-        raise ValueError(f"tau must be positive, got {tau}")
 
 
 def log_sigmoid_decay(logits: Tensor, tau: float) -> Tensor:

@@ -25,14 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of
+from maclaurin.mixers import mechanisms
 from maclaurin.mixers.base import Call, MixerState, Zeros, initialise
-from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import running_sum
 from maclaurin.ops.fields import Axes
-from maclaurin.ops.inline import InlineState, counts, inline_attention, mean
+from maclaurin.ops.inline import InlineState, counts, mean
 from maclaurin.ops.local import causal_filter, centred_filter, grid_filter
 from maclaurin.ops.states import ConvState, State
 
@@ -130,20 +130,21 @@ class Inline(ProjectedMixer):
         before = None if state is None else checks.initial_state(state.attention, FilteredInlineState)
         self._check_image(x, call.lengths)
         p = self.project(x, state, call)
-        q, k = features(p.q, self.feature_map), features(p.k, self.feature_map)
-        scale = None
-        if self.scale is not None:
-            q, scale = q * self.scale, 1.0
-        kept = call.with_state(None if before is None else before.attention)
-        y, attention = inline_attention(q, k, p.v, scale=scale, causal=self.causal, **kept)
+        y, attention = self.mechanism(p.q, p.k, p.v, None, None if before is None else before.attention, call)
         input_sum = values = None
         if self.local is not None and self.causal:
             local, input_sum, values = self._local_so_far(x, p.v, before, call.lengths)
             y = y + local
         elif self.local is not None:
             y = y + self._local_of_all(x, p.v, call.lengths)
-        after = None if attention is None else FilteredInlineState(attention, input_sum, values)
-        return self.out_proj(y.flatten(2).to(x.dtype)), self.state_after(p, after)
+        after = None if not isinstance(attention, InlineState) else FilteredInlineState(attention, input_sum, values)
+        return self.finish(y, x), self.state_after(p, after)
+
+    @property
+    def mechanism(self) -> mechanisms.Inline:
+        """Without the filter."""
+        scale = None if self.scale is None else 1.0
+        return mechanisms.Inline(self.feature_map, scale, self.causal, head_scale=self.scale)
 
     def _local_so_far(
         self, x: Tensor, v: Tensor, state: FilteredInlineState | None, lengths: Tensor | None

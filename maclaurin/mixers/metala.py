@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maclaurin.common.arguments import at_least, at_least_one, one_of
+from maclaurin.common.arguments import at_least, at_least_one, one_of, positive
 from maclaurin.mixers.base import Call, Mixer, MixerState, ShortConv, Zeros, initialise
-from maclaurin.mixers.gla import log_sigmoid_decay, positive_tau
+from maclaurin.mixers.gla import log_sigmoid_decay
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.conv import ACTIVATIONS
@@ -65,7 +65,7 @@ class MetaLA(Mixer):
         super().__init__(d_model, num_heads, causal=causal)
         one_of("aug", aug, AUGMENTATIONS)
         one_of("activation", activation, ACTIVATIONS)
-        positive_tau(tau)
+        positive("tau", tau)
         if head_dim is None and d_model % num_heads:
             raise ValueError(
                 f"d_model must be a multiple of num_heads unless head_dim is given, got {d_model} and {num_heads}"

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maclaurin.common.arguments import number, one_of
+from maclaurin.common.arguments import one_of, positive
 from maclaurin.mixers.base import Call, MixerState, Zeros, initialise, start_of_parameters
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
@@ -84,10 +84,9 @@ class MLSTM(ProjectedMixer):
         super().__init__(d_model, num_heads, **projection)
         one_of("input_gate", input_gate, INPUT_GATES)
         one_of("norm", norm, NORMS)
-        for name, value in (("gate_cap", gate_cap), ("norm_eps", norm_eps)):
-            number(name, value)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+        if gate_cap is not None:
+            positive("gate_cap", gate_cap)
+        positive("norm_eps", norm_eps)
         if self.decay != "none":
             raise ValueError(f"decay must be 'none', because the forget gate of an mLSTM is its decay, got {self.decay!r}")
         self.input_gate = input_gate
@@ -120,16 +119,13 @@ class MLSTM(ProjectedMixer):
             eps=self.eps,
             **call.with_state(None if state is None else state.attention),
         )
-        y = torch.sigmoid(self.out_gate(x)) * self.normalised(h).flatten(2).to(x.dtype)
-        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
+        return self.finish(h, x), self.state_after(p, memory)
 
-    def normalised(self, h_BTHV: Tensor) -> Tensor:
-        """A head at a time."""
-        if self.norm == "layer":
-            h = F.layer_norm(h_BTHV, (self.head_dim,), eps=self.norm_eps)
-        else:
-            h = F.rms_norm(h_BTHV, (self.head_dim,), eps=self.norm_eps)
-        return h * self.norm_weight.to(h.dtype)
+    def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
+        norm = F.layer_norm if self.norm == "layer" else F.rms_norm
+        h = norm(y_BTHV, (self.head_dim,), eps=self.norm_eps)
+        h = h * self.norm_weight.to(h.dtype)
+        return super().finish(torch.sigmoid(self.out_gate(x)) * h.flatten(2).to(x.dtype), x)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         memory = zeros(self.num_kv_heads, self.key_dim, self.head_dim + 1, dtype=zeros.wide)

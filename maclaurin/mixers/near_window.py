@@ -8,16 +8,15 @@ is elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.mixers.base import Call
+from maclaurin.mixers.base import AT_ONCE, Call
+from maclaurin.mixers.mechanisms import Mechanism, Softmax
 from maclaurin.ops import checks
-from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.states import State, TokenState
 
 
@@ -38,47 +37,42 @@ class NearWindow(nn.Module):
         self.window = window
         self.gate = nn.Parameter(torch.zeros(num_heads))
 
-    def split(self, state: State | None) -> tuple[State | None, TokenState | None]:
-        """The far and the near part of a state."""
-        kept = checks.initial_state(state, NearState)
-        return (None, None) if kept is None else (kept.far, kept.near)
+    def beside(self, far: Mechanism) -> Mechanism:
+        return BesideWindow(Softmax(window=self.window), far, torch.sigmoid(self.gate))
 
-    def forward(
+
+@dataclass(eq=False)
+class BesideWindow(Mechanism):
+    """share (H,): of what is near."""
+
+    near: Softmax
+    far: Mechanism
+    share: Tensor
+
+    def __call__(
         self,
-        far: tuple[Tensor, State | None],
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        state: TokenState | None,
-        call: Call,
-        reach: int | None = None,
+        log_decay: Tensor | None = None,
+        state: State | None = None,
+        call: Call = AT_ONCE,
     ) -> tuple[Tensor, State | None]:
-        """far: what the other mechanism gives. reach: how far back anything may look."""
-        window = self.window if reach is None else min(reach, self.window)
-        near_BTHV, near_state = softmax_attention(q, k, v, window=window, **call.with_state(state))
-        far_BTHV, far_state = far
-        share_H1 = self.share().to(near_BTHV.dtype)[:, None]
+        kept = checks.initial_state(state, NearState)
+        far_BTHV, far_state = self.far(q, k, v, log_decay, None if kept is None else kept.far, call)
+        near_BTHV, near_state = self.near(q, k, v, None, None if kept is None else kept.near, call)
+        share_H1 = self.share.to(near_BTHV.dtype)[:, None]
         y_BTHV = share_H1 * near_BTHV + (1 - share_H1) * far_BTHV.to(near_BTHV.dtype)
-        return y_BTHV, None if far_state is None or near_state is None else NearState(far_state, near_state)
+        if far_state is None or near_state is None:
+            return y_BTHV, None
+        assert isinstance(near_state, TokenState)
+        return y_BTHV, NearState(far_state, near_state)
 
-    def share(self) -> Tensor:
-        """Of what is near (H,)."""
-        return torch.sigmoid(self.gate)
+    def weights(self, q: Tensor, k: Tensor, log_decay: Tensor | None = None, visible_TS: Tensor | None = None) -> Tensor:
+        near_BHTS = self.near.weights(q, k, None, visible_TS)
+        far_BHTS = self.far.weights(q, k, log_decay, visible_TS)
+        share_H11 = self.share.double()[:, None, None]
+        return share_H11 * near_BHTS + (1 - share_H11) * far_BHTS
 
-
-def beside_near(
-    near: NearWindow | None,
-    attend: Callable[[State | None], tuple[Tensor, State | None]],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: State | None,
-    call: Call,
-    reach: int | None = None,
-) -> tuple[Tensor, State | None]:
-    """What a mechanism makes of its part of a state, and the window beside it where there is one."""
-    if near is None:
-        return attend(state)
-    far, tokens = near.split(state)
-    both: tuple[Tensor, State | None] = near(attend(far), q, k, v, tokens, call, reach)
-    return both
+    def within(self, reach: int | None) -> Mechanism:
+        return replace(self, near=self.near.within(reach), far=self.far.within(reach))

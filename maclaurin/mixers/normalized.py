@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 from maclaurin.common.arguments import one_of
 from maclaurin.mixers.base import Call, MixerState, Zeros, initialise
+from maclaurin.mixers.mechanisms import Linear
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
-from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import LinearState
 
 ETAS = ("exp", "softplus", "sigmoid", "softplus_offset")
@@ -72,11 +72,13 @@ class Normalized(ProjectedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
-        q, k = (F.elu(part) + 1 if self.feature_map == "elu" else part for part in (p.q, p.k))
-        kept = call.with_state(None if state is None else state.attention)
-        y, attention = linear_attention(wide(q), k, p.v, p.log_decay, scale=1.0, normalize=False, causal=self.causal, **kept)
-        y = self.out_proj((y * self.gain(x)[..., None]).flatten(2).to(x.dtype))
-        return y, self.state_after(p, attention)
+        y, attention = self.mechanism(wide(p.q), p.k, p.v, p.log_decay, None if state is None else state.attention, call)
+        return self.finish(y * self.gain(x)[..., None], x), self.state_after(p, attention)
+
+    @property
+    def mechanism(self) -> Linear:
+        """Without the divisor, which is a function of the token."""
+        return Linear(self.feature_map, 1.0, self.causal, normalize=False)
 
     def gain(self, x: Tensor) -> Tensor:
         """1/η (B, T, H), in float32 at least."""

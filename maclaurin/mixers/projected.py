@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maclaurin.common.arguments import at_least, at_least_one, number, one_of
+from maclaurin.common.arguments import at_least, at_least_one, one_of, positive
 from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Zeros, advanced, initial_dt_bias
+from maclaurin.mixers.mechanisms import Mechanism
 from maclaurin.mixers.near_window import NearState, NearWindow
 from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
 from maclaurin.ops.conv import ACTIVATIONS
@@ -40,7 +41,7 @@ class Projections:
     v: Tensor  # (B, T, G, head_dim)
     plain_v: Tensor  # v before it is discretised
     dt: Tensor | None  # (B, T, G): the time step, where there is one
-    log_decay: Tensor | None  # (B, T, G)
+    log_decay: Tensor | None  # (B, T, G), or (B, T, G, key_dim)
     conv: ConvState | None
     positions: Tensor  # (B, T)
     position: Tensor  # (B,): after the last token
@@ -88,65 +89,75 @@ class ProjectedMixer(Mixer):
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
         one_of("activation", activation, ACTIVATIONS)
-        one_of("rotary", rotary, ROTARIES)
-        one_of("decay", decay, DECAYS)
-        one_of("value_discretization", value_discretization, DISCRETISATIONS)
-        if head_dim is None and d_model % num_heads:
-            raise ValueError(
-                f"d_model must be a multiple of num_heads unless head_dim is given, got {d_model} and {num_heads}"
-            )
-        if num_kv_heads is not None and (not isinstance(num_kv_heads, int) or num_kv_heads < 1 or num_heads % num_kv_heads):
-            raise ValueError(f"num_kv_heads must divide the {num_heads} heads, got {num_kv_heads}")
         at_least(0, "conv_width", conv_width)
+        self.activation = activation
+        self._set_sizes(num_kv_heads, head_dim, key_dim)
+        self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=projection_bias)
+        self.conv = ShortConv(sum(self.qkv_sizes), conv_width, conv_bias) if conv_width else None
+        self._set_rotary(rotary, rope_theta, rotary_options or {}, rotary_interleaved, rounded_positions)
+        self._set_decay(decay, decay_scale, value_discretization, dt_bias)
+        self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
+        self.near: NearWindow | None = None  # beside mechanisms that have the option near_window
+
+    def _set_sizes(self, num_kv_heads: int | None, head_dim: int | None, key_dim: int | None) -> None:
+        heads = self.num_heads
+        if head_dim is None and self.d_model % heads:
+            raise ValueError(
+                f"d_model must be a multiple of num_heads unless head_dim is given, got {self.d_model} and {heads}"
+            )
+        if num_kv_heads is not None and (not isinstance(num_kv_heads, int) or num_kv_heads < 1 or heads % num_kv_heads):
+            raise ValueError(f"num_kv_heads must divide the {heads} heads, got {num_kv_heads}")
         for name, given in (("head_dim", head_dim), ("key_dim", key_dim)):
             if given is not None:
                 at_least_one(name, given)
-        for name, factor in (("decay_scale", decay_scale), ("rope_theta", rope_theta)):
-            number(name, factor)
-            if factor <= 0:
-                raise ValueError(f"{name} must be positive, got {factor}")
-        self.head_dim = head_dim or d_model // num_heads
+        self.head_dim = head_dim or self.d_model // heads
         self.key_dim = key_dim or max(1, self.head_dim // self.key_divisor)
-        self.num_kv_heads = num_kv_heads or num_heads
+        self.num_kv_heads = num_kv_heads or heads
+        self.inner_dim = heads * self.head_dim
+        self.qkv_sizes = [heads * self.key_dim, self.num_kv_heads * self.key_dim, self.num_kv_heads * self.head_dim]
+
+    def _set_rotary(
+        self, rotary: str, rope_theta: float, options: dict[str, Any], interleaved: bool, rounded_positions: bool
+    ) -> None:
+        one_of("rotary", rotary, ROTARIES)
+        positive("rope_theta", rope_theta)
         if rotary != "none" and self.key_dim % 2:
             raise ValueError(f"rotary={rotary!r} needs an even number of channels a head, got {self.key_dim}")
-        if rotary == "selective" and not causal:
+        if rotary == "selective" and not self.causal:
             raise ValueError("rotary='selective' adds angles up over time: it needs causal=True")
-        if rotary_options and rotary != "selective":
+        if options and rotary != "selective":
             raise ValueError(f"rotary_options belong to rotary='selective', got rotary={rotary!r}")
         if rounded_positions and rotary != "rope":
             raise ValueError(f"rounded_positions belongs to rotary='rope', got rotary={rotary!r}")
-        for option in rotary_options or {}:
+        for option in options:
             one_of("every key of rotary_options", option, SELECTIVE_OPTIONS)
-        self.activation = activation
         self.rotary = rotary
         self.rope_theta = rope_theta
-        self.rotary_interleaved = rotary_interleaved
+        self.rotary_interleaved = interleaved
         self.rounded_positions = rounded_positions
+        self.selective: SelectiveRotary | None = None
+        if rotary == "selective":
+            self.selective = SelectiveRotary(self.d_model, self.num_kv_heads, self.key_dim // 2, **options)
+
+    def _set_decay(self, decay: str, decay_scale: float, value_discretization: str, dt_bias: bool) -> None:
+        one_of("decay", decay, DECAYS)
+        one_of("value_discretization", value_discretization, DISCRETISATIONS)
+        positive("decay_scale", decay_scale)
+        needs_dt = decay == "mamba" or value_discretization != "none"
+        if dt_bias and not needs_dt:
+            raise ValueError("dt_bias=True needs a time step: decay='mamba' or a value_discretization")
         self.decay = decay
         self.decay_scale = decay_scale
         self.value_discretization = value_discretization
-
-        self.inner_dim = self.num_heads * self.head_dim
-        self.qkv_sizes = [num_heads * self.key_dim, self.num_kv_heads * self.key_dim, self.num_kv_heads * self.head_dim]
-        self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=projection_bias)
-        self.conv = ShortConv(sum(self.qkv_sizes), conv_width, conv_bias) if conv_width else None
-        self.selective: SelectiveRotary | None = None
-        if rotary == "selective":
-            self.selective = SelectiveRotary(d_model, self.num_kv_heads, self.key_dim // 2, **(rotary_options or {}))
+        G = self.num_kv_heads
         self.decay_proj: nn.Linear | None = None
         if decay in ("softplus", "forget"):
-            self.decay_proj = nn.Linear(d_model, self.num_kv_heads, bias=decay == "forget")
+            self.decay_proj = nn.Linear(self.d_model, G, bias=decay == "forget")
             if self.decay_proj.bias is not None:
                 nn.init.zeros_(self.decay_proj.bias)
-        needs_dt = decay == "mamba" or value_discretization != "none"
-        self.dt_proj = nn.Linear(d_model, self.num_kv_heads, bias=False) if needs_dt else None
-        if dt_bias and not needs_dt:
-            raise ValueError("dt_bias=True needs a time step: decay='mamba' or a value_discretization")
-        self.dt_bias = nn.Parameter(initial_dt_bias(self.num_kv_heads)) if dt_bias else None
-        self.A_log = nn.Parameter(torch.empty(self.num_kv_heads).uniform_(1, 16).log()) if decay == "mamba" else None
-        self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
-        self.near: NearWindow | None = None  # beside mechanisms that have the option near_window
+        self.dt_proj = nn.Linear(self.d_model, G, bias=False) if needs_dt else None
+        self.dt_bias = nn.Parameter(initial_dt_bias(G)) if dt_bias else None
+        self.A_log = nn.Parameter(torch.empty(G).uniform_(1, 16).log()) if decay == "mamba" else None
 
     def project(self, x: Tensor, state: MixerState | None = None, call: Call = AT_ONCE) -> Projections:
         qkv = self.qkv_proj(x)
@@ -172,7 +183,7 @@ class ProjectedMixer(Mixer):
         if self.value_discretization != "none":
             assert dt is not None
             v = (v * dt[..., None]).to(v.dtype)
-        return Projections(q, k, v, plain_v, dt, self._log_decay(x, dt), conv_state, positions, position, rotation)
+        return Projections(q, k, v, plain_v, dt, self.log_decay(x, dt), conv_state, positions, position, rotation)
 
     def _time_step(self, x: Tensor) -> Tensor | None:
         """dt (B, T, G), in float32 at least: a decay is an exponent, and bfloat16 would round it to three digits."""
@@ -184,7 +195,8 @@ class ProjectedMixer(Mixer):
             dt = dt + self.dt_bias
         return torch.sigmoid(dt) if self.value_discretization == "sigmoid" else F.softplus(dt)
 
-    def _log_decay(self, x: Tensor, dt: Tensor | None) -> Tensor | None:
+    def log_decay(self, x: Tensor, dt: Tensor | None) -> Tensor | None:
+        """(B, T, G), in float32 at least, or (B, T, G, key_dim)."""
         if self.decay_proj is not None:
             z = self.decay_proj(x)
             z = z.to(torch.promote_types(z.dtype, torch.float32))
@@ -193,6 +205,16 @@ class ProjectedMixer(Mixer):
             assert dt is not None
             return -self.A_log.to(dt.dtype).exp() * dt * self.decay_scale
         return None
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """What stands between the projections and the output. None where it takes more than q, k, v and a decay."""
+        return None
+
+    def finish(self, y: Tensor, x: Tensor) -> Tensor:
+        """What comes behind the weighted values y (B, T, H, head_dim): norms and gates, if any, and the output matrix."""
+        finished: Tensor = self.out_proj(y.flatten(2).to(x.dtype))
+        return finished
 
     def state_after(self, p: Projections, attention: State | None) -> MixerState | None:
         """What the mixer carries on from a call: the attention's state, and that of all that `project` does."""

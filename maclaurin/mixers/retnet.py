@@ -15,14 +15,13 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
+from maclaurin.mixers.mechanisms import Linear
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
-from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import LinearState
 
 
@@ -39,18 +38,22 @@ class RetNet(ProjectedMixer):
         self.out_norm = RMSNorm(self.head_dim, 1e-5)
         initialise(self, init)
 
+    @property
+    def mechanism(self) -> Linear:
+        return Linear(normalize=False, causal=self.causal)
+
+    def log_decay(self, x: Tensor, dt: Tensor | None) -> Tensor:
+        log_n = torch.linspace(math.log(32), math.log(512), self.num_kv_heads, dtype=torch.float64, device=x.device)
+        return torch.log1p(-torch.exp(-log_n)).to(wide(x).dtype).expand(*x.shape[:2], -1)
+
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
-        kept = call.with_state(None if state is None else state.attention)
-        log_n = torch.linspace(math.log(32), math.log(512), self.num_kv_heads, dtype=torch.float64, device=x.device)
-        log_decay = torch.log1p(-torch.exp(-log_n)).to(wide(x).dtype).expand(*x.shape[:2], -1)
-        y, memory = linear_attention(wide(p.q), p.k, p.v, log_decay, normalize=False, causal=self.causal, **kept)
-        y = self.out_norm(y).flatten(2) * F.silu(self.gate_proj(x))
-        return self.out_proj(y.to(x.dtype)), self.state_after(p, memory)
+        y, memory = self.mechanism(wide(p.q), p.k, p.v, p.log_decay, None if state is None else state.attention, call)
+        y = self.out_norm(y).flatten(2) * nn.functional.silu(self.gate_proj(x))
+        return self.finish(y, x), self.state_after(p, memory)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
-        memory = zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
-        return self.carrying(LinearState(memory), zeros)
+        return self.carrying(LinearState(zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)), zeros)
 
 
 summary = "RetNet: first order behind a fixed decay per head, head norm, output gate"

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
-from maclaurin.common.arguments import at_least_one, number, one_of
+from maclaurin.common.arguments import at_least_one, number, one_of, positive
 from maclaurin.mixers.base import AT_ONCE, Call, ShortConv, Zeros
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.conv import short_conv
@@ -88,32 +88,19 @@ class SelectiveRotary(nn.Module):
         super().__init__()
         one_of("increments", increments, INCREMENTS)
         one_of("gate", gate, GATES)
-        one_of("temperature", temperature, TEMPERATURES)
         if rank is not None:
             at_least_one("rank", rank)
         if d_model % heads:
             raise ValueError(
                 f"rotary='selective' cuts d_model into a slice for each key-value head, got {d_model} for {heads} heads"
             )
-        number("theta", theta)
-        number("temp_max", temp_max)
-        if theta is None:
-            theta = 500000.0 if temperature == "rope" else 0.9999
-        if temperature == "rope" and theta < 1:
-            raise ValueError(f"theta must be at least 1 for temperature='rope', got {theta}")
-        if temperature == "rfa" and not 0 < theta < 1:
-            raise ValueError(f"theta must lie between 0 and 1 for temperature='rfa', got {theta}")
-        if temperature == "rfa" and planes < 2:
-            raise ValueError("temperature='rfa' spreads speeds over the pairs of a head: it needs 4 channels or more, got 2")
-        if temp_max is None or temp_max <= 0:
-            raise ValueError(f"temp_max must be positive, got {temp_max}")
         if identity_conv and increments == "difference":
             raise ValueError(
                 "identity_conv=True needs a convolution: increments must be 'silu' or 'linear', got 'difference'"
             )
         self.heads, self.planes = heads, planes
         self.increments = increments
-        self.temperature, self.theta, self.temp_max = temperature, theta, temp_max
+        self._set_temperature(temperature, theta, temp_max)
 
         channels = heads * planes
         self.proj: nn.Module
@@ -137,6 +124,20 @@ class SelectiveRotary(nn.Module):
         if identity_conv and self.conv is not None:
             with torch.no_grad():
                 self.conv.weight[..., -1] += 1
+
+    def _set_temperature(self, temperature: str, theta: float | None, temp_max: float) -> None:
+        one_of("temperature", temperature, TEMPERATURES)
+        number("theta", theta)
+        positive("temp_max", temp_max)
+        if theta is None:
+            theta = 500000.0 if temperature == "rope" else 0.9999
+        if temperature == "rope" and theta < 1:
+            raise ValueError(f"theta must be at least 1 for temperature='rope', got {theta}")
+        if temperature == "rfa" and not 0 < theta < 1:
+            raise ValueError(f"theta must lie between 0 and 1 for temperature='rfa', got {theta}")
+        if temperature == "rfa" and self.planes < 2:
+            raise ValueError("temperature='rfa' spreads speeds over the pairs of a head: it needs 4 channels or more, got 2")
+        self.temperature, self.theta, self.temp_max = temperature, theta, temp_max
 
     @without_autocast
     def forward(self, x: Tensor, state: RotationState | None = None, call: Call = AT_ONCE) -> tuple[Tensor, RotationState]:

@@ -146,6 +146,7 @@ class Unknown(Mixer):
         (lambda: drawn("softmax", 16, 1, 0), tokens(), 8, "lower order"),
         (lambda: drawn("softmax", 16, 4, 0), 20 * tokens(), 3, "even order"),
         (lambda: drawn("gated-softmax", 16, 4, 0), 20 * tokens(), 8, "score_cap"),
+        (lambda: drawn("linear", 16, 4, 0, near_window=3), tokens(), 8, "no family"),
         (Unknown, tokens(), 8, "no family"),
     ],
 )

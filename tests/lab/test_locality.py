@@ -32,17 +32,6 @@ def test_mass_of_known_weights() -> None:
     assert mass(-torch.eye(16), ~near).tolist() == [0.0] * 16
 
 
-@pytest.mark.parametrize("mechanism", [weights.softmax(), weights.linear(), weights.power(2), weights.inline()])
-def test_a_hidden_key_is_one_that_never_was(mechanism: weights.Weights) -> None:
-    q, k = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    visible = torch.ones(6, 6, dtype=torch.bool)
-    visible[:, 2] = False
-    kept = [0, 1, 3, 4, 5]
-    found = mechanism(q, k, visible)
-    torch.testing.assert_close(found[:, kept], mechanism(q, k[kept]))
-    assert (found[:, 2] == 0).all()
-
-
 def model(name: str, **options: object) -> Watched:
     torch.manual_seed(0)
     mixer = build_mixer(name, 8, 2, causal=False, **options)

@@ -112,7 +112,7 @@ def test_segments_meet_without_a_seam(monkeypatch, lengths):
     x = torch.randn(3, 50, 24, dtype=torch.float64)
     mask = None if lengths is None else (torch.arange(50) < torch.tensor(lengths)[:, None]).long()
     whole, state = mixer(x, attention_mask=mask, form="chunked")
-    monkeypatch.setattr("maclaurin.mixers.feature_attention.SEGMENT", 7)
+    monkeypatch.setattr("maclaurin.mixers.mechanisms.SEGMENT", 7)
     split, split_state = mixer(x, attention_mask=mask, form="chunked")
     torch.testing.assert_close(split, whole, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(split_state.attention.memory, state.attention.memory, rtol=1e-12, atol=1e-12)
@@ -342,7 +342,7 @@ class TestAgainstFla:
 @pytest.mark.parametrize("name", NAMES)
 def test_cost_is_linear_in_the_length(monkeypatch, name):
     """Counted: what is written for a token does not depend on the length, and no tensor grows beyond the projections."""
-    monkeypatch.setattr("maclaurin.mixers.feature_attention.SEGMENT", 512)
+    monkeypatch.setattr("maclaurin.mixers.mechanisms.SEGMENT", 512)
     mixer = maclaurin.build_mixer(name, 32, 2)
     written = []
     for T in (2048, 4096):

@@ -25,29 +25,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, one_of
+from maclaurin.mixers import mechanisms
 from maclaurin.mixers.base import Call, MixerState
-from maclaurin.mixers.feature_maps import FeatureMap, HedgehogMap, PerformerMap, T2RMap
+from maclaurin.mixers.feature_maps import EluMap, FeatureMap, HedgehogMap, PerformerMap, T2RMap
 from maclaurin.mixers.luna import ChannelBank, LunaMap
-from maclaurin.mixers.near_window import NearWindow, beside_near
-from maclaurin.ops import (
-    checks,
-    linear_attention,
-    power_attention,
-    softmax_attention,
-)
+from maclaurin.mixers.mechanisms import Mechanism
+from maclaurin.mixers.near_window import NearWindow
+from maclaurin.ops import checks
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.ragged import Inputs, over_documents
-from maclaurin.ops.states import State
 
-OPEN_DECAY = -7.0  # softplus of it is 0.001
+OPEN_FORGET = 7.0  # log σ(7) = −softplus(−7) = −0.001 per token
 LUNA_CHANNELS = 8
 
 
@@ -60,19 +55,6 @@ class Shape:
     num_kv_heads: int
     head_dim: int
     causal: bool
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a student is asked about a dense batch, right-padded where `call.lengths` is given."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    x: Tensor
-    state: State | None
-    call: Call
-    window: int | None
 
 
 class Student(nn.Module, ABC):
@@ -88,7 +70,12 @@ class Student(nn.Module, ABC):
         self.decay_proj = nn.Linear(shape.d_model, shape.num_kv_heads) if decay else None
         if self.decay_proj is not None:
             nn.init.zeros_(self.decay_proj.weight)
-            nn.init.constant_(self.decay_proj.bias, OPEN_DECAY)
+            nn.init.constant_(self.decay_proj.bias, -OPEN_FORGET)
+
+    @property
+    @abstractmethod
+    def mechanism(self) -> Mechanism:
+        """What it makes of queries, keys and values behind its decay."""
 
     def forward(
         self,
@@ -104,13 +91,14 @@ class Student(nn.Module, ABC):
     ) -> tuple[Tensor, MixerState | None]:
         """attention_mask (B,T): 1 at tokens, 0 at padding, on either side. window: how far back the source could look."""
         checks.sound_state(state, MixerState, x)
+        mechanism = self.mechanism.within(window)
 
         def dense(inputs: Inputs, state: MixerState | None, lengths: Tensor | None) -> tuple[Tensor, MixerState | None]:
             q, k, v, x = inputs
             assert q is not None and k is not None and v is not None and x is not None
-            kept = None if state is None else state.attention
-            y, new = self.attend(Asked(q, k, v, x, kept, Call(lengths=lengths, return_state=return_state), window))
-            return y, None if new is None else MixerState(new)
+            call = Call(lengths=lengths, return_state=return_state)
+            y, new = mechanism(q, k, v, self.log_decay(x), None if state is None else state.attention, call)
+            return y.to(q.dtype), None if new is None else MixerState(new)  # features are wider
 
         return over_documents(dense, (q, k, v, x), state, attention_mask=attention_mask)
 
@@ -120,10 +108,6 @@ class Student(nn.Module, ABC):
             return None
         z = self.decay_proj(x)
         return -F.softplus(z.to(torch.promote_types(z.dtype, torch.float32)))
-
-    @abstractmethod
-    def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
-        """y, and the state if it was asked for."""
 
 
 class HeadMaps(nn.Module):
@@ -147,12 +131,9 @@ class FeatureStudent(Student):
         self.k_map = HeadMaps(shape.num_kv_heads, shape.head_dim)
         self.feature_map = feature_map
 
-    def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
-        q = self.feature_map.of_queries(self.q_map(asked.q), asked.call.lengths)
-        k = self.feature_map(self.k_map(asked.k), asked.call.lengths)
-        options: dict[str, Any] = {"scale": 1.0, "causal": self.shape.causal, **asked.call.with_state(asked.state)}
-        y, new = linear_attention(q, k, asked.v, self.log_decay(asked.x), **options)
-        return y.to(asked.x.dtype), new
+    @property
+    def mechanism(self) -> Mechanism:
+        return mechanisms.Linear(self.feature_map, 1.0, self.shape.causal, (self.q_map, self.k_map))
 
 
 class SecondOrder(Student):
@@ -161,18 +142,14 @@ class SecondOrder(Student):
     def __init__(self, shape: Shape, *, squared: bool) -> None:
         order = 2 if squared else (0, 1, 2)
         super().__init__(shape, Kernel.of(order).feature_count(shape.head_dim + squared), decay=squared or shape.causal)
-        scale = (1 / 2 if squared else 1) ** 0.5 * shape.head_dim**-0.25
-        maps = [
-            HeadMaps(heads, shape.head_dim, scale=scale, extra=int(squared))
-            for heads in (shape.num_heads, shape.num_kv_heads)
-        ]
-        self.q_map, self.k_map = maps
         self.order: int | tuple[int, ...] = order
+        scale = (1 / 2 if squared else 1) ** 0.5 * shape.head_dim**-0.25
+        self.q_map = HeadMaps(shape.num_heads, shape.head_dim, scale=scale, extra=int(squared))
+        self.k_map = HeadMaps(shape.num_kv_heads, shape.head_dim, scale=scale, extra=int(squared))
 
-    def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
-        q, k, log_decay = self.q_map(asked.q), self.k_map(asked.k), self.log_decay(asked.x)
-        options: dict[str, Any] = {"scale": 1.0, "causal": self.shape.causal, **asked.call.with_state(asked.state)}
-        return power_attention(q, k, asked.v, log_decay, order=self.order, **options)
+    @property
+    def mechanism(self) -> Mechanism:
+        return mechanisms.Power("identity", 1.0, self.shape.causal, (self.q_map, self.k_map), order=self.order)
 
 
 class Softmax(Student):
@@ -186,11 +163,9 @@ class Softmax(Student):
                 raise ValueError("a window needs a decoder: an encoder's tokens see both ways")
         self.window = window
 
-    def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
-        q, k, v = asked.q, asked.k, asked.v
-        window = min((size for size in (self.window, asked.window) if size is not None), default=None)
-        options: dict[str, Any] = {"causal": self.shape.causal, **asked.call.with_state(asked.state)}
-        return softmax_attention(q, k, v, window=window, **options)
+    @property
+    def mechanism(self) -> Mechanism:
+        return mechanisms.Softmax(causal=self.shape.causal, window=self.window)
 
 
 class Windowed(Student):
@@ -201,19 +176,12 @@ class Windowed(Student):
         self.linear = linear
         self.near = NearWindow(linear.shape.num_heads, window, causal=linear.shape.causal)
 
-    def attend(self, asked: Asked) -> tuple[Tensor, State | None]:
-        def far(state: State | None) -> tuple[Tensor, State | None]:
-            return self.linear.attend(replace(asked, state=state))
+    @property
+    def mechanism(self) -> Mechanism:
+        return self.near.beside(self.linear.mechanism)
 
-        return beside_near(self.near, far, asked.q, asked.k, asked.v, asked.state, asked.call, reach=asked.window)
-
-
-class EluMap(T2RMap):
-    """elu(W x + b) + 1: as T2R's map, but smooth and never zero."""
-
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        weight, bias = (parameter.to(x.dtype) for parameter in (self.weight, self.bias))
-        return F.elu(F.linear(x, weight, bias)) + 1
+    def log_decay(self, x: Tensor) -> Tensor | None:
+        return self.linear.log_decay(x)
 
 
 def _luna(dim: int, features: int) -> FeatureMap:

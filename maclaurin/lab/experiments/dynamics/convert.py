@@ -23,7 +23,7 @@ from torch import Tensor
 from maclaurin.common.arguments import at_least_one
 from maclaurin.lab.experiments.draws import distance, seeded
 from maclaurin.lab.experiments.dynamics import separable
-from maclaurin.lab.experiments.dynamics.system import System
+from maclaurin.lab.experiments.dynamics.system import System, UnknownSystemError
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.base import Mixer
@@ -42,10 +42,6 @@ from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import repeat_heads
 
 ORDER = 8  # an even one: then the series of exp is positive everywhere, and so is the sum that divides it
-
-
-class UnknownSystemError(ValueError):
-    """Of a mixer that has not been written as a system here, such as one that somebody has just added."""
 
 
 def mamba2(mixer: Mamba2, x: Tensor, order: int) -> System:
@@ -139,9 +135,9 @@ def metala(mixer: MetaLA, x: Tensor, order: int) -> System:
 FAMILIES: dict[type[Mixer], Callable[[Any, Tensor, int], System]] = {
     Attention: separable.attention,
     GatedSoftmax: separable.gated_softmax,
-    FeatureAttention: separable.feature_attention,
+    FeatureAttention: separable.plain,
     Normalized: separable.normalized,
-    GLA: separable.gla,
+    GLA: separable.plain,
     MLSTM: separable.mlstm,
     Delta: separable.delta,
     Inline: separable.inline,

@@ -22,6 +22,10 @@ import torch
 from torch import Tensor
 
 
+class UnknownSystemError(ValueError):
+    """Of a mixer that has not been written as a system here, such as one that somebody has just added."""
+
+
 class Matrices(NamedTuple):
     Lambda: Tensor  # (T,M), or (T,M,M) where it is not diagonal
     B: Tensor  # (T,M,U)

@@ -17,13 +17,15 @@ from torch import Tensor
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import distance, eye, generator, normal, vector
-from maclaurin.mixers import weights
-from maclaurin.mixers.weights import Weights
+from maclaurin.mixers.feature_maps import features
+from maclaurin.mixers.mechanisms import Inline, Linear, Mechanism, Softmax
 
 FIGURE = "InLine, arXiv 2412.06590, README"
 FIGURE_KEYS = ((0.6, 1.85), (1.0, 1.0), (1.9, 0.65), (1.8, 0.3))
 FIGURE_QUERY, FIGURE_LENGTHS = (0.4, 0.71), (1.0, 1.65, 2.35, 2.9)
 FIGURE_LINEAR, FIGURE_INLINE, FIGURE_SOFTMAX = (0.32, 0.23, 0.25, 0.19), (0.43, 0.20, 0.26, 0.11), (0.46, 0.18, 0.23, 0.13)
+SOFTMAX = Softmax(causal=False)
+LINEAR, LINEAR_ELU = (Linear(name, 1.0, causal=False) for name in ("relu", "elu"))
 ROUNDING = 1e-16  # weights are about 1/N: a few units in the last place
 
 
@@ -48,8 +50,12 @@ class Draw:
         return self.k_ND.shape[1]
 
     @property
-    def inline(self) -> Weights:
-        return weights.inline(scale=self.inline_scale)
+    def inline(self) -> Inline:
+        return Inline(scale=self.inline_scale, causal=False)
+
+
+def weights(mechanism: Mechanism, q_PD: Tensor, k_ND: Tensor) -> Tensor:
+    return mechanism.weights(q_PD[None, :, None], k_ND[None, :, None])[0, 0]
 
 
 def all_checks(draw: Draw) -> list[Claim]:
@@ -65,7 +71,7 @@ def all_checks(draw: Draw) -> list[Claim]:
 
 
 def inline_form(draw: Draw) -> list[Claim]:
-    weight_PN = draw.inline(draw.q_PD, draw.k_ND)
+    weight_PN = weights(draw.inline, draw.q_PD, draw.k_ND)
     sums = max(abs(math.fsum(row) - 1) for row in weight_PN.tolist())
     negative = (weight_PN < 0).double().mean().item()
     return [
@@ -80,27 +86,27 @@ def linear_collisions(draw: Draw) -> list[Claim]:
     matrix = normal(draw.dim, draw.dim, generator=source)
     bias, ray = (torch.rand(draw.dim, generator=source, dtype=torch.float64, device="cpu") + 0.1 for _ in range(2))
 
-    def affine_relu(x: Tensor) -> Tensor:
-        return (x @ matrix.T + bias).relu()
+    def affine(x: Tensor) -> Tensor:
+        return x @ matrix.T + bias
 
     on_a_ray = torch.linalg.solve(matrix, (vector((0.5, 1.0, 2.0, 8.0))[:, None] * ray - bias).T).T
-    affine_PN = weights.linear(affine_relu)(on_a_ray, draw.k_ND)
+    affine_PN = weights(LINEAR, affine(on_a_ray), affine(draw.k_ND))
     p, negative = draw.q_PD, -draw.q_PD.abs()
-    stretched = _inverse_elu(2.5 * weights.FEATURES["elu"](p))
+    stretched = _inverse_elu(2.5 * features(p, "elu"))
     far = (p - stretched).norm(dim=-1).min().item()
-    behind_relu = weights.inline("relu", draw.inline_scale)
+    behind_relu = Inline("relu", draw.inline_scale, causal=False)
 
-    def difference(mechanism: Weights, p: Tensor, q: Tensor) -> float:
-        return distance(mechanism(p, draw.k_ND), mechanism(q, draw.k_ND))
+    def difference(mechanism: Mechanism, p: Tensor, q: Tensor) -> float:
+        return distance(weights(mechanism, p, draw.k_ND), weights(mechanism, q, draw.k_ND))
 
-    relu, elu = difference(weights.linear(), p, 3 * p), difference(weights.linear("elu"), p, stretched)
-    affine = distance(affine_PN, affine_PN[:1])
+    relu, elu = difference(LINEAR, p, 3 * p), difference(LINEAR_ELU, p, stretched)
+    on_one_ray = distance(affine_PN, affine_PN[:1])
     below = difference(behind_relu, negative, 2 * negative)
     return [
         claims.at_most("I3 relu", "linear, relu: p and 3p, largest difference", relu, ROUNDING),
         claims.at_most("I3 elu", "linear, elu+1: p and φ⁻¹(2.5 φ(p)), largest difference", elu, ROUNDING),
         claims.at_least("I3 apart", "linear, elu+1: those queries are far apart, smallest distance", far, 0.5),
-        claims.at_most("I4", "linear, relu(Ax+b): queries A⁻¹(c·r−b) for four c", affine, ROUNDING * 100),
+        claims.at_most("I4", "linear, relu(Ax+b): queries A⁻¹(c·r−b) for four c", on_one_ray, ROUNDING * 100),
         claims.at_most("I7", "InLine, relu: p and 2p with all channels negative", below, ROUNDING),
     ]
 
@@ -115,12 +121,14 @@ def rank_condition(draw: Draw) -> list[Claim]:
     tied_ND = draw.k_ND.clone()
     tied_ND[:, -1] = 0.7
     along = 2 * eye(draw.dim)[-1]
-    softmax = weights.softmax()
-    tied = (softmax(draw.q_PD, tied_ND) - softmax(draw.q_PD + along, tied_ND)).abs().sum(-1).max().item()
-    generic = (softmax(draw.q_PD, draw.k_ND) - softmax(draw.q_PD + along, draw.k_ND)).abs().sum(-1).min().item()
+    changes = [
+        (weights(SOFTMAX, draw.q_PD, k_ND) - weights(SOFTMAX, draw.q_PD + along, k_ND)).abs().sum(-1)
+        for k_ND in (tied_ND, draw.k_ND)
+    ]
+    tied, generic = changes[0].max().item(), changes[1].min().item()
     smallest = sigma_min(draw.k_ND)
     p, q = draw.q_PD[::2], draw.q_PD[1::2]
-    moved = (draw.inline(p, draw.k_ND) - draw.inline(q, draw.k_ND)).norm(dim=-1)
+    moved = (weights(draw.inline, p, draw.k_ND) - weights(draw.inline, q, draw.k_ND)).norm(dim=-1)
     # the scale of the bound holds the 1/N as well
     bound = smallest * draw.dim**-0.5 / len(draw.k_ND) * (p - q).norm(dim=-1)
     tightest = (moved / bound.clamp(min=1e-300)).min().item() if smallest > 1e-12 else 0.0
@@ -149,15 +157,15 @@ def first_order(draw: Draw) -> list[Claim]:
 
 def first_order_errors(draw: Draw, factors: list[float]) -> list[float]:
     queries = [factor * draw.q_PD for factor in factors]
-    return [distance(weights.softmax()(q_PD, draw.k_ND), draw.inline(q_PD, draw.k_ND)) for q_PD in queries]
+    return [distance(weights(SOFTMAX, q_PD, draw.k_ND), weights(draw.inline, q_PD, draw.k_ND)) for q_PD in queries]
 
 
 def key_shift(draw: Draw) -> list[Claim]:
     """I9: one vector added to all keys."""
     moved_ND = draw.k_ND + 1.5
     softmax, inline, linear = (
-        distance(mechanism(draw.q_PD, draw.k_ND), mechanism(draw.q_PD, moved_ND))
-        for mechanism in (weights.softmax(), draw.inline, weights.linear())
+        distance(weights(mechanism, draw.q_PD, draw.k_ND), weights(mechanism, draw.q_PD, moved_ND))
+        for mechanism in (SOFTMAX, draw.inline, LINEAR)
     )
     return [
         claims.at_most("I9 softmax", "softmax: the same vector added to all keys, largest change", softmax, 1e-14),
@@ -168,7 +176,7 @@ def key_shift(draw: Draw) -> list[Claim]:
 
 def one_channel(draw: Draw) -> Claim:
     """I10."""
-    weight_PN = weights.linear("elu")(draw.q_PD[:, :1], draw.k_ND[:, :1])
+    weight_PN = weights(LINEAR_ELU, draw.q_PD[:, :1], draw.k_ND[:, :1])
     varies = distance(weight_PN, weight_PN[:1])
     return claims.at_most("I10", "linear, one channel, elu+1: weights do not depend on the query", varies, ROUNDING)
 
@@ -176,9 +184,9 @@ def one_channel(draw: Draw) -> Claim:
 def figure() -> list[Claim]:
     """I11: four keys and one query made longer; values were read off a figure, to two digits."""
     q_RD, k_ND = vector(FIGURE_LENGTHS)[:, None] * vector(FIGURE_QUERY), torch.stack([vector(key) for key in FIGURE_KEYS])
-    linear = distance(weights.linear()(q_RD, k_ND), vector(FIGURE_LINEAR))
-    inline = distance(weights.inline()(q_RD, k_ND)[-1], vector(FIGURE_INLINE))
-    softmax = distance(weights.softmax()(q_RD, k_ND)[-1], vector(FIGURE_SOFTMAX))
+    linear = distance(weights(LINEAR, q_RD, k_ND), vector(FIGURE_LINEAR))
+    inline = distance(weights(Inline(causal=False), q_RD, k_ND)[-1], vector(FIGURE_INLINE))
+    softmax = distance(weights(SOFTMAX, q_RD, k_ND)[-1], vector(FIGURE_SOFTMAX))
     return [
         claims.at_most("I11 linear", "four keys, all four lengths: .32 .23 .25 .19", linear, 0.01, FIGURE),
         claims.at_most("I11 inline", "the longest query: .43 .20 .26 .11", inline, 0.01, FIGURE),
