@@ -8,10 +8,11 @@ import torch
 from rich.console import Console
 
 from maclaurin import bench
-from maclaurin.bench import attention, peers, tune
+from maclaurin.bench import attention, peers, training, tune
 from maclaurin.bench.page import page
 from maclaurin.ops import native
 from maclaurin.ops.crossover import DIRECT_QUERIES
+from maclaurin.training import Recipe, train
 
 
 def test_useful_operations_are_those_of_the_definition():
@@ -73,6 +74,17 @@ def test_both_sides_of_a_race_compute_the_same(race):
     log_decay = -torch.rand(1, 20, 2, generator=torch.Generator().manual_seed(1))
     direct, memory = (race.attend(q, k, v, log_decay, form) for form in ("parallel", "chunked"))
     torch.testing.assert_close(direct, memory, rtol=1e-3, atol=1e-4)
+
+
+def test_a_twin_takes_the_batch_of_every_step_of_a_run(tmp_path, monkeypatch):
+    """Both are timed from the second step on: nothing says when the first began."""
+    monkeypatch.setenv("MACLAURIN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "songs.jsonl").write_text('{"text": "green bottles hanging on the wall"}\n' * 200)
+    twin = training._Twin()
+    recipe = Recipe(output=str(tmp_path / "run"), corpus=str(tmp_path), length=32, batch_size=2, steps=4, eval_rows=1)
+    train(recipe, callbacks=[twin])
+    assert len(twin.steps) == 3 and all(seconds > 0 for step in twin.steps for seconds in step)
+    assert twin.batch["input_ids"].numel() == 2 * 32  # of training, where evaluation has 32
 
 
 def test_the_page_has_a_chart_of_every_part():
