@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from maclaurin import build_mixer, cli
 from maclaurin.convert.plan import Plan
+from maclaurin.convert.result import Figures
 from maclaurin.convert.run import convert_all
 from maclaurin.evals.results import SuiteResult
 from maclaurin.evals.summary import summary
@@ -114,6 +115,11 @@ def test_an_old_conversion_goes_on_to_the_end_that_it_would_have_had(here, monke
     assert result.finished
     assert [json.loads(line)["step"] for line in steps.read_text().splitlines()].count(1) == 1
     assert_same_weights(Path("begun"), HERE / "conversion" / "model")
+
+
+def test_old_figures_of_a_conversion_are_written_as_they_were():
+    stored = json.loads((HERE / "conversion" / "begun" / "evaluation.json").read_text())
+    assert Figures.from_json(stored).to_json() == stored
 
 
 def test_a_report_shows_an_old_run(here):
