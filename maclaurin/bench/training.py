@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +17,37 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel, TrainerCallback
 
+from maclaurin.common.records import Record
 from maclaurin.training import Recipe, train
 
 MIXERS = ("softmax", "2mamba", "mamba2")
 STEPS, WARM_UP = 48, 8
 
 
-def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class TrainingRow(Record):
+    """overhead: of the trainer over the bare model, as a share."""
+
+    mixer: str
+    bare_ms: float
+    trainer_ms: float
+    overhead: float
+    tokens_per_s: float
+
+
+def run(console: Console, *, long: bool) -> list[TrainingRow]:
     rows = [_measure(mixer) for mixer in MIXERS]
     table = Table(title=f"one training step, size tiny, 8 rows of 512 tokens: ms, median of {STEPS - WARM_UP}")
     for column in ("mixer", "bare model", "trainer", "overhead", "tokens/s"):
         table.add_column(column, justify="right")
     for row in rows:
-        share = f"{100 * row['overhead']:.1f} %"
-        table.add_row(
-            row["mixer"], f"{row['bare_ms']:.1f}", f"{row['trainer_ms']:.1f}", share, f"{row['tokens_per_s']:,.0f}"
-        )
+        times = (f"{row.bare_ms:.1f}", f"{row.trainer_ms:.1f}", f"{100 * row.overhead:.1f} %")
+        table.add_row(row.mixer, *times, f"{row.tokens_per_s:,.0f}")
     console.print(table)
     return rows
 
 
-def _measure(mixer: str) -> dict[str, Any]:
+def _measure(mixer: str) -> TrainingRow:
     twin = _Twin()
     with tempfile.TemporaryDirectory() as folder:
         recipe = Recipe(output=str(Path(folder) / "run"), mixer=mixer, steps=STEPS, eval_every=STEPS, save_every=STEPS)
@@ -45,14 +56,7 @@ def _measure(mixer: str) -> dict[str, Any]:
     steps = twin.steps[WARM_UP : STEPS - 1]
     bare, whole = (statistics.median(times) for times in zip(*steps, strict=True))
     overhead = statistics.median(trainer / twin - 1 for twin, trainer in steps)
-    tokens = recipe.length * recipe.batch_size
-    return {
-        "mixer": mixer,
-        "bare_ms": 1000 * bare,
-        "trainer_ms": 1000 * whole,
-        "overhead": overhead,
-        "tokens_per_s": tokens / whole,
-    }
+    return TrainingRow(mixer, 1000 * bare, 1000 * whole, overhead, recipe.length * recipe.batch_size / whole)
 
 
 class _Twin(TrainerCallback):

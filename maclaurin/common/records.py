@@ -10,11 +10,11 @@ import dataclasses
 import sys
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 Json = dict[str, Any]  # an object, ready for `json.dumps`
-ABSENT = "absent"
+ABSENT = {"absent": True}  # metadata of a field that is left out of JSON where it is None
 LARGEST = 2**63  # of whole numbers: sizes, counts and seeds are far below
 WORDS: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -24,9 +24,9 @@ class Record:
     """A base for dataclasses of texts, numbers, sequences, mappings by text, and other records."""
 
     def to_json(self) -> Json:
-        """Its fields, by their names, but for those that are `absent`."""
+        """Its fields, by their names, but for those that are None and ABSENT."""
         values = ((own, getattr(self, own.name)) for own in dataclasses.fields(self))
-        return {key_of(own): _plain(value) for own, value in values if value is not None or ABSENT not in own.metadata}
+        return {key_of(own): _plain(value) for own, value in values if value is not None or "absent" not in own.metadata}
 
     @classmethod
     def from_json(cls, values: Any, where: str = "") -> Self:
@@ -45,11 +45,6 @@ class Record:
             elif own.default is dataclasses.MISSING and own.default_factory is dataclasses.MISSING:
                 raise ValueError(f"{place} is missing")
         return cls(**found)
-
-
-def absent() -> Any:
-    """None by default, and then not in the JSON object either."""
-    return field(default=None, metadata={ABSENT: True})
 
 
 def key_of(own: dataclasses.Field[Any]) -> str:

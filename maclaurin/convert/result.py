@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from rich.table import Table
 
-from maclaurin.common.records import Record, absent
+from maclaurin.common.records import ABSENT, Record
 from maclaurin.common.sizes import size_text
 from maclaurin.convert.plan import Plan
 
@@ -24,7 +24,7 @@ class LayerAgreement(Record):
 
     layer: int
     error: float
-    kl: float | None = absent()
+    kl: float | None = field(default=None, metadata=ABSENT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class Agreement(Record):
 
     rows: int
     layers: Sequence[LayerAgreement]
-    seconds: float | None = absent()
-    cpu_seconds: float | None = absent()
+    seconds: float | None = field(default=None, metadata=ABSENT)
+    cpu_seconds: float | None = field(default=None, metadata=ABSENT)
 
     @classmethod
     def from_json(cls, values: Any, where: str = "") -> Self:
@@ -55,7 +55,7 @@ class VectorAgreement(Agreement):
     cosine: float
     lowest_tenth: float
     spearman: float
-    same_class: float | None = absent()
+    same_class: float | None = field(default=None, metadata=ABSENT)
 
     def __str__(self) -> str:
         return f"cosine {self.cosine:.4f}, Spearman {self.spearman:.4f}"
@@ -100,7 +100,7 @@ class Figures(Record):
     plan: Plan
     kind: str
     stages: Mapping[str, Agreement] = field(default_factory=dict)
-    cost: Sequence[Cost] | None = absent()
+    cost: Sequence[Cost] | None = field(default=None, metadata=ABSENT)
 
     @classmethod
     def from_json(cls, values: Any, where: str = "") -> Self:

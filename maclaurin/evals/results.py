@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from maclaurin.common.records import Json, Record, absent
+from maclaurin.common.records import ABSENT, Json, Record
 from maclaurin.evals.cells import Problem, Setting
 
 
@@ -55,8 +55,8 @@ class Point(Asked):
     low: float
     high: float
     by_seed: Sequence[float]
-    accuracy: float | None = absent()
-    exact: float | None = absent()
+    accuracy: float | None = field(default=None, metadata=ABSENT)
+    exact: float | None = field(default=None, metadata=ABSENT)
     examples: int
     tokens: int
     state_bytes: int | None
@@ -100,11 +100,11 @@ class ResultRow(Record):
     learning_rate: float | None
     seeds: int
     points: Sequence[Point]
-    parameters: int | None = absent()
-    inner: int | None = absent()  # the width of its MLPs
+    parameters: int | None = field(default=None, metadata=ABSENT)
+    inner: int | None = field(default=None, metadata=ABSENT)  # the width of its MLPs
     steps: Sequence[int] = ()
     diverged: int = 0
-    seconds: float | None = absent()
+    seconds: float | None = field(default=None, metadata=ABSENT)
     against: Against | None
 
 

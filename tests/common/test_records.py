@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from maclaurin.common.records import Record, absent
+from maclaurin.common.records import ABSENT, Record
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Album(Record):
     sizes: tuple[int, int]
     live: bool = False
     year: int | None
-    label: str | None = absent()
+    label: str | None = field(default=None, metadata=ABSENT)
     notes: Mapping[str, Mapping[str, int]]
     extra: Mapping[str, Any] = field(default_factory=dict)
 
