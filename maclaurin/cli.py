@@ -200,7 +200,7 @@ def bench(
     from maclaurin.bench.page import page
 
     results = run(parts or [], threads=threads, long=long, console=_console())
-    write_json(output / "bench.json", results)
+    write_json(output / "bench.json", results.to_json())
     page(results).write(output / "bench.html")
     print(output / "bench.json")
     print(output / "bench.html")

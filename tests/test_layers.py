@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,23 +26,31 @@ def modules(package: Path) -> dict[str, Path]:
     return found
 
 
+def named(node: ast.Import | ast.ImportFrom, module: str, path: Path) -> list[str]:
+    """What a statement imports, dotted names from the root on, those it takes out of a module among them."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    home = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    above = home[: len(home) - node.level + 1] if node.level else []
+    return [".".join([*above, *filter(None, [node.module]), alias.name]) for alias in node.names]
+
+
+def inside(name: str, known: Container[str]) -> str:
+    """The module that a dotted name is, or is a part of; "" if it is none of ours."""
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name
+
+
 def imported(module: str, path: Path, known: dict[str, Path]) -> Iterator[tuple[int, str]]:
     """Line and module of everything that a file imports, or names in a string as those who import later do."""
-    home = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = home[: len(home) - node.level + 1] if node.level else []
-            names = [".".join([*above, *filter(None, [node.module]), alias.name]) for alias in node.names]
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = named(node, module, path)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and DOTTED.fullmatch(node.value):
             names = [node.value.rstrip(".")]
-        for name in names:
-            while name and name not in known:
-                name = name.rpartition(".")[0]  # a name inside a module
-            if name:
-                yield node.lineno, name
+        yield from ((node.lineno, found) for name in names if (found := inside(name, known)))
 
 
 def unit(module: str, path: Path) -> str:

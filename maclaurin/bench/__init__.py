@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from maclaurin.bench import attention, decode, limits, memory, mixers, peers, training
+from maclaurin.bench.results import Results, Setting
 from maclaurin.common.arguments import one_of
 from maclaurin.machine.allocator import keep_freed_memory
 from maclaurin.machine.inventory import devices
 from maclaurin.ops import linear_attention, native, power_attention, reference
 
-PARTS = {
+PARTS: dict[str, Callable[..., Any]] = {
     "limits": limits.run,
     "attention": attention.run,
     "decode": decode.run,
@@ -27,26 +28,23 @@ PARTS = {
 }
 
 
-def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> dict[str, Any]:
+def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> Results:
     """The figures of each part; all of them if none is named. Correctness first: no speed of a wrong result is printed."""
     for part in parts:
         one_of("part", part, tuple(PARTS))
     torch.set_num_threads(threads)
     keep_freed_memory()
     _correct_first()
-    setting = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": threads,
-        "cpu": devices()["cpu"],
-        "native": native.isa() if native.available() else None,
-        "load": os.getloadavg()[0],
-    }
-    console.print(", ".join(f"{name} {value}" for name, value in setting.items()))
-    results: dict[str, Any] = {"setting": setting}
-    for part in parts or PARTS:
-        results[part] = PARTS[part](console, long=long)
-    return results
+    setting = Setting(
+        torch=torch.__version__,
+        python=platform.python_version(),
+        threads=threads,
+        cpu=devices()["cpu"],
+        native=native.isa() if native.available() else None,
+        load=os.getloadavg()[0],
+    )
+    console.print(", ".join(f"{name} {value}" for name, value in setting.to_json().items()))
+    return Results(setting, **{part: PARTS[part](console, long=long) for part in parts or PARTS})
 
 
 def _correct_first() -> None:

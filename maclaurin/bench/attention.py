@@ -6,6 +6,8 @@ direct form skip keys, and would flatter it. The times of both forms justify the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from maclaurin.bench.limits import matrix_rate
+from maclaurin.common.records import Record
 from maclaurin.common.timing import Timing, interleaved
 from maclaurin.ops import linear_attention, power_attention
 from maclaurin.ops.native.attention import LONGEST_CHUNK
@@ -25,8 +28,31 @@ LONGEST_MATRIX = 8192  # for which the direct form is measured beside the other 
 OPS = {"second order": power_attention, "first order": linear_attention}
 
 
-def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+@dataclass(frozen=True)
+class OpTime(Record):
+    """Milliseconds with the form that `auto` takes, times faster than softmax, and milliseconds by form."""
+
+    ms: float
+    quartiles: tuple[float, float]
+    ratio: float
+    forms: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class AttentionRow(Record):
+    """share: of the machine's matrix rate, in the chunked form of second order."""
+
+    heads: int
+    T: int
+    backward: bool
+    softmax_ms: float
+    second_order: OpTime = field(metadata={"key": "second order"})
+    first_order: OpTime = field(metadata={"key": "first order"})
+    share: float
+
+
+def run(console: Console, *, long: bool) -> list[AttentionRow]:
+    rows = []
     for heads in (4, 16):
         lengths = LENGTHS if heads == 16 and not long else (*LENGTHS, VERY_LONG)
         for backward in (False, True):
@@ -37,30 +63,25 @@ def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
             for T in lengths:
                 row = _row(heads, T, backward)
                 rows.append(row)
-                cells = [text for name in OPS for text in (f"{row[name]['ms']:.3g}", f"{row[name]['ratio']:.2f}x")]
-                share = f"{100 * row['share']:.0f} %"
-                table.add_row(str(T), f"{row['softmax_ms']:.3g}", *cells, share)
+                ops = (row.second_order, row.first_order)
+                cells = [text for op in ops for text in (f"{op.ms:.3g}", f"{op.ratio:.2f}x")]
+                table.add_row(str(T), f"{row.softmax_ms:.3g}", *cells, f"{100 * row.share:.0f} %")
             console.print(table)
     return rows
 
 
-def _row(heads: int, T: int, backward: bool) -> dict[str, Any]:
+def _row(heads: int, T: int, backward: bool) -> AttentionRow:
     times = _measure(heads, T, backward)
-    row: dict[str, Any] = {"heads": heads, "T": T, "backward": backward, "softmax_ms": times["softmax"].median}
-    for name in OPS:
-        forms = {
-            form: times[f"{name} {form}"].median for form in ("auto", "parallel", "chunked") if f"{name} {form}" in times
-        }
-        spread = times[f"{name} auto"]
-        row[name] = {
-            "ms": forms["auto"],
-            "quartiles": (spread.low, spread.high),
-            "ratio": times["softmax"].median / forms["auto"],
-            "forms": forms,
-        }
-    chunked = row["second order"]["forms"]["chunked"]
-    row["share"] = useful_operations(heads, T, backward) / (chunked / 1000) / matrix_rate()
-    return row
+    softmax = times["softmax"].median
+    second, first = (_op_time(name, times, softmax) for name in OPS)
+    share = useful_operations(heads, T, backward) / (second.forms["chunked"] / 1000) / matrix_rate()
+    return AttentionRow(heads, T, backward, softmax, second, first, share)
+
+
+def _op_time(name: str, times: dict[str, Timing], softmax: float) -> OpTime:
+    forms = {form: times[f"{name} {form}"].median for form in ("auto", "parallel", "chunked") if f"{name} {form}" in times}
+    spread = times[f"{name} auto"]
+    return OpTime(forms["auto"], (spread.low, spread.high), softmax / forms["auto"], forms)
 
 
 def useful_operations(heads: int, T: int, backward: bool) -> float:

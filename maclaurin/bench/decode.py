@@ -9,7 +9,8 @@ it, and one step before lets kept tokens find the room that they grow into.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import maclaurin
+from maclaurin.common.records import Record
 from maclaurin.common.timing import Timing, interleaved
 from maclaurin.ops import power_attention
 
@@ -28,8 +30,20 @@ PREFILL = 8192  # tokens at a time
 STEPS = 32  # in a row
 
 
+@dataclass(frozen=True)
+class DecodeRow(Record):
+    """ratio: of PyTorch's attention to the op. layer_ms: of whole layers, by mixer; state_bytes: of 2mamba's."""
+
+    context: int
+    sdpa_ms: float
+    op_ms: float
+    ratio: float
+    layer_ms: Mapping[str, float]
+    state_bytes: int
+
+
 @torch.no_grad()
-def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
+def run(console: Console, *, long: bool) -> list[DecodeRow]:
     torch.manual_seed(0)
     layers = {name: maclaurin.build_mixer(name, WIDTH, HEADS) for name in ("softmax", "2mamba", "mamba2")}
     table = Table(title=f"one token more, {HEADS} heads of {DIM}: ms (quartiles); state of the layer")
@@ -57,16 +71,8 @@ def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
         table.add_row(
             f"{context:,}", str(times["SDPA"]), str(times["op"]), f"{ratio:.2f}x", *cells, f"{size / 2**20:.1f} MiB"
         )
-        rows.append(
-            {
-                "context": context,
-                "sdpa_ms": times["SDPA"].median,
-                "op_ms": times["op"].median,
-                "ratio": ratio,
-                "layer_ms": {name: timing.median for name, timing in layer_times.items()},
-                "state_bytes": size,
-            }
-        )
+        layer_ms = {name: timing.median for name, timing in layer_times.items()}
+        rows.append(DecodeRow(context, times["SDPA"].median, times["op"].median, ratio, layer_ms, size))
     console.print(table)
     return rows
 

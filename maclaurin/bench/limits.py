@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from maclaurin.common.records import Record
 from maclaurin.common.timing import interleaved
 
 SIZE = 2048  # of the matrices
 COPIED = 2**28  # bytes: more than any cache
 
 
-def run(console: Console, *, long: bool) -> dict[str, float]:
-    found = {"gflops": matrix_rate() / 1e9, "copy_gb_per_s": copy_rate() / 1e9}
-    console.print(f"float32 matrix product {found['gflops']:.0f} GFLOP/s, copy {found['copy_gb_per_s']:.1f} GB/s")
+@dataclass(frozen=True)
+class Limits(Record):
+    gflops: float
+    copy_gb_per_s: float
+
+
+def run(console: Console, *, long: bool) -> Limits:
+    found = Limits(matrix_rate() / 1e9, copy_rate() / 1e9)
+    console.print(f"float32 matrix product {found.gflops:.0f} GFLOP/s, copy {found.copy_gb_per_s:.1f} GB/s")
     return found
 
 

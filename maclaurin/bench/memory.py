@@ -5,15 +5,17 @@ Each in a process of its own. Linear means a ratio of 2 to half the length; the 
 
 from __future__ import annotations
 
-import json
+import itertools
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.table import Table
 
 from maclaurin.common.peak_memory import peak_bytes, resident_bytes
+from maclaurin.common.records import Record
 from maclaurin.processes.children import end_with_parent, lifeline
 
 LENGTHS = (8192, 16384, 32768)
@@ -22,45 +24,62 @@ LIMIT = 2.2
 HEADS, DIM = 4, 64
 
 
-def run(console: Console, *, long: bool) -> dict[str, Any]:
-    rows = [_child("power_attention", T) for T in LENGTHS]
+@dataclass(frozen=True)
+class Peak(Record):
+    """extra: bytes beyond the inputs. ratio: to that of half the length, where it was measured."""
+
+    T: int
+    extra: int
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Memory(Record):
+    """states: bytes of the recurrent state and its gradient. vs_softmax: extra bytes but for these, over softmax's."""
+
+    rows: Sequence[Peak]
+    softmax: Peak
+    states: int
+    vs_softmax: float
+
+
+def run(console: Console, *, long: bool) -> Memory:
+    peaks = [_child("power_attention", T) for T in LENGTHS]
+    ratios = [None, *(longer.extra / shorter.extra for shorter, longer in itertools.pairwise(peaks))]
+    rows = [replace(peak, ratio=ratio) for peak, ratio in zip(peaks, ratios, strict=True)]
+    softmax = _child("softmax", BESIDE_SOFTMAX)
     table = Table(title=f"forward + backward, {HEADS} heads of {DIM}: peak memory beyond the inputs")
     for column in ("op", "T", "peak extra", "bytes a token", "ratio to T/2"):
         table.add_column(column, justify="right")
-    before = None
     for row in rows:
-        row["ratio"] = None if before is None else row["extra"] / before
-        before = row["extra"]
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        table.add_row("power_attention", *_cells(row), ratio)
-    softmax = _child("softmax", BESIDE_SOFTMAX)
-    table.add_row("softmax (torch)", *_cells(softmax), "")
+        table.add_row("power_attention", *_cells(row))
+    table.add_row("softmax (torch)", *_cells(softmax))
     console.print(table)
-    worst = max(row["ratio"] for row in rows if row["ratio"])
+    worst = max(row.ratio for row in rows if row.ratio)
     console.print(f"largest ratio {worst:.2f}, limit {LIMIT}: {'holds' if worst <= LIMIT else 'DOES NOT HOLD'}")
-    ours = next(row for row in rows if row["T"] == BESIDE_SOFTMAX)
+    ours = next(row for row in rows if row.T == BESIDE_SOFTMAX)
     states = 2 * HEADS * DIM * (DIM + 1) // 2 * (DIM + 1) * 4
-    share = (ours["extra"] - states) / softmax["extra"]
+    share = (ours.extra - states) / softmax.extra
     console.print(
         f"T = {BESIDE_SOFTMAX}: {share:.2f} times PyTorch's attention, "
         f"without the memory and its gradient ({states / 2**20:.1f} MiB)"
     )
-    return {"rows": rows, "softmax": softmax, "states": states, "vs_softmax": share}
+    return Memory(rows, softmax, states, share)
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
-    return str(row["T"]), f"{row['extra'] / 2**20:.0f} MiB", f"{row['extra'] / row['T']:.0f}"
+def _cells(row: Peak) -> tuple[str, str, str, str]:
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+    return str(row.T), f"{row.extra / 2**20:.0f} MiB", f"{row.extra / row.T:.0f}", ratio
 
 
-def _child(op: str, T: int) -> dict[str, Any]:
+def _child(op: str, T: int) -> Peak:
     command = [sys.executable, "-m", "maclaurin.bench.memory", op, str(T)]
     with lifeline() as stdin:
         answer = subprocess.run(command, stdin=stdin, check=True, capture_output=True, text=True).stdout
-    figures: dict[str, Any] = json.loads(answer)
-    return figures
+    return Peak(T, int(answer))
 
 
-def _measure(op: str, T: int) -> dict[str, int]:
+def _measure(op: str, T: int) -> int:
     """Peak resident memory after the inputs exist and a short call has loaded every library."""
     import torch
 
@@ -84,9 +103,9 @@ def _measure(op: str, T: int) -> dict[str, int]:
     arguments = inputs(T)
     before = resident_bytes()
     call(*arguments)
-    return {"T": T, "extra": peak_bytes() - before}
+    return peak_bytes() - before
 
 
 if __name__ == "__main__":
     end_with_parent()
-    print(json.dumps(_measure(sys.argv[1], int(sys.argv[2]))))
+    print(_measure(sys.argv[1], int(sys.argv[2])))

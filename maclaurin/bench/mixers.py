@@ -8,9 +8,9 @@ that is measured, and the time of `form="auto"` stands beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -18,6 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 import maclaurin
+from maclaurin.common.records import Record
 from maclaurin.common.timing import interleaved
 
 WIDTH, HEADS = 256, 4
@@ -27,7 +28,18 @@ STEPS = 32
 LIMIT = 1.15
 
 
-def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class MixerRow(Record):
+    """us: microseconds per token, by shape. decode_ms: of one token, after each of CONTEXTS. Ratios: of long to short."""
+
+    name: str
+    us: Mapping[str, float]
+    ratio: float
+    decode_ms: Sequence[float]
+    decode_ratio: float
+
+
+def run(console: Console, *, long: bool) -> list[MixerRow]:
     torch.manual_seed(0)
     names = [name for name in maclaurin.available_mixers() if maclaurin.build_mixer(name, WIDTH, HEADS).finite_state]
     table = Table(title=f"one layer of width {WIDTH}, {HEADS} heads: a token's cost by length")
@@ -40,19 +52,19 @@ def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
         rows.append(row)
         table.add_row(
             name,
-            *(f"{row['us'][key]:.1f}" for key in ("short", "long")),
-            f"{row['ratio']:.2f}",
-            *(f"{row['us'][key]:.1f}" for key in ("batch", "auto")),
-            " ".join(f"{ms:.2f}" for ms in row["decode_ms"]),
-            f"{row['decode_ratio']:.2f}",
+            *(f"{row.us[key]:.1f}" for key in ("short", "long")),
+            f"{row.ratio:.2f}",
+            *(f"{row.us[key]:.1f}" for key in ("batch", "auto")),
+            " ".join(f"{ms:.2f}" for ms in row.decode_ms),
+            f"{row.decode_ratio:.2f}",
         )
     console.print(table)
-    above = [row["name"] for row in rows if max(row["ratio"], row["decode_ratio"]) > LIMIT]
+    above = [row.name for row in rows if max(row.ratio, row.decode_ratio) > LIMIT]
     console.print(f"limit {LIMIT}: {'DOES NOT HOLD for ' + ', '.join(above) if above else 'holds for all'}")
     return rows
 
 
-def _measure(name: str) -> dict[str, Any]:
+def _measure(name: str) -> MixerRow:
     mixer = maclaurin.build_mixer(name, WIDTH, HEADS)
 
     def train(batch: int, length: int, form: str) -> None:
@@ -71,13 +83,7 @@ def _measure(name: str) -> dict[str, Any]:
     us = {key: 1000 * timing.median / (shapes[key][0] * shapes[key][1]) for key, timing in times.items()}
     decode = interleaved({str(context): _Decoding(mixer, context) for context in CONTEXTS}, seconds=1)
     milliseconds = [decode[str(context)].median / STEPS for context in CONTEXTS]
-    return {
-        "name": name,
-        "us": us,
-        "ratio": us["long"] / us["short"],
-        "decode_ms": milliseconds,
-        "decode_ratio": milliseconds[1] / milliseconds[0],
-    }
+    return MixerRow(name, us, us["long"] / us["short"], milliseconds, milliseconds[1] / milliseconds[0])
 
 
 class _Decoding:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+from maclaurin.bench.attention import AttentionRow
+from maclaurin.bench.decode import DecodeRow
+from maclaurin.bench.results import Results
 from maclaurin.page import figures
 from maclaurin.page.figures import PALETTE, SYMBOLS, Line, Style
 from maclaurin.page.html import Chart, Code, Page, Section
@@ -14,36 +17,36 @@ SERIES = {
 }
 
 
-def page(results: dict[str, Any]) -> Page:
-    setting = results["setting"]
+def page(results: Results) -> Page:
     sections = []
-    if "attention" in results:
-        sections.append(_attention(results["attention"]))
-    if "decode" in results:
-        sections.append(_decode(results["decode"]))
-    sections.append(
-        Section("Setting", "", [Code("Where it was measured", "\n".join(f"{k}: {v}" for k, v in setting.items()))])
-    )
+    if results.attention:
+        sections.append(_attention(results.attention))
+    if results.decode:
+        sections.append(_decode(results.decode))
+    setting = "\n".join(f"{name}: {value}" for name, value in results.setting.to_json().items())
+    sections.append(Section("Setting", "", [Code("Where it was measured", setting)]))
     lead = ["Medians of interleaved repeats in one process; bench.json has them with their quartiles."]
     return Page("Maclaurin: benchmarks", _headline(results), lead, sections)
 
 
-def _headline(results: dict[str, Any]) -> str:
-    rows = [row for row in results.get("attention", ()) if not row["backward"]]
+def _headline(results: Results) -> str:
+    rows = [row for row in results.attention or () if not row.backward]
     if not rows:
         return "Benchmarks"
-    longest = max(rows, key=lambda row: (row["T"], -row["heads"]))
-    ratio = longest["second order"]["ratio"]
-    return f"Second order takes 1/{ratio:.1f} of softmax’s time at {longest['T']:,} tokens, forward"
+    longest = max(rows, key=lambda row: (row.T, -row.heads))
+    return f"Second order takes 1/{longest.second_order.ratio:.1f} of softmax’s time at {longest.T:,} tokens, forward"
 
 
-def _attention(rows: list[dict[str, Any]]) -> Section:
+def _attention(rows: Sequence[AttentionRow]) -> Section:
     charts = []
     for backward, what in ((False, "forward"), (True, "forward and backward")):
-        chosen = [row for row in rows if row["backward"] == backward and row["heads"] == 4]
-        lengths = [row["T"] for row in chosen]
-        times = {"softmax": [row["softmax_ms"] for row in chosen]}
-        times |= {name: [row[name]["ms"] for row in chosen] for name in ("second order", "first order")}
+        chosen = [row for row in rows if row.backward == backward and row.heads == 4]
+        lengths = [row.T for row in chosen]
+        times = {
+            "softmax": [row.softmax_ms for row in chosen],
+            "second order": [row.second_order.ms for row in chosen],
+            "first order": [row.first_order.ms for row in chosen],
+        }
         lines = [
             Line(name, SERIES[name], lengths, [ms / 1000 / T for ms, T in zip(values, lengths, strict=True)])
             for name, values in times.items()
@@ -53,11 +56,9 @@ def _attention(rows: list[dict[str, Any]]) -> Section:
     return Section("Attention by length", "Against PyTorch’s causal attention, float32, one sequence.", charts)
 
 
-def _decode(rows: list[dict[str, Any]]) -> Section:
-    contexts = [row["context"] for row in rows]
-    lines = [
-        Line(name, SERIES[name], contexts, [row[key] / 1000 for row in rows])
-        for name, key in (("softmax", "sdpa_ms"), ("second order", "op_ms"))
-    ]
+def _decode(rows: Sequence[DecodeRow]) -> Section:
+    contexts = [row.context for row in rows]
+    times = {"softmax": [row.sdpa_ms for row in rows], "second order": [row.op_ms for row in rows]}
+    lines = [Line(name, SERIES[name], contexts, [ms / 1000 for ms in values]) for name, values in times.items()]
     figure = figures.against_length(lines, "time of one token", "s")
     return Section("Decoding by context", "", [Chart("decode", figure, "One token more, 16 heads of 64 channels.")])

@@ -6,14 +6,15 @@ One thread, because that is what most of them use well. What differs from the pe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 import maclaurin
+from maclaurin.common.records import Record
 from maclaurin.common.timing import interleaved
 from maclaurin.ops import linear_attention, power_attention
 
@@ -21,8 +22,19 @@ T, HEADS, DIM = 4096, 4, 64
 Pair = tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]  # ours, theirs
 
 
+@dataclass(frozen=True)
+class PeerRow(Record):
+    """ms: of "ours" and "theirs". difference: the largest of the outputs, relative to the largest output."""
+
+    what: str
+    peer: str
+    ms: Mapping[str, float]
+    ratio: float
+    difference: float
+
+
 @torch.no_grad()
-def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
+def run(console: Console, *, long: bool) -> list[PeerRow]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -45,7 +57,7 @@ def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
             ratio = times["theirs"].median / times["ours"].median
             table.add_row(what, peer, str(times["ours"]), str(times["theirs"]), f"{ratio:.1f}x", f"{difference:.0e}")
             medians = {name: timing.median for name, timing in times.items()}
-            rows.append({"what": what, "peer": peer, "ms": medians, "ratio": ratio, "difference": difference})
+            rows.append(PeerRow(what, peer, medians, ratio, difference))
     finally:
         torch.set_num_threads(threads)
     console.print(table)

@@ -8,94 +8,82 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 
-from maclaurin.training import Recipe
-from maclaurin.training import run as run_module
-from maclaurin.training.trainer import LanguageTrainer
+from maclaurin.common.records import Record
+from maclaurin.training import Recipe, train
 
 MIXERS = ("softmax", "2mamba", "mamba2")
 STEPS, WARM_UP = 48, 8
 
 
-def run(console: Console, *, long: bool) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class TrainingRow(Record):
+    """overhead: of the trainer over the bare model, as a share."""
+
+    mixer: str
+    bare_ms: float
+    trainer_ms: float
+    overhead: float
+    tokens_per_s: float
+
+
+def run(console: Console, *, long: bool) -> list[TrainingRow]:
     rows = [_measure(mixer) for mixer in MIXERS]
     table = Table(title=f"one training step, size tiny, 8 rows of 512 tokens: ms, median of {STEPS - WARM_UP}")
     for column in ("mixer", "bare model", "trainer", "overhead", "tokens/s"):
         table.add_column(column, justify="right")
     for row in rows:
-        share = f"{100 * row['overhead']:.1f} %"
-        table.add_row(
-            row["mixer"], f"{row['bare_ms']:.1f}", f"{row['trainer_ms']:.1f}", share, f"{row['tokens_per_s']:,.0f}"
-        )
+        times = (f"{row.bare_ms:.1f}", f"{row.trainer_ms:.1f}", f"{100 * row.overhead:.1f} %")
+        table.add_row(row.mixer, *times, f"{row.tokens_per_s:,.0f}")
     console.print(table)
     return rows
 
 
-def _measure(mixer: str) -> dict[str, Any]:
+def _measure(mixer: str) -> TrainingRow:
+    twin = _Twin()
     with tempfile.TemporaryDirectory() as folder:
         recipe = Recipe(output=str(Path(folder) / "run"), mixer=mixer, steps=STEPS, eval_every=STEPS, save_every=STEPS)
-        observed: list[_WithTwin] = []
-
-        class Observed(_WithTwin):
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                super().__init__(*args, **kwargs)
-                observed.append(self)
-
-        with patch.object(run_module, "LanguageTrainer", Observed):
-            run_module.train(recipe)
+        train(recipe, callbacks=[twin])
     # evaluation and checkpoints come at intervals of the user's choice: the last step, which has them, is left out
-    steps = observed[0].steps[WARM_UP : STEPS - 1]
+    steps = twin.steps[WARM_UP : STEPS - 1]
     bare, whole = (statistics.median(times) for times in zip(*steps, strict=True))
     overhead = statistics.median(trainer / twin - 1 for twin, trainer in steps)
-    tokens = recipe.length * recipe.batch_size
-    return {
-        "mixer": mixer,
-        "bare_ms": 1000 * bare,
-        "trainer_ms": 1000 * whole,
-        "overhead": overhead,
-        "tokens_per_s": tokens / whole,
-    }
+    return TrainingRow(mixer, 1000 * bare, 1000 * whole, overhead, recipe.length * recipe.batch_size / whole)
 
 
-class _WithTwin(LanguageTrainer):
-    """Notes seconds a step: of the bare twin, and of the trainer from the end of one step to the end of the next."""
+class _Twin(TrainerCallback):
+    """Notes seconds per step: of the bare twin, and of the trainer from the end of one step to the end of the next.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    As the last callback it counts what the others do as the trainer's.
+    """
+
+    def __init__(self) -> None:
         self.steps: list[tuple[float, float]] = []
-        self.twin = type(self.model)(self.model.config).train()
-        self.twin_optimizer = torch.optim.AdamW(self.twin.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
-        self.batch: dict[str, Any] = {}
         self.resumed = 0.0
-        # last, so that what the other callbacks do counts as the trainer's
-        self.add_callback(_AfterStep(self))
 
-    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        self.batch = inputs
-        return super().training_step(model, inputs, *args, **kwargs)
+    def on_train_begin(self, *args: Any, model: PreTrainedModel, **kwargs: Any) -> None:
+        self.model = type(model)(model.config).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
+        model.register_forward_pre_hook(self._note, with_kwargs=True)
 
-    def step_by_hand(self) -> None:
+    def _note(self, model: torch.nn.Module, args: tuple[()], batch: dict[str, Any]) -> None:
+        if model.training:  # not evaluated
+            self.batch = batch
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         ended = time.perf_counter()
-        self.twin(**self.batch).loss.backward()
-        self.twin_optimizer.step()
-        self.twin_optimizer.zero_grad()
+        self.model(**self.batch).loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         twin = time.perf_counter() - ended
         if self.resumed:
             self.steps.append((twin, ended - self.resumed))
         self.resumed = time.perf_counter()
-
-
-class _AfterStep(TrainerCallback):
-    def __init__(self, trainer: _WithTwin) -> None:
-        self.trainer = trainer
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.trainer.step_by_hand()

@@ -15,11 +15,10 @@ from typing import Any, NoReturn
 from rich.console import Console
 from transformers import HfArgumentParser
 
-from maclaurin.convert.defaults import defaults
-from maclaurin.convert.plan import Plan, whole_numbers
+from maclaurin.convert.plan import Plan, defaults, whole_numbers
+from maclaurin.convert.result import cost_table, result_table
 from maclaurin.convert.run import convert_all
 from maclaurin.convert.sources import recognise
-from maclaurin.convert.tables import cost_table, result_table
 from maclaurin.convert.thesis import import_checkpoint
 from maclaurin.machine.allocator import keep_freed_memory
 from maclaurin.processes.stopping import STOPS, exit_code
@@ -84,7 +83,7 @@ def _convert(plan: Plan, lengths: tuple[int, ...], console: Console, *, as_json:
         _stop(exit_code(stop))
     figures = [result.figures for result in results]
     if as_json:
-        print(json.dumps(figures, indent=2))
+        print(json.dumps([one.to_json() for one in figures], indent=2))
     else:
         for table in (result_table(figures), cost_table(figures)):
             if table is not None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -19,26 +18,26 @@ from transformers import AutoConfig, PreTrainedModel
 
 from maclaurin.common.peak_memory import peak_bytes, resident_bytes
 from maclaurin.common.timing import interleaved
+from maclaurin.convert.result import Cost
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.linearised.classes import linear_class
 from maclaurin.processes.children import end_with_parent, lifeline
 
-SECONDS = 10.0  # a length
+SECONDS = 10.0  # per length
 
 
-def cost_by_length(source: Path, converted: Path, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
-    """A row a length: milliseconds of a forward of one sequence, their ratio, and peak bytes beyond the model."""
+def cost_by_length(source: Path, converted: Path, lengths: tuple[int, ...]) -> tuple[Cost, ...]:
+    """At each length."""
     folders = {"source": source, "converted": converted}
     rows = []
     for length in lengths:
         models = {name: _model(folder, length) for name, folder in folders.items()}
         ids = _ids(length, models["source"])
         times = interleaved({name: partial(_forward, model, ids) for name, model in models.items()}, seconds=SECONDS)
-        row: dict[str, Any] = {"length": length, "ratio": times["source"].median / times["converted"].median}
-        for name, folder in folders.items():
-            row |= {f"{name}_ms": times[name].median, f"{name}_bytes": _in_a_process_of_its_own(folder, length)}
-        rows.append(row)
-    return rows
+        sizes = {name: _in_a_process_of_its_own(folder, length) for name, folder in folders.items()}
+        before, after = times["source"].median, times["converted"].median
+        rows.append(Cost(length, before / after, before, sizes["source"], after, sizes["converted"]))
+    return tuple(rows)
 
 
 def _model(folder: Path, length: int) -> PreTrainedModel:

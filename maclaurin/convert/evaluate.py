@@ -2,39 +2,59 @@
 
 encoders, vision    cosine of pooled vectors, mean and lowest tenth; Spearman correlation of the similarities of all pairs;
                     how often the likeliest class is the same, where there are classes
-decoders            loss of either in nats a token; how often the likeliest next token is the same; KL
-every layer         error of the attention's output; KL(softmax ‖ student) of the weights (`fidelity.py`)
+decoders            loss of either in nats per token; how often the likeliest next token is the same; KL
+every layer         its attention, when it is shown what the source's layer was shown:
+                    error   Σ|y − y*|² / Σ|y* − mean y*|² of what the layer gives
+                    kl      Σ_s w*_ts log(w*_ts / w_ts) of the weights w* of softmax and w of the student, mean over heads
+                            and tokens
+
+Weights below 1e-9 count as 1e-9. A layer that had no softmax to begin with has no such divergence.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maclaurin.convert.fidelity import fidelity
-from maclaurin.convert.recover import divergence, pooled
+from maclaurin.convert.data import Batch
+from maclaurin.convert.maclaurin_student import is_softmax
+from maclaurin.convert.objectives import divergence, layer_errors, pooled
+from maclaurin.convert.result import Agreement, LayerAgreement, TokenAgreement, VectorAgreement
 from maclaurin.convert.sources import Source
-from maclaurin.convert.text import Batch
+from maclaurin.convert.teacher_student import Call, Shown, mixing_layers
+from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.weights import of_mixer
+from maclaurin.models.linearised.attention import watching
+from maclaurin.models.linearised.students import Softmax
 
 FIDELITY_BATCHES = 4  # of the held-out ones, for what is compared layer by layer
 FEWEST_ROWS = 3  # of which there are pairs to compare
+SMALLEST_WEIGHT = 1e-9
 
 
 @torch.no_grad()
-def evaluate(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, Any]:
+def evaluate(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequence[Batch]) -> Agreement:
     batches = [{name: value.to(teacher.device) for name, value in batch.items()} for batch in batches]
     student.eval()
-    figures = _tokens(teacher, student, batches) if source.causal else _vectors(teacher, student, batches, source.pooling())
-    return figures | {"layers": fidelity(teacher, student, batches[:: max(1, len(batches) // FIDELITY_BATCHES)])}
+    layers = fidelity(teacher, student, batches[:: max(1, len(batches) // FIDELITY_BATCHES)])
+    if source.causal:
+        return _tokens(teacher, student, batches, layers)
+    return _vectors(teacher, student, batches, layers, source.pooling())
 
 
-def _vectors(teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequence[Batch], pooling: str) -> dict[str, Any]:
+def _vectors(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    batches: Sequence[Batch],
+    layers: Sequence[LayerAgreement],
+    pooling: str,
+) -> VectorAgreement:
     both: tuple[list[Tensor], list[Tensor]] = ([], [])
     same, classified = 0, 0
     for batch in batches:
@@ -48,16 +68,19 @@ def _vectors(teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequen
     if len(wanted) < FEWEST_ROWS:
         raise ValueError(f"agreement needs {FEWEST_ROWS} held-out sentences or images at least, got {len(wanted)}")
     cosines = (wanted * got).sum(-1)
-    figures = {
-        "rows": len(cosines),
-        "cosine": cosines.mean().item(),
-        "lowest_tenth": cosines.quantile(0.1).item(),
-        "spearman": spearman(*(similarities(vectors) for vectors in (wanted, got))),
-    }
-    return figures | ({"same_class": same / classified} if classified else {})
+    return VectorAgreement(
+        rows=len(cosines),
+        layers=layers,
+        cosine=cosines.mean().item(),
+        lowest_tenth=cosines.quantile(0.1).item(),
+        spearman=spearman(*(similarities(vectors) for vectors in (wanted, got))),
+        same_class=same / classified if classified else None,
+    )
 
 
-def _tokens(teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, Any]:
+def _tokens(
+    teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequence[Batch], layers: Sequence[LayerAgreement]
+) -> TokenAgreement:
     losses: tuple[list[float], list[float]] = ([], [])
     same, tokens, kl = 0, 0, []
     for batch in batches:
@@ -70,13 +93,14 @@ def _tokens(teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequenc
         same += int((logits[0].argmax(-1) == logits[1].argmax(-1))[counted].sum())
         tokens += int(counted.sum())
         kl.append(divergence(logits[1], logits[0]).item())
-    return {
-        "rows": tokens,
-        "teacher_loss": sum(losses[0]) / tokens,
-        "loss": sum(losses[1]) / tokens,
-        "kl": statistics.fmean(kl),
-        "same_token": same / tokens,
-    }
+    return TokenAgreement(
+        rows=tokens,
+        layers=layers,
+        teacher_loss=sum(losses[0]) / tokens,
+        loss=sum(losses[1]) / tokens,
+        kl=statistics.fmean(kl),
+        same_token=same / tokens,
+    )
 
 
 def similarities(vectors: Tensor) -> Tensor:
@@ -89,3 +113,54 @@ def spearman(a: Tensor, b: Tensor) -> float:
     """The correlation of ranks. Ties are as good as impossible among similarities of float64."""
     ranks = torch.stack([values.argsort().argsort().double() for values in (a, b)])
     return torch.corrcoef(ranks)[0, 1].item()
+
+
+@torch.no_grad()
+def fidelity(teacher: PreTrainedModel, student: nn.Module, batches: Sequence[Batch]) -> tuple[LayerAgreement, ...]:
+    """Of every layer."""
+    shown = Shown.of(teacher)
+    errors = torch.stack([torch.stack(layer_errors(shown, student, batch)) for batch in batches]).mean(0)
+    pairs = list(zip(mixing_layers(shown.model), mixing_layers(student), strict=True))
+    found = [[_divergence(call, *pair) for call, pair in zip(shown.run(batch), pairs, strict=True)] for batch in batches]
+    rows = []
+    for index, (error, kls) in enumerate(zip(errors.tolist(), zip(*found, strict=True), strict=True)):
+        known = [kl for kl in kls if kl is not None]
+        rows.append(LayerAgreement(index, error, torch.stack(known).mean().item() if known else None))
+    return tuple(rows)
+
+
+def _divergence(call: Call, source: nn.Module, layer: nn.Module) -> Tensor | None:
+    """KL(softmax ‖ student) of one layer, mean over heads and real tokens."""
+    if isinstance(source, ProjectedMixer) and isinstance(layer, ProjectedMixer):
+        return torch.cat(list(_own_divergences(call, source, layer))).mean() if is_softmax(source) else None
+    return _host_divergence(call, layer) if hasattr(layer, "student") else None
+
+
+def _host_divergence(call: Call, layer: nn.Module) -> Tensor:
+    """In a model of transformers. With an identity as values, outputs are weights."""
+    with watching() as seen:
+        call.again(layer)
+    (view,) = seen
+    B, T, G = view.k.shape[:3]
+    identity = torch.eye(T, dtype=view.k.dtype, device=view.k.device)[None, :, None].expand(B, T, G, T)
+    softmax = Softmax(view.student.shape)
+    wanted, got = (
+        student(view.q, view.k, identity, view.x, attention_mask=view.attention_mask)[0]
+        for student in (softmax, view.student)
+    )
+    kl = _kl(wanted, got)
+    return (kl if view.attention_mask is None else kl[view.attention_mask.bool()]).mean()
+
+
+def _own_divergences(call: Call, source: ProjectedMixer, layer: ProjectedMixer) -> Iterator[Tensor]:
+    """In a model of this project, document by document: none sees another."""
+    x = call.args[0]
+    bounds = call.kwargs["cu_seqlens"].tolist()
+    for start, end in itertools.pairwise(bounds):
+        document = x[:, start:end]
+        wanted, got = (of_mixer(mixer, mixer.project(document)) for mixer in (source, layer))
+        yield _kl(wanted, got).mean((0, 1))
+
+
+def _kl(wanted: Tensor, got: Tensor) -> Tensor:
+    return (wanted * (wanted.clamp(min=SMALLEST_WEIGHT) / got.clamp(min=SMALLEST_WEIGHT)).log()).sum(-1)

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from maclaurin.common.files import naming, read_json
 from maclaurin.common.sizes import size_text
-from maclaurin.convert.tables import STAGES, command_of, gap_closed, name_of
+from maclaurin.convert.result import FIGURES, STAGES, Figures, TokenAgreement, VectorAgreement
 from maclaurin.page import figures
 from maclaurin.page.figures import PALETTE, SYMBOLS, Line, Style
 from maclaurin.page.html import Cell, Chart, Column, DataTable, Section
 
-FIGURES = "evaluation.json"
 
-
-def conversions(folders: Sequence[Path], broken: Callable[[str], None]) -> list[dict[str, Any]]:
+def conversions(folders: Sequence[Path], broken: Callable[[str], None]) -> list[Figures]:
     """The figures of all conversions in the folders and below; `broken` is told of files that cannot be shown."""
     found = []
     for file in sorted({file for folder in folders for file in folder.rglob(FIGURES)}):
         try:
             with naming(file):
-                result = read_json(file)
-                if "stages" not in result or "plan" not in result:
+                values = read_json(file)
+                if "stages" not in values or "plan" not in values:
                     continue  # of something else
+                result = Figures.from_json(values)
                 section([result]).html()
-                headline([result])
         except ValueError as error:
             broken(str(error))
         else:
@@ -34,18 +31,19 @@ def conversions(folders: Sequence[Path], broken: Callable[[str], None]) -> list[
     return found
 
 
-def headline(results: Sequence[dict[str, Any]]) -> str:
+def headline(results: Sequence[Figures]) -> str:
     """The best conversion, in a sentence."""
-    last = [(result, list(result["stages"])[-1]) for result in results]
-    vectors = [(result["stages"][stage]["cosine"], result) for result, stage in last if "cosine" in result["stages"][stage]]
+    last = [(result, list(result.stages.values())[-1]) for result in results]
+    vectors = [(stage.cosine, result) for result, stage in last if isinstance(stage, VectorAgreement)]
     if vectors:
         cosine, best = max(vectors, key=lambda pair: pair[0])
-        return f"{name_of(best['plan'])}: vectors at a cosine of {cosine:.4f} to those of the source"
-    closed, best = max(((gap_closed(result, stage), result) for result, stage in last), key=lambda pair: pair[0])
-    return f"{name_of(best['plan'])}: {closed:.0%} of the loss that conversion cost is won back"
+        return f"{best.plan.title}: vectors at a cosine of {cosine:.4f} to those of the source"
+    tokens = [(stage.gap_closed(result.untrained), result) for result, stage in last if isinstance(stage, TokenAgreement)]
+    closed, best = max(tokens, key=lambda pair: pair[0])
+    return f"{best.plan.title}: {closed:.0%} of the loss that conversion cost is won back"
 
 
-def section(results: Sequence[dict[str, Any]]) -> Section:
+def section(results: Sequence[Figures]) -> Section:
     intro = (
         "Trained softmax models made linear. Cosine and Spearman correlation compare the vectors of held-out sentences, and "
         "the similarities of all pairs of them, with those of the source; losses are those of held-out text. The error of a "
@@ -53,13 +51,13 @@ def section(results: Sequence[dict[str, Any]]) -> Section:
         "compares the weights."
     )
     parts: list[Chart | DataTable] = [_table(results), _layers(results)]
-    if measured := [result for result in results if result.get("cost")]:
+    if measured := [result for result in results if result.cost]:
         parts += _cost(measured)
     parts.append(_commands(results))
     return Section("Conversions", intro, parts)
 
 
-def _table(results: Sequence[dict[str, Any]]) -> DataTable:
+def _table(results: Sequence[Figures]) -> DataTable:
     """Only with the columns that one of these conversions has a figure for."""
     titles = (
         "cosine",
@@ -77,17 +75,16 @@ def _table(results: Sequence[dict[str, Any]]) -> DataTable:
     ]
     rows = []
     for result in results:
-        for stage in (name for name in STAGES if name in result["stages"]):
-            row = result["stages"][stage]
-            closed = gap_closed(result, stage) if "loss" in row else None
-            values = [row.get(key) for key in ("cosine", "lowest_tenth", "spearman", "loss", "teacher_loss")]
-            cells = [_number(value, "{:.4f}") for value in values]
+        for name, stage in result.stages.items():
+            keys = ("cosine", "lowest_tenth", "spearman", "loss", "teacher_loss")
+            closed = stage.gap_closed(result.untrained) if isinstance(stage, TokenAgreement) else None
+            cells = [_number(getattr(stage, key, None), "{:.4f}") for key in keys]
             cells += [
                 _number(closed, "{:.0%}"),
-                _number(row.get("same_token"), "{:.1%}"),
-                *(_number(row.get(key), "{:.0f}") for key in ("seconds", "cpu_seconds")),
+                _number(getattr(stage, "same_token", None), "{:.1%}"),
+                *(_number(seconds, "{:.0f}") for seconds in (stage.seconds, stage.cpu_seconds)),
             ]
-            rows.append([*_named(result), Cell(stage), *cells])
+            rows.append([*_named(result), Cell(name), *cells])
     filled = [index for index in range(len(columns)) if any(row[index].text for row in rows)]
     return DataTable(
         "conversions",
@@ -97,39 +94,40 @@ def _table(results: Sequence[dict[str, Any]]) -> DataTable:
     )
 
 
-def _layers(results: Sequence[dict[str, Any]]) -> DataTable:
+def _layers(results: Sequence[Figures]) -> DataTable:
     titles = ("layer", *(f"{figure}, {stage}" for stage in STAGES for figure in ("error", "KL")))
     columns = [Column("source", numeric=False), Column("student", numeric=False), *(Column(title) for title in titles)]
     rows = []
     for result in results:
-        count = len(result["stages"]["untrained"]["layers"])
-        for layer in range(count):
-            found = [result["stages"].get(stage, {}).get("layers", [{}] * count)[layer] for stage in STAGES]
-            cells = [_number(row.get(key), "{:.4f}") for row in found for key in ("error", "kl")]
-            rows.append([*_named(result), _number(layer, "{:d}"), *cells])
+        found = [result.stages[stage].layers if stage in result.stages else () for stage in STAGES]
+        for place in range(len(result.untrained.layers)):
+            cells = []
+            for layers in found:
+                error, kl = (layers[place].error, layers[place].kl) if layers else (None, None)
+                cells += [_number(error, "{:.4f}"), _number(kl, "{:.4f}")]
+            rows.append([*_named(result), _number(place, "{:d}"), *cells])
     return DataTable("conversion-layers", columns, rows, "How near each layer’s attention is to the source’s.")
 
 
-def _cost(results: Sequence[dict[str, Any]]) -> list[Chart | DataTable]:
+def _cost(results: Sequence[Figures]) -> list[Chart | DataTable]:
     parts: list[Chart | DataTable] = []
     columns = [Column(title) for title in ("length", "source", "converted", "times faster", "source’s memory", "memory")]
     for number, result in enumerate(results):
-        cost = result["cost"]
-        lengths = [row["length"] for row in cost]
+        cost = result.cost or ()
+        lengths = [row.length for row in cost]
+        times = {"source": [row.source_ms for row in cost], result.plan.title: [row.converted_ms for row in cost]}
         lines = [
-            Line(name, Style(color, symbol), lengths, [row[f"{key}_ms"] / 1000 for row in cost])
-            for name, key, color, symbol in zip(
-                ("source", name_of(result["plan"])), ("source", "converted"), PALETTE, SYMBOLS, strict=False
-            )
+            Line(name, Style(color, symbol), lengths, [ms / 1000 for ms in values])
+            for (name, values), color, symbol in zip(times.items(), PALETTE, SYMBOLS, strict=False)
         ]
-        caption = f"Forward of one sequence, {name_of(result['plan'])} from {Path(result['plan']['source']).name}."
+        caption = f"Forward of one sequence, {result.plan.title} from {Path(result.plan.source).name}."
         parts.append(Chart(f"conversion-time-{number}", figures.against_length(lines, "time of a forward", "s"), caption))
         rows = [
             [
-                _number(row["length"], "{:,d}"),
-                *(_number(row[f"{key}_ms"], "{:.0f} ms") for key in ("source", "converted")),
-                _number(row["ratio"], "{:.2f}"),
-                *(Cell(size_text(row[f"{key}_bytes"]), row[f"{key}_bytes"]) for key in ("source", "converted")),
+                _number(row.length, "{:,d}"),
+                *(_number(ms, "{:.0f} ms") for ms in (row.source_ms, row.converted_ms)),
+                _number(row.ratio, "{:.2f}"),
+                *(Cell(size_text(nbytes), nbytes) for nbytes in (row.source_bytes, row.converted_bytes)),
             ]
             for row in cost
         ]
@@ -137,16 +135,16 @@ def _cost(results: Sequence[dict[str, Any]]) -> list[Chart | DataTable]:
     return parts
 
 
-def _commands(results: Sequence[dict[str, Any]]) -> DataTable:
+def _commands(results: Sequence[Figures]) -> DataTable:
     columns = [Column(title, numeric=False) for title in ("source", "student", "command")]
-    rows = [[*_named(result), Cell(command_of(result["plan"]), code=True)] for result in results]
+    rows = [[*_named(result), Cell(result.plan.command(), code=True)] for result in results]
     return DataTable(
         "conversion-commands", columns, rows, "The command of each conversion; what it leaves out is the default."
     )
 
 
-def _named(result: dict[str, Any]) -> list[Cell]:
-    return [Cell(Path(result["plan"]["source"]).name), Cell(name_of(result["plan"]))]
+def _named(result: Figures) -> list[Cell]:
+    return [Cell(Path(result.plan.source).name), Cell(result.plan.title)]
 
 
 def _number(value: float | None, form: str) -> Cell:

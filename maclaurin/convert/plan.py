@@ -1,32 +1,42 @@
-"""What a conversion is: one dataclass, the flags of `maclaurin convert`, stored beside the result so that it can go on."""
+"""What a conversion is: one dataclass, the flags of `maclaurin convert`, stored beside the result so that it can go on.
+
+Where nothing is said the defaults of `Plan` are those of encoders; `defaults` has those of other sources. A model of
+`maclaurin train` is converted with the text, the rows and a fifth of the steps that it was trained with, and at rates that
+follow its own. It is far from the end of what it can learn, so transfer may move its projections too, and the text itself is
+the better teacher. Measured in docs/convert.md.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from maclaurin.common.arguments import at_least_one, one_of
-from maclaurin.common.files import read_json, write_json
-from maclaurin.convert.defaults import DECODER, OWN
+from maclaurin.common.files import naming, read_json, write_json
+from maclaurin.common.records import Record
+from maclaurin.convert.sources import Source
 from maclaurin.models.linearised.students import NAMES, SOFTMAX, STUDENTS
+from maclaurin.training.recipe import Recipe
 
 FILE = "conversion.json"
 LOSSES = ("distill", "task")
-
-
+DECODER: dict[str, Any] = {"max_length": 256, "batch_size": 8, "eval_rows": 128}
+OWN = DECODER | {"train_projections": True, "map_rate": 10.0, "loss": "task"}
+SHARE = 10  # of the training steps, one in so many goes into each stage
 AS_TRAINED = "own models as they were trained"
 
 
 def _flag(default: Any, text: str, others: str = "") -> Any:
-    """others: what takes the place of the default for sources that are no encoders (`defaults.py`)."""
+    """others: what takes the place of the default for sources that are no encoders."""
     shown = [str(default)] * (default not in (None, "")) + [others] * bool(others)
     return field(default=default, metadata={"help": f"{text} (default: {'; '.join(shown)})" if shown else text})
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Record):
     source: str = _flag("", "Folder of a trained softmax model, or its name on the hub; also without the flag's name.")
     output: str = _flag("", "Folder of the converted model, of its stages and of its figures.")
     student: str = _flag("2mamba", f"Of all layers: {', '.join(STUDENTS)}; several with commas between are compared.")
@@ -104,7 +114,7 @@ class Plan:
     def save(self) -> None:
         """Written once. A folder that holds another conversion is refused, so that stages never mix."""
         file = Path(self.output) / FILE
-        mine = dataclasses.asdict(self)
+        mine = self.to_json()
         if file.exists():
             stored = read_json(file)
             for name, value in mine.items():
@@ -116,6 +126,26 @@ class Plan:
             return
         write_json(file, mine)
 
+    @classmethod
+    def load(cls, folder: Path) -> Plan:
+        """As it was when the conversion began, perhaps in another folder."""
+        with naming(folder / FILE):
+            return cls.from_json(read_json(folder / FILE))
+
+    @property
+    def title(self) -> str:
+        """What is put into the layers."""
+        return (self.layers or self.student) + (f", softmax in {self.keep_softmax}" if self.keep_softmax else "")
+
+    def command(self) -> str:
+        """In the shell: what is not the default."""
+        words = ["maclaurin", "convert", self.source]
+        for own in dataclasses.fields(self):
+            value = getattr(self, own.name)
+            if own.name != "source" and value != own.default:
+                words += [f"--{own.name.replace('_', '-')}", str(value)]
+        return shlex.join(words)
+
 
 def comma_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
@@ -126,3 +156,25 @@ def whole_numbers(name: str, text: str) -> list[int]:
         return [int(part) for part in comma_list(text)]
     except ValueError:
         raise ValueError(f"{name} must be whole numbers with commas between, got {text!r}") from None
+
+
+def defaults(source: Source) -> dict[str, Any]:
+    """Fields of a `Plan`."""
+    if source.kind == "maclaurin":
+        return OWN | (_of_recipe(source.path) if (source.path / "recipe.json").is_file() else {})
+    return DECODER if source.causal else {}
+
+
+def _of_recipe(folder: Path) -> dict[str, Any]:
+    recipe = Recipe.load(folder)
+    steps = max(1, recipe.steps // SHARE)
+    return {
+        "corpus": recipe.corpus,
+        "text_field": recipe.text_field,
+        "max_length": recipe.length,
+        "batch_size": recipe.batch_size * recipe.accumulation,
+        "transfer_steps": steps,
+        "transfer_rate": 10 * recipe.learning_rate,
+        "recover_steps": steps,
+        "recover_rate": recipe.learning_rate / 3,
+    }

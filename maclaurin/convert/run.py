@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -18,19 +17,23 @@ from maclaurin.common.files import read_json, write_json
 from maclaurin.convert.cost import cost_by_length
 from maclaurin.convert.data import Data, load_data
 from maclaurin.convert.evaluate import evaluate
+from maclaurin.convert.objectives import (
+    recover_objective,
+    recover_rates,
+    transfer_objective,
+    transfer_rates,
+    with_low_rank,
+)
 from maclaurin.convert.plan import Plan
-from maclaurin.convert.recover import recover_objective, recover_rates, with_low_rank
+from maclaurin.convert.result import FIGURES, UNTRAINED, Figures
 from maclaurin.convert.sources import Source, recognise
 from maclaurin.convert.stage import Objective, Stage
 from maclaurin.convert.teacher_student import student_of
-from maclaurin.convert.transfer import transfer_objective, transfer_rates
 from maclaurin.models.checked import stays_inside
 from maclaurin.models.weights import check_generation_config, load_whole
 from maclaurin.processes.lock import locked
 from maclaurin.training.checkpoints import deliver, writing
 
-FIGURES = "evaluation.json"
-UNTRAINED = "untrained"
 # of a source's folder, what a converted model does not take over: its weights, and what describes them
 LEFT_OUT = {
     "config.json",
@@ -49,7 +52,7 @@ COPIED = {".jinja", ".json", ".model", ".txt"}
 
 @dataclass(frozen=True)
 class Result:
-    figures: dict[str, Any]
+    figures: Figures
     finished: bool
 
 
@@ -70,13 +73,10 @@ def _convert(source: Source, plan: Plan, say: Callable[[str], None], lengths: tu
     teacher = source.load()
     data = load_data(source, plan)
     student = student_of(teacher, plan)
-    figures = _load_figures(plan)
-    figures |= {"plan": read_json(Path(plan.output) / "conversion.json"), "kind": source.kind}
-    stages = figures.setdefault("stages", {})
-    if UNTRAINED not in stages:
-        stages[UNTRAINED] = evaluate(source, teacher, student, data.held_out)
-        _store(plan, figures)
-    say(f"{UNTRAINED}: {sentence(stages[UNTRAINED])}")
+    figures = _load_figures(plan, source.kind)
+    if UNTRAINED not in figures.stages:
+        figures = _stored(plan, figures.with_stage(UNTRAINED, evaluate(source, teacher, student, data.held_out)))
+    say(f"{UNTRAINED}: {figures.untrained}")
     for name, make in (("transfer", _transfer), ("recover", _recover)):
         if not getattr(plan, f"{name}_steps"):
             continue
@@ -84,17 +84,16 @@ def _convert(source: Source, plan: Plan, say: Callable[[str], None], lengths: tu
         if not stage.done and not stage.run(student, data.train):
             return Result(figures, finished=False)
         student = _reloaded(stage, student)
-        if name not in stages:
-            stages[name] = evaluate(source, teacher, student, data.held_out) | stage.times()
-            _store(plan, figures)
-        say(
-            f"{name}: {sentence(stages[name])} ({stages[name]['seconds']:.0f} s, "
-            f"{stages[name]['cpu_seconds']:.0f} s of all cores)"
-        )
+        if name not in figures.stages:
+            found, times = evaluate(source, teacher, student, data.held_out), stage.times()
+            found = dataclasses.replace(found, seconds=times.seconds, cpu_seconds=times.cpu_seconds)
+            figures = _stored(plan, figures.with_stage(name, found))
+        found = figures.stages[name]
+        say(f"{name}: {found} ({found.seconds:.0f} s, {found.cpu_seconds:.0f} s of all cores)")
     _save(source, student, plan)
-    if lengths and "cost" not in figures and source.kind != "vision":  # an image has the length it has
-        figures["cost"] = cost_by_length(source.path, Path(plan.output), lengths)
-        _store(plan, figures)
+    if lengths and figures.cost is None and source.kind != "vision":  # an image has the length it has
+        cost = cost_by_length(source.path, Path(plan.output), lengths)
+        figures = _stored(plan, dataclasses.replace(figures, cost=cost))
     return Result(figures, finished=True)
 
 
@@ -109,13 +108,6 @@ def convert_all(plan: Plan, say: Callable[[str], None], *, lengths: tuple[int, .
         if not results[-1].finished:
             break
     return results
-
-
-def sentence(figures: dict[str, Any]) -> str:
-    """The figures of a stage, for a person."""
-    if "cosine" in figures:
-        return f"cosine {figures['cosine']:.4f}, Spearman {figures['spearman']:.4f}"
-    return f"loss {figures['loss']:.4f} (source {figures['teacher_loss']:.4f}), same token {figures['same_token']:.1%}"
 
 
 def _transfer(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, data: Data, plan: Plan) -> Stage:
@@ -169,16 +161,16 @@ def _save(source: Source, student: PreTrainedModel, plan: Plan) -> None:
         shutil.copyfile(file, target)
 
 
-def _load_figures(plan: Plan) -> dict[str, Any]:
+def _load_figures(plan: Plan, kind: str) -> Figures:
     """What was measured before; measured again where the file is damaged, for the weights are in the stages' folders."""
+    output = Path(plan.output)
+    begun = Plan.load(output)
     try:
-        figures: dict[str, Any] = read_json(Path(plan.output) / FIGURES)
-        for stage in figures["stages"].values():
-            sentence(stage)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+        return dataclasses.replace(Figures.from_json(read_json(output / FIGURES)), plan=begun, kind=kind)
+    except (OSError, ValueError):
+        return Figures(begun, kind)
+
+
+def _stored(plan: Plan, figures: Figures) -> Figures:
+    write_json(Path(plan.output) / FIGURES, figures.to_json())
     return figures
-
-
-def _store(plan: Plan, figures: dict[str, Any]) -> None:
-    write_json(Path(plan.output) / FIGURES, figures)

@@ -22,7 +22,8 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainingArguments
 
 from maclaurin.common.files import read_json, write_json
-from maclaurin.convert.text import Batch
+from maclaurin.common.records import Record
+from maclaurin.convert.data import Batch
 from maclaurin.processes.stopping import Terminated
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
 from maclaurin.training.checkpoints import checkpoints, deliver, last_whole, made_by, writing
@@ -30,7 +31,14 @@ from maclaurin.training.trainer import LanguageTrainer, arguments
 
 Objective = Callable[[nn.Module, Batch], Tensor]
 TIMES, LOG = "times.json", "losses.jsonl"
-CLOCKS = ("seconds", "cpu_seconds")
+
+
+@dataclass(frozen=True)
+class Times(Record):
+    """By the clock, and of all cores together."""
+
+    seconds: float
+    cpu_seconds: float
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class Stage:
                 trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         finally:
             progress.close()
-            self._add(seconds=time.monotonic() - started, cpu_seconds=time.process_time() - cpu)
+            self._add(time.monotonic() - started, time.process_time() - cpu)
         finished = trainer.state.global_step >= self.steps
         if finished:
             self._finish(model, trainer)
@@ -95,17 +103,17 @@ class Stage:
             if made_by(old, trainer.run):
                 shutil.rmtree(old)
 
-    def times(self) -> dict[str, float]:
-        """How long all its runs took together: by the clock, and of all cores together."""
+    def times(self) -> Times:
+        """Of all its runs together."""
         try:
-            stored = read_json(self.folder / TIMES)
-            return {name: float(stored[name]) for name in CLOCKS}
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):  # none yet, or damaged: counted from now on
-            return dict.fromkeys(CLOCKS, 0.0)
+            return Times.from_json(read_json(self.folder / TIMES))
+        except (OSError, ValueError):  # none yet, or damaged: counted from now on
+            return Times(0.0, 0.0)
 
-    def _add(self, **seconds: float) -> None:
-        times = {name: before + seconds[name] for name, before in self.times().items()}
-        write_json(self.folder / TIMES, times)
+    def _add(self, seconds: float, cpu_seconds: float) -> None:
+        before = self.times()
+        times = Times(before.seconds + seconds, before.cpu_seconds + cpu_seconds)
+        write_json(self.folder / TIMES, times.to_json())
 
     def _arguments(self) -> TrainingArguments:
         return arguments(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maclaurin.common.arguments import at_least_one, one_of
+from maclaurin.common.records import Json, Record
 from maclaurin.data.tasks import Task, task
 
 PROTOCOL = 2  # raised when `learn` changes what a cell's settings mean, so that older results are not taken for new ones
@@ -17,7 +18,7 @@ MODELS = ("language", "classifier", "pairs", "vision")
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(Record):
     """A task by name, with its options."""
 
     name: str
@@ -28,7 +29,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Record):
     """What is compared: the mixers of the layers, as a pattern that repeats, and the options of each by its name.
 
     short_window: SWAX's stochastic windows, in half of the steps but the last tenth. test_window: of all layers that have
@@ -42,7 +43,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Record):
     """The budget.
 
     model: "language" (an answer at some tokens), "classifier" (one a sequence), "pairs" (one for two sequences) or "vision"
@@ -76,7 +77,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Record):
     """train: tasks that take turns at random, one a batch. test: tasks that the model is scored on afterwards.
 
     validate: tasks on which it is judged before that, () for those of training. With tasks of its own, which ask for more
@@ -93,7 +94,7 @@ class Cell:
     seed: int
     validate: tuple[Problem, ...] = ()
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         """All that decides its numbers; how it is called in which table does not."""
         values = dataclasses.asdict(self)
         del values["experiment"], values["label"]
@@ -114,13 +115,3 @@ class Cell:
     @property
     def name(self) -> str:
         return f"{self.experiment}, {self.label}, learning rate {self.learning_rate:g}, seed {self.seed}"
-
-    @classmethod
-    def from_json(cls, text: str) -> Cell:
-        values = json.loads(text)
-        row = values["row"] | {"mixers": tuple(values["row"]["mixers"])}
-        problems = {part: tuple(Problem(**problem) for problem in values[part]) for part in ("train", "test", "validate")}
-        return cls(**values | problems | {"row": Row(**row), "setting": Setting(**values["setting"])})
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))

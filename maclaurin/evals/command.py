@@ -14,6 +14,7 @@ from rich.progress import track
 
 from maclaurin.common.cores import cores
 from maclaurin.common.files import write_json
+from maclaurin.evals.results import ResultTable, SuiteResult
 from maclaurin.evals.runner import load, run
 from maclaurin.evals.summary import summary
 from maclaurin.evals.tables import Watcher, distance_table, result_table
@@ -63,12 +64,12 @@ class Command:
             tables.append(needle_table(opened, tokenizer, Path(model).name, experiment, tests))
         self._publish(tables)
 
-    def _publish(self, tables: list[dict[str, Any]]) -> None:
-        results = {"command": shlex.join(["maclaurin", *sys.argv[1:]]), "suite": self.suite, "tables": tables}
+    def _publish(self, tables: list[ResultTable]) -> None:
+        results = SuiteResult(shlex.join(["maclaurin", *sys.argv[1:]]), self.suite, tables)
         file = self.folder / "results.json"
-        write_json(file, results)
+        write_json(file, results.to_json())
         if self.as_json:
-            print(json.dumps(results, indent=2))
+            print(json.dumps(results.to_json(), indent=2))
         else:
             for table in tables:
                 self.console.print(result_table(table))

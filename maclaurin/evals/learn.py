@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from maclaurin.common.records import Record
 from maclaurin.data.tasks import MQAR, NOT_ASKED, Batch, StoredTask, Task
 from maclaurin.data.tasks.base import rows
 from maclaurin.evals.cells import Cell
@@ -42,7 +43,7 @@ Watch = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Record):
     """On one test. accuracy: the mean over examples of their share of right answers. exact: examples without a mistake.
 
     state_bytes: what the model carries for one sequence of this length, where it carries anything. by_distance: for
@@ -54,34 +55,27 @@ class Score:
     examples: int
     length: int
     state_bytes: int | None
-    by_distance: list[tuple[int, int, int, int]]
+    by_distance: Sequence[tuple[int, int, int, int]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Record):
     validation: float  # accuracy on held-out examples of the tasks for validation; learning rates are chosen by it
-    scores: list[Score]  # in the order of the cell's tests
+    scores: Sequence[Score]  # in the order of the cell's tests
     parameters: int
     steps: int  # taken: fewer than allowed if the goal was reached
     diverged: bool
     seconds: float  # of processor time: what runs beside it does not count
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Outcome:
-        scores = [
-            Score(**score | {"by_distance": [tuple(bucket) for bucket in score["by_distance"]]})
-            for score in values["scores"]
-        ]
-        made = cls(**values | {"scores": scores})
-        numbers = [made.validation, made.parameters, made.steps, made.seconds, made.diverged]
-        for score in scores:
+    def from_json(cls, values: Any, where: str = "") -> Self:
+        made = super().from_json(values, where)
+        numbers: list[float] = [made.validation, made.parameters, made.steps, made.seconds]
+        for score in made.scores:
             numbers += [score.accuracy, score.exact, score.examples, score.length, score.state_bytes or 0]
-            numbers += [number for _, _, *counted in score.by_distance for number in counted]
-        if not all(isinstance(number, int | float) and 0 <= number < math.inf for number in numbers):
-            raise ValueError("an outcome holds numbers that are not negative, and nothing else")
+            numbers += [number for bucket in score.by_distance for number in bucket]
+        if not all(0 <= number < math.inf for number in numbers):
+            raise ValueError("an outcome holds numbers that are not negative")
         return made
 
 

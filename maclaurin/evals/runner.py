@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from maclaurin.common.arguments import at_least_one
 from maclaurin.common.files import read_json, write_json
@@ -48,14 +47,14 @@ def path_of(cell: Cell, folder: Path) -> Path:
 def load(cell: Cell, folder: Path) -> Outcome | None:
     """The outcome of a cell, if it is done. A file that cannot be read is none: the cell is trained again."""
     try:
-        outcome = Outcome.from_dict(read_json(path_of(cell, folder))["outcome"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        outcome = Outcome.from_json(read_json(path_of(cell, folder)).get("outcome"))
+    except (OSError, ValueError):
         return None
     return outcome if len(outcome.scores) == len(cell.test) else None
 
 
 def save(cell: Cell, outcome: Outcome, folder: Path) -> None:
-    write_json(path_of(cell, folder), {"cell": cell.settings(), "outcome": outcome.to_dict()})
+    write_json(path_of(cell, folder), {"cell": cell.settings(), "outcome": outcome.to_json()})
 
 
 def run(cells: Sequence[Cell], folder: Path, *, jobs: int, watch: Watch = lambda event: None) -> dict[str, str]:
@@ -120,12 +119,12 @@ class Worker(threading.Thread):
             if self.process is None or self.process.poll() is not None:
                 self.process = self._start()
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(cell.to_json() + "\n")
+        self.process.stdin.write(json.dumps(cell.to_json()) + "\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
-            message: dict[str, Any] = json.loads(line)
+            message = json.loads(line)
             if "outcome" in message:
-                return self.events.put(Event(cell, outcome=Outcome.from_dict(message["outcome"])))
+                return self.events.put(Event(cell, outcome=Outcome.from_json(message["outcome"])))
             if "error" in message:
                 return self.events.put(Event(cell, error=message["error"]))
             self.events.put(Event(cell, message["step"], message["loss"], process=self.process.pid))

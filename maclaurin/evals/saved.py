@@ -10,15 +10,17 @@ from typing import Any
 import torch
 
 from maclaurin.data.tasks import Passkey, Ruler
+from maclaurin.evals.cells import Problem
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.learn import TEST_SEED, TOKENS_AT_ONCE
+from maclaurin.evals.results import Point, ResultRow, ResultTable
 from maclaurin.evals.summary import interval
 
 NEW_TOKENS = 10
 
 
 @torch.no_grad()
-def needle_table(model: Any, tokenizer: Any, name: str, experiment: Experiment, tests: Iterable[Any]) -> dict[str, Any]:
+def needle_table(model: Any, tokenizer: Any, name: str, experiment: Experiment, tests: Iterable[Problem]) -> ResultTable:
     """The experiment's table with one row, the model's. `tests` are the experiment's, or an iterator that watches them."""
     started = time.monotonic()
     points = []
@@ -37,47 +39,43 @@ def needle_table(model: Any, tokenizer: Any, name: str, experiment: Experiment, 
         low, high = interval([value], len(scores))
         state = sum(layer.mixer.state_nbytes(longest) for layer in model.model.layers)
         points.append(
-            {
-                "task": problem.name,
-                **problem.options,
-                "value": value,
-                "low": low,
-                "high": high,
-                "by_seed": [value],
-                "examples": len(scores),
-                "tokens": longest,
-                "state_bytes": state,
-                "by_distance": [],
-            }
+            Point.of(
+                problem,
+                value=value,
+                low=low,
+                high=high,
+                by_seed=[value],
+                examples=len(scores),
+                tokens=longest,
+                state_bytes=state,
+                by_distance=[],
+            )
         )
-    row = {
-        "label": name,
-        "mixers": model.config.layer_mixers(),
-        "options": model.config.mixer_options or {},
-        "validation": [],
-        "learning_rate": None,
-        "published": "",
-        "errors": [],
-        "unfinished": 0,
-        "seeds": 1,
-        "points": points,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "seconds": time.monotonic() - started,
-    }
-    return {
-        "experiment": experiment.name,
-        "title": f"Needles by {experiment.axis} and {experiment.across}: a trained model with tokens of its own, "
+    row = ResultRow(
+        label=name,
+        mixers=model.config.layer_mixers(),
+        options=model.config.mixer_options or {},
+        learning_rate=None,
+        seeds=1,
+        points=points,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        seconds=time.monotonic() - started,
+        against=None,
+    )
+    return ResultTable(
+        experiment=experiment.name,
+        title=f"Needles by {experiment.axis} and {experiment.across}: a trained model with tokens of its own, "
         f"{experiment.setting.examples} prompts a test",
-        "axis": experiment.axis,
-        "across": experiment.across,
-        "metric": "exact",
-        "setting": {},
-        "learning_rates": [],
-        "seeds": 1,
-        "train": [],
-        "source": "",
-        "rows": [row],
-    }
+        axis=experiment.axis,
+        across=experiment.across,
+        metric="exact",
+        setting=None,
+        learning_rates=[],
+        seeds=1,
+        train=[],
+        source="",
+        rows=[row],
+    )
 
 
 def continuations(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:

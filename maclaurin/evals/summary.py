@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from maclaurin.common.intervals import wilson
-from maclaurin.evals.cells import Cell
+from maclaurin.evals.cells import Cell, Problem
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.learn import Outcome, Score
+from maclaurin.evals.results import Against, Asked, Bucket, Point, ResultRow, ResultTable, Tried
 from maclaurin.evals.runner import load
 
 RESAMPLES = 10_000
@@ -40,85 +41,86 @@ def interval(values: Sequence[float], examples: int) -> tuple[float, float]:
     return min(low, lowest), max(high, highest)
 
 
-def summary(experiment: Experiment, folder: Path, errors: dict[str, str]) -> dict[str, Any]:
-    """A table as plain data: all that was asked for, what came out, and what is missing."""
-    cells = experiment.cells(experiment.seeds)
-    rows = {label: _row(experiment, label, cells, folder, errors) for label in experiment.rows}
-    done = [outcome for cell in cells if (outcome := load(cell, folder)) is not None]
-    for label, row in rows.items():
-        row["against"] = _against(row, rows.get(experiment.against.get(label, "")), experiment.seeds)
-    return {
-        "experiment": experiment.name,
-        "title": experiment.title,
-        "axis": experiment.axis,
-        "across": experiment.across,
-        "metric": experiment.metric,
-        "setting": vars(experiment.setting),
-        "learning_rates": list(experiment.learning_rates),
-        "seeds": experiment.seeds,
-        **{
-            part: [{"task": problem.name, **problem.options} for problem in problems]
-            for part, problems in (("train", experiment.train), ("validate", experiment.validate))
-        },
-        "source": experiment.source,
-        "note": experiment.note,
-        "cells": len(done),
-        "core_seconds": sum(outcome.seconds for outcome in done),  # of the whole grid, not of the chosen rates alone
-        "rows": list(rows.values()),
-    }
+def summary(experiment: Experiment, folder: Path, errors: dict[str, str]) -> ResultTable:
+    """All that was asked for, what came out, and what is missing."""
+    outcomes = [(cell, load(cell, folder)) for cell in experiment.cells(experiment.seeds)]
+    rows = {label: _row(experiment, label, outcomes, errors) for label in experiment.rows}
+    done = [outcome for _, outcome in outcomes if outcome is not None]
+    return ResultTable(
+        experiment=experiment.name,
+        title=experiment.title,
+        axis=experiment.axis,
+        across=experiment.across,
+        metric=experiment.metric,
+        setting=experiment.setting,
+        learning_rates=experiment.learning_rates,
+        seeds=experiment.seeds,
+        train=[Asked.of(problem) for problem in experiment.train],
+        validate=[Asked.of(problem) for problem in experiment.validate],
+        source=experiment.source,
+        note=experiment.note,
+        cells=len(done),
+        core_seconds=sum(outcome.seconds for outcome in done),
+        rows=[
+            replace(row, against=_against(row, rows.get(experiment.against.get(label, "")), experiment.seeds))
+            for label, row in rows.items()
+        ],
+    )
 
 
-def _against(row: dict[str, Any], other: dict[str, Any] | None, seeds: int) -> dict[str, Any] | None:
-    """How much better it is on the last test than another row with the same seed; None before all seeds are done."""
-    if other is None or not row["seeds"] == other["seeds"] == seeds:
+def _against(row: ResultRow, other: ResultRow | None, seeds: int) -> Against | None:
+    """None before all seeds are done."""
+    if other is None or not row.seeds == other.seeds == seeds:
         return None
-    pairs = zip(row["points"][-1]["by_seed"], other["points"][-1]["by_seed"], strict=True)
+    pairs = zip(row.points[-1].by_seed, other.points[-1].by_seed, strict=True)
     differences = [own - others for own, others in pairs]
-    return {
-        "row": other["label"],
-        "difference": statistics.fmean(differences),
-        "lowest": min(differences),
-        "highest": max(differences),
-        "seeds_above": sum(difference > 0 for difference in differences),
-    }
+    above = sum(difference > 0 for difference in differences)
+    return Against(other.label, statistics.fmean(differences), min(differences), max(differences), above)
 
 
-def _row(experiment: Experiment, label: str, cells: Sequence[Cell], folder: Path, errors: dict[str, str]) -> dict[str, Any]:
-    own = [cell for cell in cells if cell.label == label]
+def _row(
+    experiment: Experiment, label: str, outcomes: Sequence[tuple[Cell, Outcome | None]], errors: dict[str, str]
+) -> ResultRow:
+    own = [(cell, outcome) for cell, outcome in outcomes if cell.label == label]
     by_rate: dict[float, list[Outcome]] = {rate: [] for rate in experiment.learning_rates}
-    for cell in own:
-        if (outcome := load(cell, folder)) is not None:
+    for cell, outcome in own:
+        if outcome is not None:
             by_rate[cell.learning_rate].append(outcome)
     validation = {rate: statistics.fmean(outcome.validation for outcome in done) for rate, done in by_rate.items() if done}
-    row: dict[str, Any] = {
-        "label": label,
-        "mixers": list(experiment.rows[label].mixers),
-        "options": {name: dict(options) for name, options in experiment.rows[label].options.items()},
-        "validation": [{"learning_rate": rate, "accuracy": score} for rate, score in validation.items()],
-        "published": experiment.published.get(label, ""),
-        "errors": sorted({errors[cell.key] for cell in own if cell.key in errors}),
-        "unfinished": sum(load(cell, folder) is None for cell in own),
-    }
+    row = ResultRow(
+        label=label,
+        mixers=experiment.rows[label].mixers,
+        options=experiment.rows[label].options,
+        validation=[Tried(rate, score) for rate, score in validation.items()],
+        published=experiment.published.get(label, ""),
+        errors=sorted({errors[cell.key] for cell, _ in own if cell.key in errors}),
+        unfinished=sum(outcome is None for _, outcome in own),
+        learning_rate=None,
+        seeds=0,
+        points=[],
+        against=None,
+    )
     if not validation:
-        return row | {"learning_rate": None, "seeds": 0, "points": []}
+        return row
     rate = min(validation, key=lambda rate: (-validation[rate], rate))
     done = by_rate[rate]
-    return row | {
-        "learning_rate": rate,
-        "seeds": len(done),
-        "points": [
-            {"task": problem.name, **problem.options, **_point(experiment.metric, [outcome.scores[n] for outcome in done])}
+    return replace(
+        row,
+        learning_rate=rate,
+        seeds=len(done),
+        points=[
+            _point(problem, experiment.metric, [outcome.scores[n] for outcome in done])
             for n, problem in enumerate(experiment.test)
         ],
-        "parameters": done[0].parameters,
-        "inner": own[0].setting.inner,
-        "steps": [outcome.steps for outcome in done],
-        "diverged": sum(outcome.diverged for outcome in done),
-        "seconds": statistics.fmean(outcome.seconds for outcome in done),
-    }
+        parameters=done[0].parameters,
+        inner=own[0][0].setting.inner,
+        steps=[outcome.steps for outcome in done],
+        diverged=sum(outcome.diverged for outcome in done),
+        seconds=statistics.fmean(outcome.seconds for outcome in done),
+    )
 
 
-def _point(metric: str, scores: Sequence[Score]) -> dict[str, Any]:
+def _point(problem: Problem, metric: str, scores: Sequence[Score]) -> Point:
     values = [getattr(score, metric) for score in scores]
     low, high = interval(values, scores[0].examples)
     buckets: dict[tuple[int, int], list[int]] = {}
@@ -127,18 +129,16 @@ def _point(metric: str, scores: Sequence[Score]) -> dict[str, Any]:
             total = buckets.setdefault((start, stop), [0, 0])
             total[0] += right
             total[1] += asked
-    return {
-        "value": statistics.fmean(values),
-        "low": low,
-        "high": high,
-        "by_seed": values,
-        "accuracy": statistics.fmean(score.accuracy for score in scores),
-        "exact": statistics.fmean(score.exact for score in scores),
-        "examples": scores[0].examples,
-        "tokens": scores[0].length,
-        "state_bytes": scores[0].state_bytes,
-        "by_distance": [
-            {"from": start, "to": stop, "accuracy": right / asked, "answers": asked}
-            for (start, stop), (right, asked) in sorted(buckets.items())
-        ],
-    }
+    return Point.of(
+        problem,
+        value=statistics.fmean(values),
+        low=low,
+        high=high,
+        by_seed=values,
+        accuracy=statistics.fmean(score.accuracy for score in scores),
+        exact=statistics.fmean(score.exact for score in scores),
+        examples=scores[0].examples,
+        tokens=scores[0].length,
+        state_bytes=scores[0].state_bytes,
+        by_distance=[Bucket(*ends, right / asked, asked) for ends, (right, asked) in sorted(buckets.items())],
+    )

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from maclaurin.common.sizes import size_text
 from maclaurin.evals.cells import Cell
+from maclaurin.evals.results import Point, ResultRow, ResultTable
 from maclaurin.evals.runner import Event
 
 
@@ -56,116 +57,105 @@ def ending(cell: Cell, event: Event) -> str:
     return f"{cell.name}: {how} after {outcome.steps} steps, {outcome.seconds:.0f} core-seconds"
 
 
-def columns_of(table: dict[str, Any]) -> list[Any]:
-    """The values of the axis, in the order of the tests; one None where there is no axis."""
-    points: list[dict[str, Any]] = next((row["points"] for row in table["rows"] if row["points"]), [])
-    return list(dict.fromkeys(point.get(table["axis"]) for point in points))
-
-
-def column_title(table: dict[str, Any], value: Any) -> str:
+def column_title(table: ResultTable, value: Any) -> str:
     if value is None:
         return "test"
-    return f"length {value}" if table["axis"] == "length" else f"{value} {table['axis']}"
+    return f"length {value}" if table.axis == "length" else f"{value} {table.axis}"
 
 
-def at(row: dict[str, Any], table: dict[str, Any], value: Any) -> list[dict[str, Any]]:
-    """The points of a row at a value of the axis: one, or one for each value across it."""
-    return [point for point in row["points"] if point.get(table["axis"]) == value]
-
-
-def grid_of(row: dict[str, Any]) -> list[tuple[float, float]]:
-    """The learning rates tried, and the validation accuracy of each."""
-    return [(tried["learning_rate"], tried["accuracy"]) for tried in row["validation"]]
-
-
-def result_table(table: dict[str, Any]) -> Table:
+def result_table(table: ResultTable) -> Table:
     """Accuracies with their 95 % intervals below them; where an axis goes across, the mean over it, without one."""
-    setting = table["setting"]
-    metric = "accuracy" if table["metric"] == "accuracy" else "examples without a mistake"
-    budget = f"; at most {setting['steps']} steps of {setting['batch']}; seeds: {table['seeds']}" if setting else ""
-    drawn = Table(
-        title=f"{table['title']}\n{metric}{budget}",
-        caption="\n".join(footnotes(table)),
-    )
+    setting = table.setting
+    metric = "accuracy" if table.metric == "accuracy" else "examples without a mistake"
+    budget = f"; at most {setting.steps} steps of {setting.batch}; seeds: {table.seeds}" if setting else ""
+    drawn = Table(title=f"{table.title}\n{metric}{budget}", caption="\n".join(footnotes(table)))
     drawn.add_column("mixer")
     drawn.add_column("learning rate (validation)")
-    values = columns_of(table)
+    values = table.columns()
     for value in values:
         drawn.add_column(column_title(table, value), justify="right")
-    compared = any(row.get("against") for row in table["rows"])
+    compared = any(row.against for row in table.rows)
     if compared:
         drawn.add_column("seed by seed")
     for title in ("steps", "parameters", "state", time_title(table)):
         drawn.add_column(title, justify="right")
-    if table["source"]:
+    if table.source:
         drawn.add_column("published elsewhere")
-    for row in table["rows"]:
-        rates = [f"{'*' if rate == row['learning_rate'] else ' '}{rate:g} ({score:.3f})" for rate, score in grid_of(row)]
-        cells = [row["label"], "\n".join(rates)]
-        if not row["points"]:
-            cells += [*("failed" if row["errors"] else "unfinished" for _ in values), *[""] * (4 + compared)]
+    for row in table.rows:
+        if row.points:
+            cells = [accuracy_text(table.at(row, value)) for value in values]
+            cells += ["\n".join(against_text(row))] * compared
+            cells += [steps_text(row), f"{row.parameters:,}", state_text(row), f"{row.seconds:.0f}"]
         else:
-            cells += [accuracy_text(at(row, table, value)) for value in values]
-            if compared:
-                cells.append("\n".join(against_text(row)))
-            state = row["points"][-1]["state_bytes"]
-            cells += [steps_text(row), f"{row['parameters']:,}", "" if state is None else size_text(state)]
-            cells.append(f"{row['seconds']:.0f}")
-        drawn.add_row(*cells, *([row["published"]] if table["source"] else []))
+            cells = [*("failed" if row.errors else "unfinished" for _ in values), *[""] * (4 + compared)]
+        drawn.add_row(row.label, _rates(row), *cells, *([row.published] if table.source else []))
     return drawn
 
 
-def footnotes(table: dict[str, Any]) -> list[str]:
+def _rates(row: ResultRow) -> str:
+    """The learning rates tried, the chosen one marked."""
+    marks = ("*" if tried.learning_rate == row.learning_rate else " " for tried in row.validation)
+    rates = (f"{tried.learning_rate:g} ({tried.accuracy:.3f})" for tried in row.validation)
+    return "\n".join(map(str.__add__, marks, rates))
+
+
+def footnotes(table: ResultTable) -> list[str]:
     """What stands below a table."""
-    found = [table["note"]] if table.get("note") else []
-    if table["source"]:
-        found.append(f"published: {table['source']}")
-    if table.get("cells"):
-        found.append(f"cells: {table['cells']}, in {table['core_seconds'] / 60:.1f} core-minutes")
+    found = [table.note] if table.note else []
+    if table.source:
+        found.append(f"published: {table.source}")
+    if table.cells:
+        found.append(f"cells: {table.cells}, in {table.core_seconds / 60:.1f} core-minutes")
     return found
 
 
-def time_title(table: dict[str, Any]) -> str:
+def time_title(table: ResultTable) -> str:
     """Cells are timed in processor time; a model that was trained elsewhere, perhaps on a GPU, by the clock."""
-    return "core-s a run" if table["setting"] else "s a run"
+    return "core-s a run" if table.setting else "s a run"
 
 
-def steps_text(row: dict[str, Any]) -> str:
+def steps_text(row: ResultRow) -> str:
     """Taken with the chosen learning rate, by each seed unless all took as many; a model trained elsewhere has none."""
-    taken = row.get("steps", [])
+    taken = row.steps
     return ", ".join(map(str, taken if len(set(taken)) > 1 else taken[:1]))
 
 
-def accuracy_text(points: Sequence[dict[str, Any]]) -> str:
-    mean = statistics.fmean(point["value"] for point in points)
+def state_text(row: ResultRow) -> str:
+    """Of the last test, the longest."""
+    state = row.points[-1].state_bytes
+    return "" if state is None else size_text(state)
+
+
+def accuracy_text(points: Sequence[Point]) -> str:
+    mean = statistics.fmean(point.value for point in points)
     if len(points) > 1:
         return f"{mean:.3f}"
-    return f"{mean:.3f}\n{points[0]['low']:.3f}–{points[0]['high']:.3f}"
+    return f"{mean:.3f}\n{points[0].low:.3f}–{points[0].high:.3f}"
 
 
-def against_text(row: dict[str, Any]) -> tuple[str, str]:
+def against_text(row: ResultRow) -> tuple[str, str]:
     """How it compares with another row, seed by seed, and the smallest and largest difference; empty if it does not."""
-    against = row.get("against")
-    if not against:
+    against = row.against
+    if against is None:
         return "", ""
     return (
-        f"{against['difference']:+.3f} to {against['row']}",
-        f"{against['lowest']:+.3f} … {against['highest']:+.3f}, above in {against['seeds_above']} of {row['seeds']}",
+        f"{against.difference:+.3f} to {against.row}",
+        f"{against.lowest:+.3f} … {against.highest:+.3f}, above in {against.seeds_above} of {row.seeds}",
     )
 
 
-def distance_table(table: dict[str, Any]) -> Table | None:
+def distance_table(table: ResultTable) -> Table | None:
     """Recall on the last test by how many tokens ago the key was said; None if no answer has a distance."""
-    rows = [row for row in table["rows"] if row["points"] and row["points"][-1]["by_distance"]]
+    rows = [row for row in table.measured() if row.points[-1].by_distance]
     if not rows:
         return None
-    last = rows[0]["points"][-1]
-    drawn = Table(title=f"Recall by tokens since the key was said, {last['tokens']} tokens")
+    last = rows[0].points[-1]
+    drawn = Table(title=f"Recall by tokens since the key was said, {last.tokens} tokens")
     drawn.add_column("mixer")
-    for bucket in last["by_distance"]:
-        drawn.add_column(f"{bucket['from']}–{bucket['to'] - 1}", justify="right")
+    for bucket in last.by_distance:
+        drawn.add_column(f"{bucket.start}–{bucket.stop - 1}", justify="right")
     for row in rows:
-        drawn.add_row(row["label"], *(f"{bucket['accuracy']:.3f}" for bucket in row["points"][-1]["by_distance"]))
+        drawn.add_row(row.label, *(f"{bucket.accuracy:.3f}" for bucket in row.points[-1].by_distance))
     drawn.add_section()
-    drawn.add_row("answers a row", *(f"{bucket['answers']:,}" for bucket in last["by_distance"]))
+    drawn.add_row("answers a row", *(f"{bucket.answers:,}" for bucket in last.by_distance))
     return drawn

@@ -25,10 +25,10 @@ def main() -> None:
     from maclaurin.evals.learn import learn
 
     while True:
-        cell = Cell.from_json(cells.get())
+        cell = Cell.from_json(json.loads(cells.get()))
         try:
             outcome = learn(cell, lambda step, loss: _say(lines, step=step, loss=loss))
-            _say(lines, outcome=outcome.to_dict())
+            _say(lines, outcome=outcome.to_json())
         except Exception as error:
             traceback.print_exc()
             _say(lines, error=f"{type(error).__name__}: {error}")

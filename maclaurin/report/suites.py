@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from maclaurin.common.files import naming, read_json
 from maclaurin.evals.page import LEAD, headline, section, settings
+from maclaurin.evals.results import ResultTable, SuiteResult
 from maclaurin.page.html import Code, Section
 
 
@@ -20,7 +20,7 @@ class SavedSuite:
     folder: Path
     name: str = ""
     command: str = ""
-    tables: list[dict[str, Any]] = field(default_factory=list)
+    tables: Sequence[ResultTable] = ()
     problem: str = ""
 
 
@@ -33,7 +33,7 @@ def collect(folders: Sequence[Path]) -> list[SavedSuite]:
 def headline_of(suites: Sequence[SavedSuite]) -> str:
     """What the first table with a result says."""
     tables = [table for suite in suites for table in suite.tables]
-    done = [table for table in tables if any(row["points"] for row in table["rows"])]
+    done = [table for table in tables if table.measured()]
     return headline(done[0]) if done else "No cell has finished yet"
 
 
@@ -43,7 +43,7 @@ def sections(suites: Sequence[SavedSuite]) -> list[Section]:
     parts = []
     for suite in suites:
         for table in suite.tables:
-            name = table["experiment"]
+            name = table.experiment
             seen[name] += 1
             made = section(table, name if seen[name] == 1 else f"{name}-{seen[name]}")  # two folders may have the same one
             parts.append(Section(f"{suite.name}: {made.title}", f"{LEAD} From {suite.folder}.", made.parts))
@@ -66,9 +66,10 @@ def _read(path: Path) -> SavedSuite | None:
         return SavedSuite(path.parent, problem=str(error))
     if not (isinstance(results, dict) and isinstance(results.get("suite"), str) and isinstance(results.get("tables"), list)):
         return None
-    suite = SavedSuite(path.parent, results["suite"], str(results.get("command", "")), results["tables"])
     try:
         with naming("results.json"):
+            found = SuiteResult.from_json({"command": ""} | results)
+            suite = SavedSuite(path.parent, found.suite, found.command, found.tables)
             for part in (*sections([suite]), making([suite])):
                 part.html()
             headline_of([suite])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,18 +36,20 @@ class Result:
     stopped_by: int = 0  # the signal, if one stopped it
 
 
-def train(recipe: Recipe, *, resume: bool = False, cache: Path | None = None) -> Result:
+def train(
+    recipe: Recipe, *, resume: bool = False, cache: Path | None = None, callbacks: Sequence[TrainerCallback] = ()
+) -> Result:
     """Train until the recipe's last step, or until Ctrl-C or SIGTERM. `resume` goes on from the last whole checkpoint in its
-    folder, which no other process may be training in.
+    folder, which no other process may be training in. `callbacks` are called after the run's own.
     """
     output = Path(recipe.output)
     if resume and not checkpoints(output):
         raise ValueError(f"there is no checkpoint to resume from in {str(output)!r}")
     with locked(output / "run.lock", f"run {str(output)!r}") if _is_first() else nullcontext():
-        return _train(recipe, output, resume, cache)
+        return _train(recipe, output, resume, cache, callbacks)
 
 
-def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None) -> Result:
+def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callbacks: Sequence[TrainerCallback]) -> Result:
     if not resume and checkpoints(output):
         raise ValueError(f"{str(output)!r} holds a run already: resume it with --resume, or choose another output")
     checkpoint = last_whole(output) if resume else None
@@ -88,6 +91,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None) -> Re
             interrupt,
             *_windows(recipe, model),
             *_trackers(recipe, first_step),
+            *callbacks,
         ],
         keep=recipe.keep,
     )

@@ -1,6 +1,7 @@
 """The benchmarks' own sums: what is counted, what is compared, and what the page says of it."""
 
 import io
+import json
 import math
 
 import pytest
@@ -8,10 +9,14 @@ import torch
 from rich.console import Console
 
 from maclaurin import bench
-from maclaurin.bench import attention, peers, tune
+from maclaurin.bench import attention, peers, training, tune
+from maclaurin.bench.attention import AttentionRow, OpTime
+from maclaurin.bench.decode import DecodeRow
 from maclaurin.bench.page import page
+from maclaurin.bench.results import Results, Setting
 from maclaurin.ops import native
 from maclaurin.ops.crossover import DIRECT_QUERIES
+from maclaurin.training import Recipe, train
 
 
 def test_useful_operations_are_those_of_the_definition():
@@ -75,13 +80,28 @@ def test_both_sides_of_a_race_compute_the_same(race):
     torch.testing.assert_close(direct, memory, rtol=1e-3, atol=1e-4)
 
 
-def test_the_page_has_a_chart_of_every_part():
-    def row(T, backward):
-        figures = {"ms": T / 100, "ratio": T / 1000}
-        return {"heads": 4, "T": T, "backward": backward, "softmax_ms": 1.0, "second order": figures, "first order": figures}
+def test_a_twin_takes_the_batch_of_every_step_of_a_run(tmp_path, monkeypatch):
+    """Both are timed from the second step on: nothing says when the first began."""
+    monkeypatch.setenv("MACLAURIN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "songs.jsonl").write_text('{"text": "green bottles hanging on the wall"}\n' * 200)
+    twin = training._Twin()
+    recipe = Recipe(output=str(tmp_path / "run"), corpus=str(tmp_path), length=32, batch_size=2, steps=4, eval_rows=1)
+    train(recipe, callbacks=[twin])
+    assert len(twin.steps) == 3 and all(seconds > 0 for step in twin.steps for seconds in step)
+    assert twin.batch["input_ids"].numel() == 2 * 32  # of training, where evaluation has 32
 
-    rows = [row(T, backward) for T in (1024, 8192) for backward in (False, True)]
-    steps = [{"context": 1024, "sdpa_ms": 1.0, "op_ms": 0.5}, {"context": 4096, "sdpa_ms": 4.0, "op_ms": 0.5}]
-    made = page({"setting": {"threads": 2}, "attention": rows, "decode": steps})
+
+def test_the_file_holds_what_was_measured_and_the_page_a_chart_of_every_part():
+    def row(T, backward):
+        op = OpTime(T / 100, (T / 200, T / 50), T / 1000, {"auto": T / 100})
+        return AttentionRow(4, T, backward, 1.0, op, op, 0.5)
+
+    rows = tuple(row(T, backward) for T in (1024, 8192) for backward in (False, True))
+    steps = (DecodeRow(1024, 1.0, 0.5, 2.0, {}, 1), DecodeRow(4096, 4.0, 0.5, 8.0, {"2mamba": 0.1}, 1))
+    results = Results(Setting("2", "3", 2, "a CPU", None, 0.5), attention=rows, decode=steps)
+    values = json.loads(json.dumps(results.to_json()))
+    assert values.keys() == {"setting", "attention", "decode"} and values["attention"][0]["second order"]["ratio"] == 1.024
+    assert Results.from_json(values) == results
+    made = page(results)
     assert [chart.key for chart in made.charts()] == ["attention-forward", "attention-forward-and-backward", "decode"]
     assert made.headline == "Second order takes 1/8.2 of softmax’s time at 8,192 tokens, forward"

@@ -1,15 +1,24 @@
 """Figures and plans of conversions as files that anybody may have written: shown, done again, or named in a sentence."""
 
 import json
+import re
 
 import pytest
 
 from maclaurin.convert.plan import Plan
+from maclaurin.convert.result import Figures
 from maclaurin.convert.run import _load_figures
-from maclaurin.convert.stage import Stage
+from maclaurin.convert.stage import Stage, Times
 from maclaurin.report import build
 
-STAGE = {"rows": 3, "teacher_loss": 1.0, "loss": 2.0, "kl": 0.1, "same_token": 0.5, "layers": [{"error": 0.1, "kl": 0.2}]}
+STAGE = {
+    "rows": 3,
+    "teacher_loss": 1.0,
+    "loss": 2.0,
+    "kl": 0.1,
+    "same_token": 0.5,
+    "layers": [{"layer": 0, "error": 0.1, "kl": 0.2}],
+}
 COST = {"length": 64, "ratio": 0.5, "source_ms": 1.0, "converted_ms": 2.0, "source_bytes": 10, "converted_bytes": 20}
 PLAN = {"source": "a/<b>", "output": "out", "student": "2mamba", "layers": "", "keep_softmax": ""}
 WHOLE = {"plan": PLAN, "kind": "decoder", "stages": {"untrained": STAGE, "transfer": STAGE}, "cost": [COST]}
@@ -43,11 +52,33 @@ def test_one_bad_conversion_leaves_the_others_and_is_named(tmp_path, capsys, pat
 
 
 @pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"stages": {"untrained": STAGE | {"loss": "x"}}}, "stages.untrained.loss must be a number, got 'x'"),
+        ({"stages": {"untrained": {"cosine": 1.0}}}, "stages.untrained.rows is missing"),
+        ({"stages": {"transfer": STAGE}}, "stages must be some of untrained, transfer, recover, the first among them"),
+        ({"stages": {"untrained": STAGE, "transfer": STAGE | {"layers": []}}}, "stages must all have the same figures"),
+        ({"cost": [COST | {"source_bytes": 1.5}]}, "cost[0].source_bytes must be a whole number, got 1.5"),
+        ({"plan": PLAN | {"student": "magic"}}, "student must be one of"),
+    ],
+)
+def test_what_is_wrong_with_a_conversion_is_said_with_its_file_and_field(tmp_path, change, sentence):
+    write(tmp_path, WHOLE | change)
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'evaluation.json'} cannot be read: {sentence}")):
+        build([tmp_path], measure=False)
+
+
+def test_figures_are_written_as_they_were_read():
+    assert Figures.from_json(WHOLE).to_json() == WHOLE | {"plan": Plan.from_json(PLAN).to_json()}
+
+
+@pytest.mark.parametrize(
     "text", ["{", "[]", "3", DEEP, '{"stages": {"untrained": {}}}', '{"stages": 3}', '{"stages": {"a": 1}}']
 )
 def test_damaged_figures_are_measured_again(tmp_path, text):
     write(tmp_path, text)
-    assert _load_figures(Plan(source="a", output=str(tmp_path))) == {}
+    found = _load_figures(Plan(source="a", output=str(tmp_path)), "decoder")
+    assert not found.stages and found.plan.source == PLAN["source"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", DEEP])
@@ -61,4 +92,4 @@ def test_a_damaged_plan_is_named(tmp_path, text):
 def test_damaged_times_are_counted_from_now_on(tmp_path, text):
     (tmp_path / "times.json").write_text(text)
     stage = Stage(tmp_path, lambda model, batch: None, {}, 1, 1, 0, 0)
-    assert stage.times() == {"seconds": 0.0, "cpu_seconds": 0.0}
+    assert stage.times() == Times(0.0, 0.0)

@@ -7,11 +7,10 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from maclaurin.convert import linearise
+from maclaurin.convert.data import sentence_batches, sentences
 from maclaurin.convert.evaluate import similarities, spearman
-from maclaurin.convert.recover import hidden_states, pooled
+from maclaurin.convert.objectives import hidden_states, layer_errors, pooled, transfer_objective
 from maclaurin.convert.sources import recognise
-from maclaurin.convert.text import sentence_batches, sentences
-from maclaurin.convert.transfer import layer_errors, transfer_objective
 from maclaurin.data import open_corpus
 
 SENTENCES = (

@@ -18,15 +18,13 @@ from typer.testing import CliRunner
 
 from maclaurin.cli import app
 from maclaurin.convert.command import parse, plan_of
-from maclaurin.convert.defaults import OWN
-from maclaurin.convert.fidelity import fidelity
+from maclaurin.convert.evaluate import fidelity
 from maclaurin.convert.maclaurin_student import OPEN_FORGET
-from maclaurin.convert.plan import Plan
-from maclaurin.convert.recover import with_low_rank
+from maclaurin.convert.objectives import with_low_rank
+from maclaurin.convert.plan import OWN, Plan
 from maclaurin.convert.run import convert
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.stage import Stage, rate_factor
-from maclaurin.convert.tables import command_of
 from maclaurin.convert.teacher_student import Shown, mixing_layers, new_parameters, student_of
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.folder import open_model
@@ -80,7 +78,7 @@ def test_transfer_trains_maps_only_and_brings_the_attention_nearer(converted):
     source = load_file(recognise(mine.source).path / "model.safetensors")
     after = load_file(f"{mine.output}/transfer/model.safetensors")
     assert all(torch.equal(after[name], tensor) for name, tensor in source.items())
-    error = {stage: sum(row["error"] for row in figures["stages"][stage]["layers"]) for stage in ("untrained", "transfer")}
+    error = {stage: sum(row.error for row in figures.stages[stage].layers) for stage in ("untrained", "transfer")}
     assert error["transfer"] < error["untrained"]
     moved = load_file(f"{mine.output}/recover/model.safetensors")
     assert any(not torch.equal(moved[name], tensor) for name, tensor in source.items())
@@ -90,14 +88,14 @@ def test_the_page_has_every_stage_and_layer(converted):
     mine, figures, _, _ = converted
     page = build([Path(mine.output)])
     html = page.html()
-    assert "Conversions" in html and f"{figures['stages']['recover']['cosine']:.4f}" in page.headline
-    assert all(f"{row['error']:.4f}" in html for row in figures["stages"]["transfer"]["layers"])
+    assert "Conversions" in html and f"{figures.stages['recover'].cosine:.4f}" in page.headline
+    assert all(f"{row.error:.4f}" in html for row in figures.stages["transfer"].layers)
     assert "Spearman" in html and "same token" not in html  # an encoder has no tokens to predict
 
 
 def test_the_page_has_a_command_that_plans_the_same_again(converted):
     mine, figures, _, _ = converted
-    _, _, folder, *words = shlex.split(command_of(figures["plan"]))
+    _, _, folder, *words = shlex.split(figures.plan.command())
     flags = dict(zip(words[::2], words[1::2], strict=True))
     assert "--student" in flags and "--recover-rate" not in flags
     assert plan_of(parse([folder, *words])) == mine
@@ -150,16 +148,16 @@ def test_an_output_inside_the_source_is_refused(source, corpus):
 
 def test_layers_can_keep_softmax(source, corpus, tmp_path):
     mine = plan(source("bert"), corpus, tmp_path / "hybrid", keep_softmax="1", transfer_steps=0, recover_steps=0)
-    figures = convert(mine, silent).figures["stages"]["untrained"]["layers"]
-    assert figures[0]["error"] > 1e-2 and figures[0]["kl"] > 1e-3
-    assert figures[1]["error"] < 1e-9 and abs(figures[1]["kl"]) < 1e-6
+    figures = convert(mine, silent).figures.untrained.layers
+    assert figures[0].error > 1e-2 and figures[0].kl > 1e-3
+    assert figures[1].error < 1e-9 and abs(figures[1].kl) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["llama", "maclaurin"])
 def test_decoders_are_converted_with_low_rank_updates_too(name, source, corpus, tmp_path):
     mine = plan(source(name), corpus, tmp_path / name, student="hedgehog", lora=2, transfer_steps=2, num_features=16)
     figures = convert(mine, silent).figures
-    assert set(figures["stages"]) == {"untrained", "transfer", "recover"}
+    assert set(figures.stages) == {"untrained", "transfer", "recover"}
     model = AutoModelForCausalLM.from_pretrained(mine.output)
     assert not [key for key, _ in model.named_parameters() if "lora" in key]
     weights = load_file(recognise(mine.source).path / "model.safetensors")
@@ -176,8 +174,8 @@ def test_a_window_stands_beside_the_student(name, source, corpus, tmp_path):
     error = {}
     for window in (None, 24):
         mine = plan(source(name), corpus, tmp_path / str(window), student="elu", transfer_steps=0, window=window)
-        stages = convert(mine, silent).figures["stages"]
-        error[window] = sum(row["error"] for row in stages["untrained"]["layers"])
+        stages = convert(mine, silent).figures.stages
+        error[window] = sum(row.error for row in stages["untrained"].layers)
     assert error[24] == pytest.approx(error[None] / 4, rel=1e-3)
     model = AutoModelForCausalLM.from_pretrained(mine.output)
     gates = {key: tensor for key, tensor in model.named_parameters() if key.endswith("near.gate")}
@@ -268,8 +266,8 @@ def test_divergence_of_own_layers_is_that_of_the_written_out_weights(source, cor
         softmax, series = (weight / weight.sum(-1, keepdim=True) for weight in (softmax, series))
         expected.append(torch.xlogy(softmax, softmax / series).nansum(-1).mean(0))
     rows = fidelity(teacher, student, [batch])
-    assert rows[0]["kl"] == pytest.approx(torch.cat(expected).mean().item(), rel=1e-6) and rows[0]["kl"] > 1e-5
-    assert abs(rows[1]["kl"]) < 1e-9 and rows[1]["error"] < 1e-9
+    assert rows[0].kl == pytest.approx(torch.cat(expected).mean().item(), rel=1e-6) and rows[0].kl > 1e-5
+    assert abs(rows[1].kl) < 1e-9 and rows[1].error < 1e-9
 
 
 def test_layers_without_softmax_have_no_divergence(corpus, tmp_path):
@@ -278,7 +276,7 @@ def test_layers_without_softmax_have_no_divergence(corpus, tmp_path):
     teacher = MaclaurinForCausalLM(config).eval()
     student = student_of(teacher, plan("source", corpus, tmp_path, student="hedgehog"))
     rows = fidelity(teacher, student, [{"input_ids": torch.randint(3, 60, (1, 12)), "cu_seqlens": torch.tensor([0, 12])}])
-    assert "kl" not in rows[0] and rows[0]["error"] < 1e-9 and rows[1]["kl"] > 0
+    assert rows[0].kl is None and rows[0].error < 1e-9 and rows[1].kl > 0
 
 
 def test_a_vision_model_is_converted_on_images(source, tmp_path):
@@ -291,8 +289,8 @@ def test_a_vision_model_is_converted_on_images(source, tmp_path):
         pixels = torch.randint(256, (16, 16, 3), generator=generator, dtype=torch.uint8).numpy()
         Image.fromarray(pixels).save(folder / f"{number}.png")
     mine = plan(source("vit"), str(folder), tmp_path / "vit", student="taylor")
-    figures = convert(mine, silent).figures["stages"]
-    assert figures["recover"]["layers"][0]["error"] < figures["untrained"]["layers"][0]["error"]
+    figures = convert(mine, silent).figures.stages
+    assert figures["recover"].layers[0].error < figures["untrained"].layers[0].error
     with pytest.raises(ValueError, match="folder of them"):
         convert(dataclasses.replace(mine, corpus="stdlib", output=str(tmp_path / "other")), silent)
 

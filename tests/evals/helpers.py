@@ -28,12 +28,12 @@ def experiment(**changes):
 
 
 def outcome(value):
-    scores = [Score(share, share, 10, 16, 8, [(1, 2, 3, 4)]) for share in (0.5, value)]
+    scores = tuple(Score(share, share, 10, 16, 8, ((1, 2, 3, 4),)) for share in (0.5, value))
     return Outcome(value, scores, 100, 4, False, 1.0)
 
 
 def without_time(outcome):
-    return {name: value for name, value in outcome.to_dict().items() if name != "seconds"}
+    return {name: value for name, value in outcome.to_json().items() if name != "seconds"}
 
 
 def printed(table):

@@ -10,6 +10,7 @@ from maclaurin.cli import main
 from maclaurin.evals.cells import Problem
 from maclaurin.evals.learn import TEST_SEED
 from maclaurin.evals.page import page
+from maclaurin.evals.results import SuiteResult
 from maclaurin.evals.saved import continuations, needle_table
 from maclaurin.evals.suites import SUITES
 from maclaurin.models.folder import open_model
@@ -39,7 +40,7 @@ def test_a_trained_model_answers_needles(trained, tmp_path, monkeypatch, capsys)
         (32, 1, 0),
     ]
     assert row["points"][-1]["tokens"] > 200 and row["points"][-1]["state_bytes"] > 0
-    charts = page(results).charts()
+    charts = page(SuiteResult.from_json(results)).charts()
     (heat,) = (chart.figure for chart in charts if chart.figure.data[0].type == "heatmap")
     assert list(heat.data[0].x) == ["16", "32"] and list(heat.data[0].y) == ["0", "1"]
     html = (tmp_path / "eval.html").read_text()
@@ -61,7 +62,7 @@ def test_a_trained_model_that_says_the_key_is_right(trained, monkeypatch):
     table = needle_table(model, tokenizer, "mine", asked, asked.test)
     lengths = sorted({len(text) for text in prompts})
     assert lengths[0] < 275 <= lengths[1]
-    assert [point["value"] for point in table["rows"][0]["points"]] == [1, 0]
+    assert [point.value for point in table.rows[0].points] == [1, 0]
 
 
 def test_prompts_of_different_lengths_are_continued_as_if_alone(trained):

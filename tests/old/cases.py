@@ -96,3 +96,28 @@ CASES = {
 }
 # of these there are also files from before states named the mixers that they belong to
 NAMELESS = ("2mamba-unfolded", "2mamba-folded", "2mamba-folded-padded", "linear", "gla", "softmax-padded", "delta", "mlstm")
+
+
+def suite():
+    """An experiment whose third row fails."""
+    from maclaurin.evals.cells import Problem, Row, Setting
+    from maclaurin.evals.experiment import Experiment
+
+    tests = tuple(Problem("mqar", {"length": 32, "pairs": pairs, "vocab_size": 16}) for pairs in (2, 4))
+    rows = {"softmax": Row(("softmax",)), "linear": Row(("linear",), {"linear": {"conv_width": 2}}), "gla": Row(("gla",))}
+    return Experiment(
+        "mqar",
+        "MQAR, small",
+        rows,
+        Setting(width=16, heads=2, layers=1, inner=16, steps=4, batch=4, examples=10),
+        train=tests,
+        test=tests,
+        learning_rates=(1e-3,),
+        validate=tests[:1],
+        axis="pairs",
+        seeds=2,
+        against={"linear": "softmax"},
+        published={"softmax": "1.000"},
+        source="a paper",
+        note="Small.",
+    )

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from cases import CASES, NAMELESS, after, before
+from cases import CASES, NAMELESS, after, before, suite
 from safetensors.torch import save_file
 
 PROMPT, NEW_TOKENS = "ten green bottles", 24
@@ -142,10 +142,34 @@ def make_files() -> None:
     Path("expected.json").write_text(json.dumps(expected))
 
 
+def make_suite() -> None:
+    """suite/cells with outcomes by formula, and suite/results.json of them."""
+    from maclaurin.evals.learn import Outcome, Score
+    from maclaurin.evals.runner import save
+    from maclaurin.evals.summary import summary
+
+    folder, experiment, errors = Path("suite"), suite(), {}
+    for cell in experiment.cells(experiment.seeds):
+        if cell.label == "gla":
+            errors[cell.key] = "ValueError: no luck"
+            continue
+        share = 0.5 + 0.125 * cell.seed + 0.25 * (cell.label == "linear")
+        scores = [Score(value, value / 2, 10, 32, 1024, [(1, 2, 3, 4), (2, 4, 1, 6)]) for value in (0.875, share)]
+        save(cell, Outcome(share, scores, 1000, 4, False, 1.5), folder)
+    results = {
+        "command": "maclaurin eval --suite recall",
+        "suite": "recall",
+        "tables": [summary(experiment, folder, errors)],
+    }
+    (folder / "results.json").write_text(json.dumps(results, indent=2))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if sys.argv[1] == "files":
         make_files()
+    elif sys.argv[1] == "suite":
+        make_suite()
     else:
         make_states(Path("nameless"), NAMELESS)

@@ -11,11 +11,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from maclaurin import build_mixer, cli
 from maclaurin.convert.plan import Plan
+from maclaurin.convert.result import Figures
 from maclaurin.convert.run import convert_all
+from maclaurin.evals.results import SuiteResult
+from maclaurin.evals.summary import summary
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.ops import State
+from maclaurin.report import build
 from maclaurin.training import Recipe, train
-from tests.old.cases import AFTER, CASES, NAMELESS, after
+from tests.old.cases import AFTER, CASES, NAMELESS, after, suite
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "expected.json").read_text())
@@ -113,9 +117,31 @@ def test_an_old_conversion_goes_on_to_the_end_that_it_would_have_had(here, monke
     assert_same_weights(Path("begun"), HERE / "conversion" / "model")
 
 
+def test_old_figures_of_a_conversion_are_written_as_they_were():
+    stored = json.loads((HERE / "conversion" / "begun" / "evaluation.json").read_text())
+    assert Figures.from_json(stored).to_json() == stored
+
+
 def test_a_report_shows_an_old_run(here):
     with pytest.raises(SystemExit) as ended:
         cli.main(["report", "run", "--no-measure", "--output", "page.html"])
     assert not ended.value.code
     page = (here / "page.html").read_text()
     assert "2mamba" in page and "108 of 120 steps" in page
+
+
+def test_old_results_of_a_suite_are_those_of_today():
+    """Read from its file, and from its cells, which are not trained again: the same table, written in the same way."""
+    stored = json.loads((HERE / "suite" / "results.json").read_text())
+    (table,) = SuiteResult.from_json(stored).tables
+    errors = {cell.key: table.rows[-1].errors[0] for cell in suite().cells(2) if cell.label == "gla"}
+    again = summary(suite(), HERE / "suite", errors)
+    assert again.to_json() == table.to_json()
+    assert table.to_json() == stored["tables"][0] | {"rows": [row.to_json() for row in table.rows]}
+    for row, old in zip(table.rows, stored["tables"][0]["rows"], strict=True):
+        assert row.to_json() | old == row.to_json()  # all that was there, and for a row without points what it lacked
+
+
+def test_a_report_shows_an_old_suite():
+    text = build([HERE / "suite"], measure=False).html()
+    assert "mqar-pairs" in text and "no luck" in text and "cannot be read" not in text

@@ -9,6 +9,7 @@ import pytest
 from maclaurin.evals.cells import Problem, Row, Setting
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.learn import Outcome, Score
+from maclaurin.evals.results import SuiteResult
 from maclaurin.evals.runner import save
 from maclaurin.evals.summary import summary
 from maclaurin.training import Recipe
@@ -70,7 +71,7 @@ def write_suite(folder, experiment, suite, value):
             scores.append(Score(accuracy, accuracy, 100, problem.options["length"], 4096, buckets))
         save(cell, Outcome(scores[-1].accuracy, scores, 98_304, 10, False, 1.5), folder)
     command = f"maclaurin eval --suite {suite}"
-    results = {"command": command, "suite": suite, "tables": [summary(experiment, folder, {})]}
+    results = SuiteResult(command, suite, [summary(experiment, folder, {})]).to_json()
     (folder / "results.json").write_text(json.dumps(results))
     return folder
 

@@ -23,10 +23,19 @@ OWN_ROWS = {
     "gla": one("gla", tau=1000.0, **KEYS),
     "mlstm": one("mlstm", **KEYS),
 }
+GROUPS = {"parity": 1, "Z5": 1, "A3": 2, "S3": 2, "A5": 2, "S5": 2}  # and how many layers follow their moves
+OTHERS = ("gated-delta", "mamba2s", "2mamba")
 
 
 def track(preset: str) -> list[Experiment]:
-    parity = Experiment(
+    if preset == "quick":
+        return [_parity()]
+    of_group = _as_published if preset == "paper" else _standard
+    return [of_group(group, layers) for group, layers in GROUPS.items()]
+
+
+def _parity() -> Experiment:
+    return Experiment(
         "parity",
         "Parity of the bits so far, one layer, trained at 8 to 64 tokens: share of right answers by length",
         rows_of("gla-selective", "gla", "softmax-selective", "softmax", "mlstm", "qlstm") | OWN_ROWS,
@@ -57,37 +66,51 @@ def track(preset: str) -> list[Experiment]:
         note="Validation, which chooses the learning rate and the weights of a run that are kept, has the longest trained "
         "length and one of 384 tokens, which no test has.",
     )
-    if preset == "quick":
-        return [parity]
-    if preset == "paper":
-        size = Setting(width=384, heads=12, layers=1, inner=768, steps=10_000, batch=1024, weight_decay=1e-6, stop_at=0.99)
-        names: tuple[str, ...] = ("gla-selective-conv", "gla-conv", "softmax-selective-conv", "softmax", "mlstm", "qlstm")
-    else:
-        size = replace(parity.setting, width=128, heads=4, inner=64, steps=6000, batch=128, examples=1000)
-        names = (*parity.rows, "gla-selective-conv")
-    found = []
-    for group in ("parity", "Z5", "A3", "S3", "A5", "S5"):
-        layers = 2 if group in ("A3", "S3", "A5", "S5") else 1
-        rows = rows_of(*names, "gated-delta", "mamba2s", "2mamba") | ({} if preset == "paper" else OWN_ROWS)
-        found.append(
-            replace(
-                parity,
-                name=group if group == "parity" else f"track-{group}",
-                title=f"{group}: the product of all moves so far, {layers} layers, trained at up to 128 tokens",
-                setting=replace(size, layers=layers),
-                rows=rows,
-                # published sizes are softmax's, which qlstm exceeds
-                reference=SOFTMAX if preset == "paper" else parity.reference,
-                train=_moves(group, *((128,) if preset == "paper" else (16, 128))),
-                test=_moves(group, 64, 128, 256, 512),
-                validate=_moves(group, 512) if preset == "paper" else _moves(group, 128, 384),
-                learning_rates=(1e-4, 1e-3, 1e-2) if preset == "paper" else (1e-3, 3e-3, 1e-2),
-                seeds=5 if preset == "paper" else 3,
-                note="" if preset == "paper" else parity.note,
-                published={row: words for row, words in PUBLISHED.items() if row in rows} if group == "parity" else {},
-            )
-        )
-    return found
+
+
+def _standard(group: str, layers: int) -> Experiment:
+    parity = _parity()
+    size = replace(parity.setting, width=128, heads=4, inner=64, steps=6000, batch=128, examples=1000)
+    experiment = replace(
+        parity,
+        rows=rows_of(*parity.rows, "gla-selective-conv", *OTHERS) | OWN_ROWS,
+        setting=replace(size, layers=layers),
+        train=_moves(group, 16, 128),
+        validate=_moves(group, 128, 384),
+        learning_rates=(1e-3, 3e-3, 1e-2),
+    )
+    return _of_group(experiment, group)
+
+
+def _as_published(group: str, layers: int) -> Experiment:
+    names = ("gla-selective-conv", "gla-conv", "softmax-selective-conv", "softmax", "mlstm", "qlstm")
+    experiment = replace(
+        _parity(),
+        rows=rows_of(*names, *OTHERS),
+        setting=Setting(
+            width=384, heads=12, layers=layers, inner=768, steps=10_000, batch=1024, weight_decay=1e-6, stop_at=0.99
+        ),
+        reference=SOFTMAX,  # published sizes are softmax's, which qlstm exceeds
+        train=_moves(group, 128),
+        validate=_moves(group, 512),
+        learning_rates=(1e-4, 1e-3, 1e-2),
+        seeds=5,
+        note="",
+    )
+    return _of_group(experiment, group)
+
+
+def _of_group(experiment: Experiment, group: str) -> Experiment:
+    """Named for its group, tested on it, and beside what is published of it."""
+    is_parity = group == "parity"
+    layers = experiment.setting.layers
+    return replace(
+        experiment,
+        name=group if is_parity else f"track-{group}",
+        title=f"{group}: the product of all moves so far, {layers} layers, trained at up to 128 tokens",
+        test=_moves(group, 64, 128, 256, 512),
+        published={row: words for row, words in PUBLISHED.items() if row in experiment.rows} if is_parity else {},
+    )
 
 
 def _moves(group: str, *lengths: int) -> tuple[Problem, ...]:

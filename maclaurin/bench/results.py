@@ -1,0 +1,41 @@
+"""What `bench.json` holds: the parts that were measured, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from maclaurin.bench.attention import AttentionRow
+from maclaurin.bench.decode import DecodeRow
+from maclaurin.bench.limits import Limits
+from maclaurin.bench.memory import Memory
+from maclaurin.bench.mixers import MixerRow
+from maclaurin.bench.peers import PeerRow
+from maclaurin.bench.training import TrainingRow
+from maclaurin.common.records import ABSENT, Record
+
+
+@dataclass(frozen=True)
+class Setting(Record):
+    """native: the instructions that the kernels use, None without kernels. load: of the machine as it began."""
+
+    torch: str
+    python: str
+    threads: int
+    cpu: str
+    native: str | None
+    load: float
+
+
+@dataclass(frozen=True)
+class Results(Record):
+    """A part that was not measured is None."""
+
+    setting: Setting
+    limits: Limits | None = field(default=None, metadata=ABSENT)
+    attention: Sequence[AttentionRow] | None = field(default=None, metadata=ABSENT)
+    decode: Sequence[DecodeRow] | None = field(default=None, metadata=ABSENT)
+    mixers: Sequence[MixerRow] | None = field(default=None, metadata=ABSENT)
+    peers: Sequence[PeerRow] | None = field(default=None, metadata=ABSENT)
+    memory: Memory | None = field(default=None, metadata=ABSENT)
+    training: Sequence[TrainingRow] | None = field(default=None, metadata=ABSENT)

@@ -1,0 +1,178 @@
+"""What the stages of a conversion train, and towards what.
+
+Stage (a), attention transfer: every student learns to give what the source's attention gives for the same input. The source
+runs as it is; each layer's student is shown what that layer's attention was called with, and only the parameters that the
+source did not have are trained. As LoLCATs and Hedgehog do it, but the error of a layer is divided by the variance of what
+it should give, so that no layer drowns the others.
+
+Stage (b), recovery: the whole model learns to give the source's outputs again, or the task itself.
+
+encoders    mean over layers of |h − h*|² / var h*  +  10·(1 − cos of the pooled vectors), and KL of logits if it has them
+vision      the same
+decoders    KL(source ‖ student) of the next token; with loss="task" the cross entropy of the text
+
+With low-rank updates (Hu et al.: LoRA, arXiv 2106.09685) a linear layer becomes W + U·D, D (rank x in) random and U
+(out x rank) zero at first; merged at the end. The factors are parameters of the layer itself, so that names of all other
+weights stay.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from maclaurin.convert.data import Batch
+from maclaurin.convert.plan import Plan
+from maclaurin.convert.sources import Source
+from maclaurin.convert.stage import Objective
+from maclaurin.convert.teacher_student import Shown, mixing_layers, new_parameters
+
+# the projections to queries and keys, by the names that families give them
+PROJECTIONS = re.compile(r"\.(query|key|q_lin|k_lin|q_proj|k_proj|qkv_proj)\.(weight|bias)$")
+POOLED_WEIGHT = 10.0
+DOWN, UP = "lora_down", "lora_up"
+
+
+def transfer_objective(teacher: PreTrainedModel) -> Objective:
+    shown = Shown.of(teacher)
+
+    def objective(student: nn.Module, batch: Batch) -> Tensor:
+        errors = layer_errors(shown, student, batch)
+        return torch.stack(errors).mean()
+
+    return objective
+
+
+def layer_errors(shown: Shown, student: nn.Module, batch: Batch) -> list[Tensor]:
+    """The relative error of each layer, 0 where nothing was changed."""
+    mask = batch.get("attention_mask")
+    layers = zip(shown.run(batch), mixing_layers(student), strict=True)
+    return [relative_error(call.again(layer), call.output, mask) for call, layer in layers]
+
+
+def relative_error(got: Tensor, wanted: Tensor, mask: Tensor | None) -> Tensor:
+    """Σ|y − y*|² / Σ|y* − mean y*|² over the real tokens."""
+    if mask is not None:
+        got, wanted = got[mask.bool()], wanted[mask.bool()]
+    got, wanted = got.flatten(0, -2), wanted.flatten(0, -2)
+    return (got - wanted).square().sum() / (wanted - wanted.mean(0)).square().sum()
+
+
+def transfer_rates(teacher: nn.Module, student: nn.Module, plan: Plan) -> dict[str, float]:
+    rates = dict.fromkeys(new_parameters(teacher, student), plan.transfer_rate)
+    if plan.train_projections:
+        # weights that have been trained for long move in smaller steps, here as in recovery
+        slower = plan.transfer_rate / plan.map_rate
+        rates |= {name: slower for name, _ in student.named_parameters() if PROJECTIONS.search(f".{name}")}
+    if not rates:
+        raise ValueError("these students have nothing to train: transfer_steps must be 0")
+    return rates
+
+
+def recover_objective(source: Source, teacher: PreTrainedModel, plan: Plan) -> Objective:
+    if source.causal:
+        return task if plan.loss == "task" else next_tokens(teacher)
+    if plan.loss == "task":
+        raise ValueError("loss 'task' needs a decoder: an encoder's task is not known here, distill its outputs")
+    return hidden_states(teacher, source.pooling())
+
+
+def hidden_states(teacher: PreTrainedModel, pooling: str) -> Objective:
+    def objective(student: nn.Module, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            wanted = teacher(**batch, output_hidden_states=True)
+        got = student(**batch, output_hidden_states=True)
+        mask = batch.get("attention_mask")
+        pairs = list(zip(got.hidden_states[1:], wanted.hidden_states[1:], strict=True))
+        errors = [relative_error(*pair, mask) for pair in pairs]
+        loss = sum(errors[1:], start=errors[0]) / len(errors)
+        angle = 1 - F.cosine_similarity(pooled(got, mask, pooling), pooled(wanted, mask, pooling), dim=-1)
+        loss = loss + POOLED_WEIGHT * angle.mean()
+        if "logits" in wanted:
+            loss = loss + divergence(got.logits, wanted.logits)
+        return loss
+
+    return objective
+
+
+def next_tokens(teacher: PreTrainedModel) -> Objective:
+    def objective(student: nn.Module, batch: Batch) -> Tensor:
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        with torch.no_grad():
+            wanted = teacher(**inputs, use_cache=False).logits
+        return divergence(student(**inputs, use_cache=False).logits, wanted)
+
+    return objective
+
+
+def task(student: nn.Module, batch: Batch) -> Tensor:
+    loss: Tensor = student(**batch, use_cache=False).loss
+    return loss
+
+
+def pooled(outputs: Any, mask: Tensor | None, pooling: str) -> Tensor:
+    """One vector a sequence, from the last hidden states (B,T,D)."""
+    hidden: Tensor = outputs.hidden_states[-1] if outputs.get("hidden_states") else outputs.last_hidden_state
+    if pooling == "class":
+        return hidden[:, 0]
+    if mask is None:
+        return hidden.mean(1)
+    real = mask[..., None].to(hidden.dtype)
+    return (hidden * real).sum(1) / real.sum(1)
+
+
+def divergence(got: Tensor, wanted: Tensor) -> Tensor:
+    """KL(wanted ‖ got) of logits, mean over everything but the last dimension."""
+    got, wanted = (F.log_softmax(logits.float(), dim=-1).flatten(0, -2) for logits in (got, wanted))
+    return F.kl_div(got, wanted, log_target=True, reduction="batchmean")
+
+
+def with_low_rank(student: nn.Module, rank: int) -> LowRank:
+    """Factors for every linear layer around the students, whose own parameters are trained as they are."""
+    layers = [
+        module
+        for layer in mixing_layers(student)
+        for name, module in layer.named_modules()
+        if isinstance(module, nn.Linear) and not name.startswith("student")
+    ]
+    return LowRank(layers, rank)
+
+
+def recover_rates(teacher: nn.Module, student: nn.Module, plan: Plan) -> dict[str, float]:
+    """With LoRA only what is new is trained: the factors, and the parameters of students."""
+    factors = [name for name, _ in student.named_parameters() if name.endswith((DOWN, UP))]
+    new = set(new_parameters(teacher, student)) - set(factors)
+    old = factors if plan.lora else [name for name, _ in student.named_parameters() if name not in new]
+    return dict.fromkeys(old, plan.recover_rate) | dict.fromkeys(sorted(new), plan.recover_rate * plan.map_rate)
+
+
+class LowRank:
+    """Adds factors to the given linear layers until `merge`."""
+
+    def __init__(self, layers: list[nn.Linear], rank: int) -> None:
+        self.layers = layers
+        self.handles: list[RemovableHandle] = []
+        for layer in layers:
+            down = torch.randn(rank, layer.in_features, dtype=torch.float32, device=layer.weight.device)
+            layer.register_parameter(DOWN, nn.Parameter((down * layer.in_features**-0.5).to(layer.weight.dtype)))
+            layer.register_parameter(UP, nn.Parameter(layer.weight.new_zeros(layer.out_features, rank)))
+            self.handles.append(layer.register_forward_hook(_add))
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """The update becomes part of the weights, and nothing else is left of it."""
+        for layer, handle in zip(self.layers, self.handles, strict=True):
+            layer.weight += layer.get_parameter(UP) @ layer.get_parameter(DOWN)
+            handle.remove()
+            delattr(layer, DOWN)
+            delattr(layer, UP)
+
+
+def _add(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    return output + F.linear(F.linear(args[0], layer.get_parameter(DOWN)), layer.get_parameter(UP))

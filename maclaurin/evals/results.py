@@ -1,0 +1,162 @@
+"""What a suite found, as `results.json` holds it: tables of rows of points, with all that was asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from maclaurin.common.records import ABSENT, Json, Record
+from maclaurin.evals.cells import Problem, Setting
+
+
+@dataclass(frozen=True)
+class Bucket(Record):
+    """Answers whose keys were said `start` to `stop` - 1 tokens ago."""
+
+    start: int = field(metadata={"key": "from"})
+    stop: int = field(metadata={"key": "to"})
+    accuracy: float
+    answers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(Record):
+    """A task with its options, which stand beside the other fields in JSON."""
+
+    task: str
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, problem: Problem, **found: Any) -> Self:
+        return cls(task=problem.name, options=problem.options, **found)
+
+    def to_json(self) -> Json:
+        values = super().to_json()
+        return {"task": values.pop("task"), **values.pop("options"), **values}
+
+    @classmethod
+    def from_json(cls, values: Any, where: str = "") -> Self:
+        if isinstance(values, dict):
+            known = {own.name for own in dataclasses.fields(cls)}
+            values = {**values, "options": {name: value for name, value in values.items() if name not in known}}
+        return super().from_json(values, where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Asked):
+    """A row on one test. value: the mean over seeds of the table's metric, with its 95 % interval.
+
+    tokens: the length of the test. state_bytes: what the model carries for one sequence of it, where it carries anything.
+    """
+
+    value: float
+    low: float
+    high: float
+    by_seed: Sequence[float]
+    accuracy: float | None = field(default=None, metadata=ABSENT)
+    exact: float | None = field(default=None, metadata=ABSENT)
+    examples: int
+    tokens: int
+    state_bytes: int | None
+    by_distance: Sequence[Bucket]
+
+
+@dataclass(frozen=True)
+class Tried(Record):
+    """A learning rate and its mean validation accuracy over seeds."""
+
+    learning_rate: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Against(Record):
+    """How much better a row is on the last test than another with the same seed: the mean over seeds, and the extremes."""
+
+    row: str
+    difference: float
+    lowest: float
+    highest: float
+    seeds_above: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRow(Record):
+    """validation: of the learning rates tried so far. seeds, points, steps, seconds: with the best one of them.
+
+    A row without points is not done, or failed; `errors` says how. A model that was trained elsewhere has one seed, and
+    neither learning rates nor steps.
+    """
+
+    label: str
+    mixers: Sequence[str]
+    options: Mapping[str, Mapping[str, Any]]
+    validation: Sequence[Tried] = ()
+    published: str = ""
+    errors: Sequence[str] = ()
+    unfinished: int = 0
+    learning_rate: float | None
+    seeds: int
+    points: Sequence[Point]
+    parameters: int | None = field(default=None, metadata=ABSENT)
+    inner: int | None = field(default=None, metadata=ABSENT)  # the width of its MLPs
+    steps: Sequence[int] = ()
+    diverged: int = 0
+    seconds: float | None = field(default=None, metadata=ABSENT)
+    against: Against | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultTable(Record):
+    """An experiment's. setting: the budget; None for a model that was trained elsewhere.
+
+    core_seconds: of all cells that are done, not of the chosen learning rates alone.
+    """
+
+    experiment: str
+    title: str
+    axis: str
+    across: str
+    metric: str
+    setting: Setting | None
+    learning_rates: Sequence[float]
+    seeds: int
+    train: Sequence[Asked]
+    validate: Sequence[Asked] = ()
+    source: str
+    note: str = ""
+    cells: int = 0
+    core_seconds: float = 0.0
+    rows: Sequence[ResultRow]
+
+    def to_json(self) -> Json:
+        values = super().to_json()
+        return values | {"setting": values["setting"] or {}}
+
+    @classmethod
+    def from_json(cls, values: Any, where: str = "") -> Self:
+        if isinstance(values, dict) and values.get("setting") == {}:
+            values = {**values, "setting": None}
+        return super().from_json(values, where)
+
+    def measured(self) -> list[ResultRow]:
+        """The rows that have points."""
+        return [row for row in self.rows if row.points]
+
+    def columns(self) -> list[Any]:
+        """The values of the axis, in the order of the tests; one None where there is no axis."""
+        points = next((row.points for row in self.measured()), ())
+        return list(dict.fromkeys(point.options.get(self.axis) for point in points))
+
+    def at(self, row: ResultRow, value: Any) -> list[Point]:
+        """The points of a row at a value of the axis: one, or one for each value across it."""
+        return [point for point in row.points if point.options.get(self.axis) == value]
+
+
+@dataclass(frozen=True)
+class SuiteResult(Record):
+    command: str
+    suite: str
+    tables: Sequence[ResultTable]
