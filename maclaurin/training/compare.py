@@ -1,6 +1,6 @@
 """Mechanisms against each other at an equal budget: the same data in the same order, the same steps, the same parameters.
 
-Every run is a process of its own (`maclaurin train`), so that its peak memory is its own, and an interrupted comparison goes
+Every run is a process of its own (`child.py`), so that its peak memory is its own, and an interrupted comparison goes
 on run by run. Parameter counts are matched by the width of the MLPs.
 """
 
@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maclaurin.common.arguments import one_of
+from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.common.files import read_json, write_json
 from maclaurin.processes.children import lifeline
 from maclaurin.training.checkpoints import checkpoints
+from maclaurin.training.contenders import CONTENDERS, Contender
 from maclaurin.training.model_size import layers, matched_width, parameters, state_nbytes
 from maclaurin.training.recipe import Recipe
 
@@ -29,26 +30,6 @@ from maclaurin.training.recipe import Recipe
 WAIT_POLICY = "PASSIVE"
 # what a recipe may say otherwise without another result
 NO_MATTER = {"output", "corpus", "save_every", "keep", "track", "eval_every"}
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A mixer with its options, and the loss the thesis published for that row (small, 2048 tokens, FineWeb, 90k steps)."""
-
-    mixer: str
-    options: dict[str, Any]
-    published: str = ""
-
-
-CONTENDERS = {
-    "softmax": Contender("softmax", {}, "2.731"),
-    "softmax-conv": Contender("softmax", {"conv_width": 2}),
-    "linear": Contender("linear", {}, "3.028"),
-    "mamba2": Contender("mamba2", {"expand": 1, "d_state": 64}, "2.879 (one head)"),
-    "mamba2s": Contender("mamba2s", {}, "2.760"),
-    "2mamba": Contender("2mamba", {}, "2.727 (with dt)"),
-    "2mamba-e": Contender("2mamba-e", {}, "2.590 (medium; softmax 2.606)"),
-}
 
 
 @dataclass(frozen=True)
@@ -90,6 +71,7 @@ class Run:
 
 def plan(base: Recipe, names: Sequence[str], seeds: int) -> list[Run]:
     """The runs, seed by seed from the recipe's own, so that an early look compares all contenders."""
+    at_least_one("seeds", seeds)
     for name in names:
         one_of("mixers", name, tuple(CONTENDERS))
     runs = []
@@ -116,13 +98,13 @@ def _matched(base: Recipe, contender: Contender) -> Recipe:
 def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
     """Train it to its end, from its last checkpoint if it has one; `watch` sees its latest figures every second."""
     output = Path(run.recipe.output)
-    flags = [f"--{field.name}={getattr(run.recipe, field.name)}" for field in dataclasses.fields(Recipe)]
+    recipe = json.dumps(dataclasses.asdict(run.recipe))
     resume = ["--resume"] if checkpoints(output) else []
     started = time.monotonic()
     output.mkdir(parents=True, exist_ok=True)
     with open(output / "output.txt", "w") as stream, lifeline() as stdin:
         process = subprocess.Popen(
-            [sys.executable, "-m", "maclaurin.training.command", *flags, *resume],
+            [sys.executable, "-m", "maclaurin.training.child", recipe, *resume],
             stdin=stdin,
             stdout=stream,
             stderr=subprocess.STDOUT,

@@ -47,7 +47,7 @@ def test_the_table_and_the_page_show_what_was_measured(tmp_path):
         "a paper",
     ):
         assert word in text, word
-    html = page({"command": "maclaurin eval", "suite": "tiny", "tables": [table]}).html()
+    html = page({"command": "maclaurin suite", "suite": "tiny", "tables": [table]}).html()
     for word in ("tiny-pairs", "tiny-distance", "table-tiny", "shaded", "a paper"):
         assert word in html
 

@@ -9,8 +9,8 @@ import torch
 
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.training import Recipe, model_size
-from maclaurin.training.compare import CONTENDERS, plan, summary
-from maclaurin.training.flags import parse_compare
+from maclaurin.training.compare import plan, summary
+from maclaurin.training.contenders import CONTENDERS
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "medium"])
@@ -48,7 +48,7 @@ def test_an_unknown_contender_is_one_sentence():
     with pytest.raises(ValueError, match="mixers must be one of 'softmax'"):
         plan(Recipe(), ["2mambo"], 1)
     with pytest.raises(ValueError, match="seeds must be at least 1"):
-        parse_compare(["--seeds", "0"])
+        plan(Recipe(), ["2mamba"], 0)
 
 
 def test_the_summary_ranks_by_mean_loss_with_its_spread(tmp_path):

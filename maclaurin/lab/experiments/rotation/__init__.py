@@ -53,7 +53,7 @@ def rotation(
         draws = 200 if quick else 2000
     kernel = kernel_errors(seed, FEATURES, draws)
     attention = attention_errors(seed, FEATURES)
-    learned = "not trained here: `maclaurin eval track` trains it, with lengths beyond those of the training"
+    learned = "not trained here: `maclaurin suite track` trains it, with lengths beyond those of the training"
     return Result(
         "rotation",
         "Rotations that depend on the input",
