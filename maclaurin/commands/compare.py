@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,7 @@ def compare(
         raise SystemExit(exit_code(stop)) from None
     rows = summary(runs)
     path = folder / "compare.json"
-    write_json(path, {"command": typed(), "recipe": vars(recipe), "rows": rows})
+    write_json(path, {"command": typed(), "recipe": vars(recipe), "rows": list(map(dataclasses.asdict, rows))})
     console = screen()
     console.print(result_table(rows, recipe))
     console.print(f"figures: {path}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -23,8 +22,9 @@ from maclaurin.common.files import read_json, write_json
 from maclaurin.processes.children import lifeline
 from maclaurin.training.checkpoints import checkpoints
 from maclaurin.training.contenders import CONTENDERS, Contender
-from maclaurin.training.model_size import layers, matched_width, parameters, state_nbytes
+from maclaurin.training.model_size import matched_width, parameters
 from maclaurin.training.recipe import Recipe
+from maclaurin.training.statistics import Figures, Standing, ranked, standing
 
 # threads that spin while they wait gain a tenth on an idle machine, and lose two thirds beside any other work
 WAIT_POLICY = "PASSIVE"
@@ -135,7 +135,7 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
     for name in ("eval_loss", "train_runtime"):
         if not _is_number(figures.get(name)):
             raise ValueError(f"{output / 'log.jsonl'} must have a number as {name}, got {figures.get(name)!r:.40}")
-    tokens = run.recipe.steps * run.recipe.batch_size * run.recipe.length * run.recipe.accumulation
+    tokens = run.recipe.steps * run.recipe.tokens_per_step
     unit = 1 if sys.platform == "darwin" else 1024
     result = {
         "held_out_loss": figures["eval_loss"],
@@ -164,28 +164,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A row a contender, best first: mean and spread over the seeds that are done."""
+def summary(runs: Sequence[Run]) -> list[Standing]:
+    """One per contender, best first, over the seeds that are done."""
     rows = []
     for name in dict.fromkeys(run.name for run in runs):
         own = [run for run in runs if run.name == name]
-        done = [result for run in own if (result := run.result()) is not None]
-        losses = [result["held_out_loss"] for result in done]
-        speeds = [result["tokens_per_second"] for result in done if result["tokens_per_second"] is not None]
-        rows.append(
-            {
-                "name": name,
-                "seeds": len(done),
-                "loss": statistics.mean(losses) if losses else None,
-                "spread": statistics.stdev(losses) if len(losses) > 1 else None,
-                "tokens_per_second": statistics.median(speeds) if speeds else None,
-                "peak_bytes": max(r["peak_bytes"] for r in done) if done else None,
-                "parameters": own[0].parameters,
-                "state_bytes_at_8k": state_nbytes(layers(own[0].recipe), 8192),
-                "published": CONTENDERS[name].published,
-            }
-        )
-    rows.sort(key=lambda row: (row["loss"] is None, row["loss"]))
-    for rank, row in enumerate(rows, 1):
-        row["rank"] = rank if row["loss"] is not None else None
-    return rows
+        done = [
+            Figures(result["held_out_loss"], result["tokens_per_second"], result["peak_bytes"])
+            for run in own
+            if (result := run.result()) is not None
+        ]
+        rows.append(standing(name, own[0].recipe, done, contender=name))
+    return ranked(rows)

@@ -115,6 +115,10 @@ class Recipe:
             one_of("track", tracker, TRACKERS)
         self.options()
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self.length * self.batch_size * self.accumulation
+
     def options(self) -> dict[str, Any]:
         try:
             options = json.loads(self.mixer_options)

@@ -59,10 +59,10 @@ def test_the_summary_ranks_by_mean_loss_with_its_spread(tmp_path):
             json.dumps({"held_out_loss": loss, "tokens_per_second": 10.0, "peak_bytes": 5, "seconds": 1.0})
         )
     best, worst = summary(runs)
-    assert (best["name"], best["rank"], worst["name"]) == ("2mamba", 1, "linear")
-    assert best["loss"] == pytest.approx(2.05)
-    assert best["spread"] == pytest.approx(0.0707, abs=1e-4)
-    assert best["seeds"] == 2
+    assert (best.name, best.rank, worst.name, worst.rank) == ("2mamba", 1, "linear", 2)
+    assert best.loss == pytest.approx(2.05)
+    assert best.spread == pytest.approx(0.0707, abs=1e-4)
+    assert best.seeds == 2
 
 
 def test_a_comparison_goes_on_run_by_run(tmp_path, monkeypatch):
