@@ -55,18 +55,19 @@ def group(context: typer.Context, given: dict[str, Any]) -> None:
 
 
 def _experiment(name: str) -> Callable[..., None]:
-    """The command of one experiment, or of the card: arguments first, then flags."""
-    from maclaurin.lab import cards
+    """The command of one experiment, or of the card: its arguments and flags are those of the function."""
+    from maclaurin import lab as experiments
     from maclaurin.lab.run import function_of, keep, run_one
 
-    function = cards.card if name == "card" else function_of(name)
+    card = name == "card"
+    function = experiments.card if card else function_of(name)
 
     @takes("given", Settings)
     @takes("options", function, without=("quick", "seed"))
     def command(context: typer.Context, given: dict[str, Any], options: dict[str, Any]) -> None:
         settings = Settings(**context.obj | given)
         options |= {"quick": settings.quick, "seed": settings.seed}
-        result = cards.card(*options.pop("names", ()), **options) if name == "card" else run_one(name, options)
+        result = function(*options.pop("names", ()), **options) if card else run_one(name, options)
         keep(result, settings.output)
         _publish([result], settings)
 
