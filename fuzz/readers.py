@@ -98,9 +98,9 @@ def tokens(home: Path) -> None:
 
 
 def recipe_of_yaml(home: Path) -> None:
-    from maclaurin.training.flags import parse
+    from maclaurin.training.configured import train_recipe
 
-    parse(["--config", str(home / "config.yaml"), "--output", str(home / "run")])[0].config(vocab_size=10)
+    train_recipe({"output": str(home / "run")}, home / "config.yaml").config(vocab_size=10)
 
 
 def tuned(home: Path) -> None:

@@ -221,7 +221,7 @@ def _memory(subject: Subject) -> str:
 
 def _recall(subject: Subject, steps: int, seed: int) -> str:
     if subject.trained is not None or subject.mixer is None:
-        raise ValueError("it is trained for something else: `maclaurin eval FOLDER --suite needle`")
+        raise ValueError("it is trained for something else: `maclaurin suite needle --model FOLDER`")
     if steps == 0:
         raise ValueError("left out")
     hard = mqar(4 * PAIRS, PAIRS, vocab_size=64)

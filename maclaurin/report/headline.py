@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from maclaurin.report.runs import Group, SavedRun, differences, tokens_per_step
+from maclaurin.report.runs import Group, SavedRun, differences
+from maclaurin.training.statistics import gap
 
 
 def headline(groups: Sequence[Group]) -> str:
-    ranked = [group for group in groups if group.loss is not None]
+    ranked = [group for group in groups if group.row.rank is not None]
     if not ranked:
         return "No run has finished yet"
-    best = ranked[0]
-    assert best.loss is not None
-    if len(ranked) == 1:
+    best, *others = (group.row for group in ranked)
+    if not others:
         return f"{best.name}: held-out loss {best.loss:.4f}"
     if differences(ranked):
         return f"{best.name} has the lowest held-out loss, but the budgets differ"
-    second, last = ranked[1], ranked[-1]
-    assert second.loss is not None and last.loss is not None
-    if _within_chance(best, second):
+    second = others[0]
+    ahead = gap(best, second)
+    if ahead.within_chance:
         return f"{best.name} and {second.name} are level: {best.loss:.4f} and {second.loss:.4f} held-out loss"
-    gap = second.loss - best.loss
-    return f"{best.name} wins with a held-out loss of {best.loss:.4f}, {gap:.4f} below {second.name}"
+    return f"{best.name} wins with a held-out loss of {best.loss:.4f}, {ahead.nats:.4f} below {second.name}"
 
 
 def lead(groups: Sequence[Group], runs: Sequence[SavedRun]) -> list[str]:
     """The gap in context, the budget, and what is missing."""
     sentences = []
-    ranked = [group for group in groups if group.loss is not None]
+    ranked = [group for group in groups if group.row.rank is not None]
     if ranked:
         sentences += _gaps(ranked)
         sentences.append(_budget(ranked))
@@ -43,28 +41,19 @@ def lead(groups: Sequence[Group], runs: Sequence[SavedRun]) -> list[str]:
 def _gaps(ranked: Sequence[Group]) -> list[str]:
     if len(ranked) == 1:
         return []
-    best, second, last = ranked[0], ranked[1], ranked[-1]
-    assert best.loss is not None and second.loss is not None and last.loss is not None
-    seeds = min(len(best.losses), len(second.losses))
-    gap = second.loss - best.loss
-    sentence = f"The best of {len(ranked)} is {best.name}; {second.name} follows {gap:.4f} nats a token behind"
-    sentence += f" ({gap / second.loss:.1%})" if gap >= 5e-4 * second.loss > 0 else ""
-    sentence += "." if last is second else f", {last.name} is last, {last.loss - best.loss:.4f} behind."
-    if seeds < 2:
+    best, second, last = ranked[0].row, ranked[1].row, ranked[-1].row
+    ahead = gap(best, second)
+    sentence = f"The best of {len(ranked)} is {best.name}; {second.name} follows {ahead.nats:.4f} nats a token behind"
+    sentence += f" ({ahead.share:.1%})" if ahead.share >= 5e-4 else ""
+    sentence += "." if last is second else f", {last.name} is last, {gap(best, last).nats:.4f} behind."
+    seeds = min(best.seeds, second.seeds)
+    if ahead.within_chance is None:
         chance = "One of the first two has a single seed, so how much of their gap is chance is not known."
-    elif _within_chance(best, second):
+    elif ahead.within_chance:
         chance = f"The gap between the first two is within the spread of their {seeds} seeds: call it a tie."
     else:
         chance = f"The gap between the first two is larger than the spread of their {seeds} seeds."
     return [f"{sentence} {chance}"]
-
-
-def _within_chance(first: Group, second: Group) -> bool:
-    """Whether the gap is no larger than the spreads together; unknown with one seed, and then the order stands."""
-    if first.spread is None or second.spread is None:
-        return False
-    assert first.loss is not None and second.loss is not None
-    return second.loss - first.loss <= math.hypot(first.spread, second.spread)
 
 
 def _budget(ranked: Sequence[Group]) -> str:
@@ -72,8 +61,8 @@ def _budget(ranked: Sequence[Group]) -> str:
     if differing:
         return f"These runs differ in {', '.join(differing)}, so their order is no fair comparison of the mixers."
     recipe = ranked[0].recipe
-    tokens = recipe.steps * tokens_per_step(recipe)
-    counts = [group.parameters for group in ranked]
+    tokens = recipe.steps * recipe.tokens_per_step
+    counts = [group.row.parameters for group in ranked]
     size = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
     each = "The budget of each run" if len(ranked) > 1 else "The budget"
     return (

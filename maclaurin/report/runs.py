@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,10 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from maclaurin.common.files import naming, read_json
-from maclaurin.training.compare import CONTENDERS
-from maclaurin.training.model_size import Layers, layers, parameters, state_nbytes
+from maclaurin.training.contenders import CONTENDERS
+from maclaurin.training.model_size import Layers, layers, state_nbytes
 from maclaurin.training.provenance import load_provenance
 from maclaurin.training.recipe import Recipe
+from maclaurin.training.statistics import Figures, Standing, ranked, standing
 
 Points = list[tuple[int, float]]  # step and loss
 
@@ -68,65 +67,32 @@ class SavedRun:
         return f"unfinished: {self.step} of {self.recipe.steps} steps" if self.step else "no figures yet"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Group:
     """Runs that differ in nothing but the seed: one line in a figure, one row in the table."""
 
-    name: str
+    row: Standing
     mixer: str
     runs: list[SavedRun]
-    rank: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.row.name
 
     @property
     def recipe(self) -> Recipe:
-        recipe = self.runs[0].recipe
-        assert recipe is not None
-        return recipe
+        return _recipe_of(self.runs)
 
     @property
     def done(self) -> list[SavedRun]:
         return [run for run in self.runs if run.finished]
 
-    @property
-    def losses(self) -> list[float]:
-        return [loss for run in self.done if (loss := run.held_out_loss) is not None]
-
-    @property
-    def loss(self) -> float | None:
-        return statistics.mean(self.losses) if self.losses else None
-
-    @property
-    def spread(self) -> float | None:
-        return statistics.stdev(self.losses) if len(self.losses) > 1 else None
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        speeds = [value for run in self.done if (value := _number(run.result.get("tokens_per_second"))) is not None]
-        return statistics.median(speeds) if speeds else None
-
-    @property
-    def peak_bytes(self) -> int | None:
-        peaks = [value for run in self.done if (value := _number(run.result.get("peak_bytes"))) is not None]
-        return int(max(peaks)) if peaks else None
-
-    @property
-    def published(self) -> str:
-        return CONTENDERS[self.mixer].published if self.mixer in CONTENDERS else ""
-
     @cached_property
     def layers(self) -> Layers:
         return layers(self.recipe)
 
-    @cached_property
-    def parameters(self) -> int:
-        return parameters(self.recipe)
-
     def state_nbytes(self, length: int) -> int:
         return state_nbytes(self.layers, length)
-
-
-def tokens_per_step(recipe: Recipe) -> int:
-    return recipe.length * recipe.batch_size * recipe.accumulation
 
 
 def collect(folders: Sequence[Path]) -> list[SavedRun]:
@@ -141,25 +107,20 @@ def collect(folders: Sequence[Path]) -> list[SavedRun]:
 
 def grouped(runs: Sequence[SavedRun]) -> list[Group]:
     """The groups, best first; those without a result come last. Broken runs are in none."""
-    groups: dict[str, Group] = {}
+    alike: dict[str, list[SavedRun]] = {}
     for run in runs:
-        if run.recipe is None:
-            continue
-        values = dataclasses.asdict(run.recipe)
-        key = json.dumps({name: value for name, value in values.items() if name not in ("output", "seed")})
-        label = mixer_label(run.recipe)
-        groups.setdefault(key, Group(label, label, [])).runs.append(run)
-    rows = list(groups.values())
-    _tell_apart(rows)
-    rows.sort(key=lambda group: math.inf if group.loss is None else group.loss)
-    for rank, group in enumerate((group for group in rows if group.loss is not None), 1):
-        group.rank = rank
-    return rows
+        if run.recipe is not None:
+            values = dataclasses.asdict(run.recipe)
+            key = json.dumps({name: value for name, value in values.items() if name not in ("output", "seed")})
+            alike.setdefault(key, []).append(run)
+    named = {_name(_recipe_of(own), list(map(_recipe_of, alike.values()))): own for own in alike.values()}
+    rows = (standing(name, _recipe_of(own), _figures(own), contender=_mixer(own)) for name, own in named.items())
+    return [Group(row, _mixer(named[row.name]), named[row.name]) for row in ranked(rows)]
 
 
 def differences(groups: Sequence[Group]) -> list[str]:
     """The fields of the recipe in which groups differ though a fair comparison shares them."""
-    return [name for name in _varying(groups) if name not in OWN + HOUSEKEEPING]
+    return [name for name in _varying([group.recipe for group in groups]) if name not in OWN + HOUSEKEEPING]
 
 
 def mixer_label(recipe: Recipe) -> str:
@@ -174,19 +135,37 @@ def mixer_label(recipe: Recipe) -> str:
     return f"{label} {json.dumps(options)}" if options else label
 
 
-def _tell_apart(groups: Sequence[Group]) -> None:
+def _name(recipe: Recipe, all_recipes: Sequence[Recipe]) -> str:
     """Groups of the same mixer are named by the fields in which they differ."""
-    for label in {group.mixer for group in groups}:
-        alike = [group for group in groups if group.mixer == label]
-        fields = [name for name in _varying(alike) if name not in ("output", "seed")]
-        for group in alike:
-            values = ", ".join(f"{name} {getattr(group.recipe, name)}" for name in fields)
-            group.name = f"{label} ({values})" if values else label
+    label = mixer_label(recipe)
+    fields = _varying([other for other in all_recipes if mixer_label(other) == label])
+    values = ", ".join(f"{name} {getattr(recipe, name)}" for name in fields if name not in ("output", "seed"))
+    return f"{label} ({values})" if values else label
 
 
-def _varying(groups: Sequence[Group]) -> list[str]:
+def _varying(recipes: Sequence[Recipe]) -> list[str]:
     names = [entry.name for entry in dataclasses.fields(Recipe)]
-    return [name for name in names if len({str(getattr(group.recipe, name)) for group in groups}) > 1]
+    return [name for name in names if len({str(getattr(recipe, name)) for recipe in recipes}) > 1]
+
+
+def _recipe_of(runs: Sequence[SavedRun]) -> Recipe:
+    """Of runs that differ in nothing but the seed."""
+    recipe = runs[0].recipe
+    assert recipe is not None
+    return recipe
+
+
+def _mixer(runs: Sequence[SavedRun]) -> str:
+    return mixer_label(_recipe_of(runs))
+
+
+def _figures(runs: Sequence[SavedRun]) -> list[Figures]:
+    """Of those that are finished."""
+    return [
+        Figures(run.held_out_loss, *(_number(run.result.get(name)) for name in ("tokens_per_second", "peak_bytes")))
+        for run in runs
+        if run.finished and run.held_out_loss is not None
+    ]
 
 
 def _read(folder: Path) -> SavedRun:
@@ -260,7 +239,7 @@ def _result(
         (value for entry in reversed(entries) if (value := _number(entry.get("train_runtime"))) is not None), None
     )
     if seconds and len(starts) == 1:  # a resumed run has been timed for its last part only
-        return {"tokens_per_second": recipe.steps * tokens_per_step(recipe) / seconds, "seconds": seconds}
+        return {"tokens_per_second": recipe.steps * recipe.tokens_per_step / seconds, "seconds": seconds}
     return {}
 
 

@@ -19,7 +19,7 @@ from maclaurin.page.figures import Line, Mark, Style
 from maclaurin.page.html import Cell, Chart, Code, Column, DataTable, Section
 from maclaurin.report.cost import MEASURED, forward_seconds, multiply_adds
 from maclaurin.report.headline import headline, lead
-from maclaurin.report.runs import Group, Points, SavedRun, grouped, tokens_per_step
+from maclaurin.report.runs import Group, Points, SavedRun, grouped
 from maclaurin.training.model_size import Layers, crossover, layers
 from maclaurin.training.recipe import Recipe
 
@@ -49,18 +49,18 @@ def results(groups: Sequence[Group]) -> Section:
     style = styles(groups)
     rows = [
         (
-            _number(group.rank, "{:d}"),
-            Cell(group.name, swatch=style[group.name].color),
-            _number(group.loss, "{:.4f}", missing="unfinished"),
-            _number(group.spread, "{:.4f}"),
-            _number(len(group.losses), "{:d}"),
-            _number(group.parameters, "{:,d}"),
-            _number(group.tokens_per_second, "{:,.0f}"),
-            _bytes(group.peak_bytes),
-            _bytes(group.state_nbytes(8192)),
-            _published(group.published),
+            _number(row.rank, "{:d}"),
+            Cell(row.name, swatch=style[row.name].color),
+            _number(row.loss, "{:.4f}", missing="unfinished"),
+            _number(row.spread, "{:.4f}"),
+            _number(row.seeds, "{:d}"),
+            _number(row.parameters, "{:,d}"),
+            _number(row.tokens_per_second, "{:,.0f}"),
+            _bytes(row.peak_bytes),
+            _bytes(row.state_bytes_at_8k),
+            _published(row.published),
         )
-        for group in groups
+        for row in (group.row for group in groups)
     ]
     intro = (
         "Loss on held-out text after the last step, mean over seeds; ± is their standard deviation. Parameters are those of "
@@ -209,9 +209,9 @@ def shown_alone(runs: Sequence[SavedRun]) -> list[SavedRun]:
 
 
 def _tried(run: SavedRun) -> SavedRun:
-    groups = grouped([run])
     try:
         with naming("its files"):
+            groups = grouped([run])
             for part in (results(groups), curves(groups), memory(groups), all_runs([run]), making([], groups, [run], "")):
                 part.html()
             headline(groups), lead(groups, [run])
@@ -222,12 +222,12 @@ def _tried(run: SavedRun) -> SavedRun:
 
 def _loss_lines(group: Group, style: Style, key: str) -> list[Line]:
     done = [getattr(run, key) for run in group.done if getattr(run, key)]
-    lines = [_mean(group.name, style, done, tokens_per_step(group.recipe))] if done else []
+    lines = [_mean(group.name, style, done, group.recipe.tokens_per_step)] if done else []
     for run in group.runs:
         points = getattr(run, key)
         if points and not run.finished:
             assert run.recipe is not None
-            one = _mean(f"{group.name}, seed {run.recipe.seed}, unfinished", style, [points], tokens_per_step(group.recipe))
+            one = _mean(f"{group.name}, seed {run.recipe.seed}, unfinished", style, [points], group.recipe.tokens_per_step)
             lines.append(dataclasses.replace(one, faint=True))
     return lines
 

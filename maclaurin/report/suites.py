@@ -1,4 +1,4 @@
-"""The suites of `maclaurin eval` in a set of folders, as parts of a page."""
+"""The suites of `maclaurin suite` in a set of folders, as parts of a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maclaurin.page.html import Code, Section
 
 @dataclass(frozen=True)
 class SavedSuite:
-    """A folder of `maclaurin eval --suite`: its results, or what is wrong with them."""
+    """A folder of `maclaurin suite`: its results, or what is wrong with them."""
 
     folder: Path
     name: str = ""

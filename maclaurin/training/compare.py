@@ -1,6 +1,6 @@
 """Mechanisms against each other at an equal budget: the same data in the same order, the same steps, the same parameters.
 
-Every run is a process of its own (`maclaurin train`), so that its peak memory is its own, and an interrupted comparison goes
+Every run is a process of its own (`child.py`), so that its peak memory is its own, and an interrupted comparison goes
 on run by run. Parameter counts are matched by the width of the MLPs.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -18,37 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maclaurin.common.arguments import one_of
+from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.common.files import read_json, write_json
 from maclaurin.processes.children import lifeline
 from maclaurin.training.checkpoints import checkpoints
-from maclaurin.training.model_size import layers, matched_width, parameters, state_nbytes
+from maclaurin.training.contenders import CONTENDERS, Contender
+from maclaurin.training.model_size import matched_width, parameters
 from maclaurin.training.recipe import Recipe
+from maclaurin.training.statistics import Figures, Standing, ranked, standing
 
 # threads that spin while they wait gain a tenth on an idle machine, and lose two thirds beside any other work
 WAIT_POLICY = "PASSIVE"
 # what a recipe may say otherwise without another result
 NO_MATTER = {"output", "corpus", "save_every", "keep", "track", "eval_every"}
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A mixer with its options, and the loss the thesis published for that row (small, 2048 tokens, FineWeb, 90k steps)."""
-
-    mixer: str
-    options: dict[str, Any]
-    published: str = ""
-
-
-CONTENDERS = {
-    "softmax": Contender("softmax", {}, "2.731"),
-    "softmax-conv": Contender("softmax", {"conv_width": 2}),
-    "linear": Contender("linear", {}, "3.028"),
-    "mamba2": Contender("mamba2", {"expand": 1, "d_state": 64}, "2.879 (one head)"),
-    "mamba2s": Contender("mamba2s", {}, "2.760"),
-    "2mamba": Contender("2mamba", {}, "2.727 (with dt)"),
-    "2mamba-e": Contender("2mamba-e", {}, "2.590 (medium; softmax 2.606)"),
-}
 
 
 @dataclass(frozen=True)
@@ -90,6 +71,7 @@ class Run:
 
 def plan(base: Recipe, names: Sequence[str], seeds: int) -> list[Run]:
     """The runs, seed by seed from the recipe's own, so that an early look compares all contenders."""
+    at_least_one("seeds", seeds)
     for name in names:
         one_of("mixers", name, tuple(CONTENDERS))
     runs = []
@@ -116,13 +98,13 @@ def _matched(base: Recipe, contender: Contender) -> Recipe:
 def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
     """Train it to its end, from its last checkpoint if it has one; `watch` sees its latest figures every second."""
     output = Path(run.recipe.output)
-    flags = [f"--{field.name}={getattr(run.recipe, field.name)}" for field in dataclasses.fields(Recipe)]
+    recipe = json.dumps(dataclasses.asdict(run.recipe))
     resume = ["--resume"] if checkpoints(output) else []
     started = time.monotonic()
     output.mkdir(parents=True, exist_ok=True)
     with open(output / "output.txt", "w") as stream, lifeline() as stdin:
         process = subprocess.Popen(
-            [sys.executable, "-m", "maclaurin.training.command", *flags, *resume],
+            [sys.executable, "-m", "maclaurin.training.child", recipe, *resume],
             stdin=stdin,
             stdout=stream,
             stderr=subprocess.STDOUT,
@@ -153,7 +135,7 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
     for name in ("eval_loss", "train_runtime"):
         if not _is_number(figures.get(name)):
             raise ValueError(f"{output / 'log.jsonl'} must have a number as {name}, got {figures.get(name)!r:.40}")
-    tokens = run.recipe.steps * run.recipe.batch_size * run.recipe.length * run.recipe.accumulation
+    tokens = run.recipe.steps * run.recipe.tokens_per_step
     unit = 1 if sys.platform == "darwin" else 1024
     result = {
         "held_out_loss": figures["eval_loss"],
@@ -182,28 +164,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A row a contender, best first: mean and spread over the seeds that are done."""
+def summary(runs: Sequence[Run]) -> list[Standing]:
+    """One per contender, best first, over the seeds that are done."""
     rows = []
     for name in dict.fromkeys(run.name for run in runs):
         own = [run for run in runs if run.name == name]
-        done = [result for run in own if (result := run.result()) is not None]
-        losses = [result["held_out_loss"] for result in done]
-        speeds = [result["tokens_per_second"] for result in done if result["tokens_per_second"] is not None]
-        rows.append(
-            {
-                "name": name,
-                "seeds": len(done),
-                "loss": statistics.mean(losses) if losses else None,
-                "spread": statistics.stdev(losses) if len(losses) > 1 else None,
-                "tokens_per_second": statistics.median(speeds) if speeds else None,
-                "peak_bytes": max(r["peak_bytes"] for r in done) if done else None,
-                "parameters": own[0].parameters,
-                "state_bytes_at_8k": state_nbytes(layers(own[0].recipe), 8192),
-                "published": CONTENDERS[name].published,
-            }
-        )
-    rows.sort(key=lambda row: (row["loss"] is None, row["loss"]))
-    for rank, row in enumerate(rows, 1):
-        row["rank"] = rank if row["loss"] is not None else None
-    return rows
+        done = [
+            Figures(result["held_out_loss"], result["tokens_per_second"], result["peak_bytes"])
+            for run in own
+            if (result := run.result()) is not None
+        ]
+        rows.append(standing(name, own[0].recipe, done, contender=name))
+    return ranked(rows)

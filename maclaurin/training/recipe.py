@@ -6,16 +6,18 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.common.files import read_json, write_json
-from maclaurin.models.config import SIZES, MaclaurinConfig
+
+if TYPE_CHECKING:
+    from maclaurin.models.config import MaclaurinConfig
 
 SCHEDULES = ("cosine", "linear", "constant")
 PRECISIONS = ("auto", "fp32", "bf16")
 ROWS = ("packed", "documents")
-FREE_SIZES = tuple(SIZES["tiny"])
+FREE_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 TRACKERS = ("tensorboard", "wandb", "trackio")
 # what a run that goes on can change; all else decides its weights and its data, or stands in its checkpoint
 MAY_CHANGE = {
@@ -48,7 +50,7 @@ class Recipe:
         metadata={"help": "Mixer of all layers, or a comma-separated list: one a layer, or a pattern that repeats."},
     )
     mixer_options: str = field(default="{}", metadata={"help": "Options of the mixer, as JSON."})
-    size: str = field(default="tiny", metadata={"help": f"Size of the model: {', '.join(SIZES)}."})
+    size: str = field(default="tiny", metadata={"help": "Size of the model: tiny, small or medium."})
     hidden_size: int = field(default=0, metadata={"help": "Width of the model; here and below, 0 for that of the size."})
     intermediate_size: int = field(default=0, metadata={"help": "Width of the MLPs."})
     num_hidden_layers: int = field(default=0, metadata={"help": "Layers."})
@@ -86,6 +88,8 @@ class Recipe:
     seed: int = field(default=0, metadata={"help": "Seed of weights and data order."})
 
     def __post_init__(self) -> None:
+        from maclaurin.models.config import SIZES
+
         one_of("size", self.size, tuple(SIZES))
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("precision", self.precision, PRECISIONS)
@@ -111,6 +115,10 @@ class Recipe:
             one_of("track", tracker, TRACKERS)
         self.options()
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self.length * self.batch_size * self.accumulation
+
     def options(self) -> dict[str, Any]:
         try:
             options = json.loads(self.mixer_options)
@@ -122,6 +130,8 @@ class Recipe:
 
     def config(self, **fields: Any) -> MaclaurinConfig:
         """Of the model; `fields` are what only the tokenizer knows."""
+        from maclaurin.models.config import MaclaurinConfig
+
         free = {name: value for name in FREE_SIZES if (value := getattr(self, name))}
         return MaclaurinConfig.of_size(
             self.size,

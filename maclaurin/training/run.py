@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import Subset
@@ -26,6 +27,8 @@ from maclaurin.training.provenance import save_provenance
 from maclaurin.training.recipe import FREE_SIZES, Recipe
 from maclaurin.training.trainer import LanguageTrainer, arguments
 from maclaurin.training.windows import WindowSchedule
+
+Rows = PackedRows | DocumentRows
 
 
 @dataclass(frozen=True)
@@ -57,33 +60,17 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     if checkpoint is not None:
         recipe.check_goes_on(output, first_step)
 
-    corpus = open_corpus(recipe.corpus, text_field=recipe.text_field)
-    if _is_first():
-        check_same_data(output, recipe.corpus, corpus.fingerprint())
-    tokenizer = open_tokenizer(recipe.tokenizer, corpus.documents("train"))
-    rows = PackedRows if recipe.rows == "packed" else DocumentRows
-    train_rows = rows(tokenise(corpus, "train", tokenizer, cache), recipe.length)
-    held_out = rows(tokenise(corpus, "held-out", tokenizer, cache), recipe.length)
-
+    tokenizer, train_rows, held_out = _data(recipe, output, cache)
     disable_progress_bar()
     set_seed(recipe.seed)
-    config = recipe.config(
-        vocab_size=len(tokenizer),
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    if checkpoint is not None:
-        _check_same_model(checkpoint, config)
-    model = MaclaurinForCausalLM(config)
-    interrupt = StopOnInterrupt()
-    progress = LiveProgress(recipe.length * recipe.batch_size * recipe.accumulation)
+    model = _model(recipe, tokenizer, checkpoint)
+    interrupt, progress = StopOnInterrupt(), LiveProgress(recipe.tokens_per_step)
     trainer = LanguageTrainer(
         model=model,
         args=_arguments(recipe),
         train_dataset=train_rows,
         eval_dataset=Subset(held_out, range(min(recipe.eval_rows, len(held_out)))),
-        data_collator=rows.collate,
+        data_collator=train_rows.collate,
         callbacks=[
             LastStep(),
             JsonLog(output / "log.jsonl"),
@@ -101,7 +88,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     if checkpoint is not None and first_step >= recipe.steps:
         # it died between its last checkpoint and the end: there is nothing left to train
         trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        trainer.model = model = MaclaurinForCausalLM.from_pretrained(checkpoint)
+        trainer.model = MaclaurinForCausalLM.from_pretrained(checkpoint)
     else:
         try:
             with interrupt:
@@ -113,6 +100,30 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
         _save_model(trainer, output)
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     return Result(trainer.state.global_step, finished, losses[-1] if losses else None, interrupt.requested)
+
+
+def _data(recipe: Recipe, output: Path, cache: Path | None) -> tuple[Any, Rows, Rows]:
+    """The tokenizer, the rows to train on and the held-out ones."""
+    corpus = open_corpus(recipe.corpus, text_field=recipe.text_field)
+    if _is_first():
+        check_same_data(output, recipe.corpus, corpus.fingerprint())
+    tokenizer = open_tokenizer(recipe.tokenizer, corpus.documents("train"))
+    rows = PackedRows if recipe.rows == "packed" else DocumentRows
+    train_rows, held_out = (rows(tokenise(corpus, part, tokenizer, cache), recipe.length) for part in ("train", "held-out"))
+    return tokenizer, train_rows, held_out
+
+
+def _model(recipe: Recipe, tokenizer: Any, checkpoint: Path | None) -> MaclaurinForCausalLM:
+    """With new weights, and of the shape of the checkpoint's if there is one."""
+    config = recipe.config(
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    if checkpoint is not None:
+        _check_same_model(checkpoint, config)
+    return MaclaurinForCausalLM(config)
 
 
 def _is_first() -> bool:

@@ -12,6 +12,7 @@ from rich.table import Table
 from maclaurin.common.sizes import size_text
 from maclaurin.training.compare import Run
 from maclaurin.training.recipe import Recipe
+from maclaurin.training.statistics import Standing
 
 
 class LiveTable:
@@ -50,8 +51,8 @@ class LiveTable:
         return table
 
 
-def result_table(rows: Sequence[dict[str, Any]], recipe: Recipe) -> Table:
-    tokens = recipe.steps * recipe.batch_size * recipe.length * recipe.accumulation
+def result_table(rows: Sequence[Standing], recipe: Recipe) -> Table:
+    tokens = recipe.steps * recipe.tokens_per_step
     table = Table(
         title=f"{recipe.size}, {recipe.corpus}, {recipe.steps} steps, {tokens:,} tokens: held-out loss, nats a token"
     )
@@ -60,17 +61,17 @@ def result_table(rows: Sequence[dict[str, Any]], recipe: Recipe) -> Table:
         table.add_column(column, justify="right")
     table.add_column("published by the thesis, its setting")
     for row in rows:
-        if row["loss"] is None:
+        if row.loss is None:
             continue
-        spread = "" if row["spread"] is None else f"{row['spread']:.4f}"
+        spread = "" if row.spread is None else f"{row.spread:.4f}"
         table.add_row(
-            f"{row['rank']}. {row['name']}",
-            f"{row['loss']:.4f}",
-            f"{spread} ({row['seeds']})",
-            f"{row['parameters']:,}",
-            "" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}",
-            size_text(row["peak_bytes"]),
-            size_text(row["state_bytes_at_8k"]),
-            row["published"],
+            f"{row.rank}. {row.name}",
+            f"{row.loss:.4f}",
+            f"{spread} ({row.seeds})",
+            f"{row.parameters:,}",
+            "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
+            "" if row.peak_bytes is None else size_text(row.peak_bytes),
+            size_text(row.state_bytes_at_8k),
+            row.published,
         )
     return table

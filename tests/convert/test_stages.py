@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from maclaurin.cli import app
-from maclaurin.convert.command import parse, plan_of
+from maclaurin.cli import app, main
+from maclaurin.commands.convert import plan_of
 from maclaurin.convert.evaluate import fidelity
 from maclaurin.convert.maclaurin_student import OPEN_FORGET
 from maclaurin.convert.objectives import with_low_rank
@@ -93,12 +93,17 @@ def test_the_page_has_every_stage_and_layer(converted):
     assert "Spearman" in html and "same token" not in html  # an encoder has no tokens to predict
 
 
-def test_the_page_has_a_command_that_plans_the_same_again(converted):
+def test_the_page_has_a_command_that_plans_the_same_again(converted, monkeypatch):
     mine, figures, _, _ = converted
     _, _, folder, *words = shlex.split(figures.plan.command())
     flags = dict(zip(words[::2], words[1::2], strict=True))
     assert "--student" in flags and "--recover-rate" not in flags
-    assert plan_of(parse([folder, *words])) == mine
+    planned = []
+    monkeypatch.setattr("maclaurin.commands.convert._convert", lambda plan, *_, **__: planned.append(plan))
+    monkeypatch.setattr("maclaurin.commands.convert.write_report", lambda *_: None)
+    with pytest.raises(SystemExit, match="0"):
+        main(["convert", folder, *words])
+    assert planned == [mine]
 
 
 def test_a_finished_conversion_is_not_run_again(converted):

@@ -26,7 +26,7 @@ def needles(lengths, depths, examples):
 def test_a_trained_model_answers_needles(trained, tmp_path, monkeypatch, capsys):
     """Through the shell: a table, a file of figures and a page with a heat map, of a model of four steps of training."""
     monkeypatch.setitem(SUITES, "needle", lambda preset: [needles((16, 32), (0.0, 1.0), 3)])
-    arguments = ["eval", str(trained), "--suite", "needle", "--output", str(tmp_path)]
+    arguments = ["suite", "needle", "--model", str(trained), "--output", str(tmp_path)]
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     printed = capsys.readouterr().out

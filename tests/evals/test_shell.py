@@ -1,4 +1,4 @@
-"""`maclaurin eval --suite`: a run, a run that is interrupted, and what is refused."""
+"""`maclaurin suite`: a run, a run that is interrupted, and what is refused."""
 
 import json
 import signal
@@ -12,11 +12,10 @@ from maclaurin.cli import main
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "maclaurin.cli", "eval", *map(str, arguments)]
+    return [sys.executable, "-m", "maclaurin.cli", "suite", *map(str, arguments)]
 
 
 TINY_RUN = (
-    "--suite",
     "track",
     "--mixers",
     "softmax,gla-selective",
@@ -49,7 +48,7 @@ def test_the_shell_runs_a_suite_and_goes_on_after_a_kill(tmp_path, capsys):
     for name, written in kept.items():
         assert (tmp_path / "out" / "cells" / name).stat().st_mtime_ns == written
     with pytest.raises(SystemExit) as ended:
-        main(["eval", *map(str, (*TINY_RUN, *output))])
+        main(["suite", *map(str, (*TINY_RUN, *output))])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     assert "gla-selective" in printed and "published elsewhere" in printed and "eval.html" in printed
@@ -57,7 +56,7 @@ def test_the_shell_runs_a_suite_and_goes_on_after_a_kill(tmp_path, capsys):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_shell_is_interrupted_with_one_sentence(tmp_path, number, code):
-    long = ("--suite", "track", "--mixers", "softmax", "--steps", "100000", "--jobs", "1", "--output", tmp_path)
+    long = ("track", "--mixers", "softmax", "--steps", "100000", "--jobs", "1", "--output", tmp_path)
     process = subprocess.Popen(command(*long), stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "worker-0.txt").exists():
         time.sleep(0.05)
@@ -70,14 +69,23 @@ def test_the_shell_is_interrupted_with_one_sentence(tmp_path, number, code):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "give the folder of a trained model, or --suite"),
-        (("runs/first", "--suite", "recall"), "the suite 'needle' only"),
-        (("--suite", "recal"), "suite must be one of"),
-        (("--suite", "recall", "--learning-rates", "fast"), "learning_rates must be numbers"),
+        (("eval",), "give the folder of a trained model; what mixers can learn is `maclaurin suite NAME`"),
+        (("suite",), "Missing argument 'name'"),
+        (("suite", "recall", "--model", "runs/first"), "the suite 'needle' only"),
+        (("suite", "recal"), "suite must be one of"),
+        (("suite", "recall", "--learning-rates", "fast"), "learning_rates must be numbers"),
     ],
 )
 def test_the_shell_says_what_is_missing(arguments, sentence, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["eval", *arguments])
+        main(arguments)
     error = capsys.readouterr().err
     assert ended.value.code == 2 and sentence in error and len(error.splitlines()) == 1
+
+
+def test_the_old_form_of_a_suite_names_the_new_one(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", "runs/first", "--suite", "recall", "--preset", "paper", "--learning_rates", "1e-3"])
+    warning, error = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and "use `maclaurin suite recall --model runs/first`" in warning
+    assert "the suite 'needle' only" in error

@@ -48,7 +48,7 @@ def test_the_table_and_the_page_show_what_was_measured(tmp_path):
         "a paper",
     ):
         assert word in text, word
-    html = page(SuiteResult("maclaurin eval", "tiny", [table])).html()
+    html = page(SuiteResult("maclaurin suite", "tiny", [table])).html()
     for word in ("tiny-pairs", "tiny-distance", "table-tiny", "shaded", "a paper"):
         assert word in html
 

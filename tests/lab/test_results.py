@@ -8,7 +8,6 @@ import math
 import pytest
 
 from maclaurin.lab import claims
-from maclaurin.lab.flags import parse
 from maclaurin.lab.page import chart, page
 from maclaurin.lab.result import Curve, Grid, Matrix, Plot, Result
 from maclaurin.lab.run import found_in, keep
@@ -77,21 +76,6 @@ def test_figures_state_settings_and_seed() -> None:
     assert all("seed 3" in chart.caption for chart in charts)
     html = page([small()]).html()
     assert "A small one" in html and "lab-claims" in html
-
-
-def flagged(*, quick: bool = False, n: int = 10, rate: float | None = None, sizes: tuple[float, ...] = (1.0,)) -> None:
-    """An experiment."""
-
-
-def test_flags_are_the_arguments() -> None:
-    assert parse(flagged, ["--n", "3", "--sizes", "1,2.5"], "x") == {"quick": False, "n": 3, "rate": None, "sizes": (1, 2.5)}
-    assert parse(flagged, ["--rate", "0.5", "--quick"], "x")["rate"] == 0.5
-
-
-@pytest.mark.parametrize("args", [["--m", "3"], ["--n", "three"], ["--sizes", "a,b"]])
-def test_bad_flags_are_one_sentence(args: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"x"):
-        parse(flagged, args, "x")
 
 
 def test_a_page_names_what_did_not_hold() -> None:

@@ -70,7 +70,7 @@ def write_suite(folder, experiment, suite, value):
             buckets = [(1, 2, int(10 * accuracy), 10), (2, 4, int(20 * accuracy), 20)] if problem.name == "mqar" else []
             scores.append(Score(accuracy, accuracy, 100, problem.options["length"], 4096, buckets))
         save(cell, Outcome(scores[-1].accuracy, scores, 98_304, 10, False, 1.5), folder)
-    command = f"maclaurin eval --suite {suite}"
+    command = f"maclaurin suite {suite}"
     results = SuiteResult(command, suite, [summary(experiment, folder, {})]).to_json()
     (folder / "results.json").write_text(json.dumps(results))
     return folder

@@ -7,20 +7,23 @@ import pytest
 from maclaurin.report import build
 from maclaurin.report.headline import headline, lead
 from maclaurin.report.runs import collect, differences, grouped
+from maclaurin.report.sections import results
 from maclaurin.training import Recipe
+from maclaurin.training.compare import plan, summary
+from maclaurin.training.tables import result_table
 from tests.report.conftest import write_run
 
 
 def test_seeds_of_one_mixer_are_one_group_and_the_best_is_first(comparison):
     groups = grouped(collect([comparison]))
-    assert [(group.rank, group.name, len(group.losses)) for group in groups] == [
+    assert [(group.row.rank, group.name, group.row.seeds) for group in groups] == [
         (1, "2mamba", 2),
         (2, "softmax", 2),
         (3, "mamba2s", 1),
         (4, "linear", 2),
     ]
-    best = groups[0]
-    assert best.loss == pytest.approx(sum(best.losses) / 2)
+    best = groups[0].row
+    assert best.loss == pytest.approx(sum(run.held_out_loss for run in groups[0].runs) / 2)
     assert best.spread == pytest.approx(0.01 / 2**0.5)
     assert best.published.startswith("2.727")
     assert best.peak_bytes == int(5e8 * 2.35)
@@ -74,14 +77,14 @@ def test_bytes_that_are_no_text_are_a_broken_run(comparison):
 def test_runs_of_train_have_speed_but_no_memory(tmp_path):
     write_run(Recipe(output=str(tmp_path / "alone"), steps=100), 2.0, result=False)
     (group,) = grouped(collect([tmp_path]))
-    assert group.tokens_per_second == 100 * 8 * 512 / 8.0
-    assert group.peak_bytes is None
+    assert group.row.tokens_per_second == 100 * 8 * 512 / 8.0
+    assert group.row.peak_bytes is None
 
 
 def test_the_speed_of_a_resumed_run_is_not_known(tmp_path):
     folder = write_run(Recipe(output=str(tmp_path / "alone"), steps=100), 2.0, result=False)
     (folder / "versions.json").write_text(json.dumps([{"first_step": 0}, {"first_step": 40}]))
-    assert grouped(collect([tmp_path]))[0].tokens_per_second is None
+    assert grouped(collect([tmp_path]))[0].row.tokens_per_second is None
 
 
 def test_groups_of_one_mixer_are_told_apart_and_unequal_budgets_are_said(tmp_path):
@@ -168,3 +171,19 @@ def test_a_recipe_of_layers_too_large_to_build_has_no_cost(tmp_path):
     assert "Left out: softmax" in page.html()
     (cost,) = (chart for chart in page.charts() if chart.key == "cost-counted")
     assert [line.name for line in cost.figure.data] == ["linear"]
+
+
+def test_the_table_and_the_page_show_one_record(comparison):
+    """Of the same runs: read from results by `compare`, from logs by the page."""
+    runs = plan(Recipe(output=str(comparison), steps=100, length=64), ["softmax", "2mamba", "linear", "mamba2s"], seeds=2)
+    rows, groups = summary(runs), grouped(collect([comparison]))
+    assert rows == [group.row for group in groups]
+    table = result_table(rows, runs[0].recipe)
+    (shown,) = results(groups).parts
+    by_title = {column.title: index for index, column in enumerate(shown.columns)}
+    for title, column in (("held-out loss", 1), ("parameters", 3), ("tokens/s", 4), ("peak memory", 5), ("state at 8k", 6)):
+        assert [row[by_title[title]].text for row in shown.rows] == list(table.columns[column].cells), title
+    names = [f"{row[by_title['rank']].text}. {row[by_title['mixer']].text}" for row in shown.rows]
+    assert names == list(table.columns[0].cells)
+    spreads = [f"{row[by_title['± seeds']].text} ({row[by_title['seeds']].text})" for row in shown.rows]
+    assert [text.replace("– (", " (") for text in spreads] == list(table.columns[2].cells)

@@ -19,7 +19,7 @@ def test_suites_below_a_folder_are_sections(suites):
         *("mqar-pairs", "mqar-distance"),
     ]
     text = page.html()
-    for words in ("maclaurin eval --suite needle", "maclaurin report results", "MLPs 32 wide", "recall: Recall", "98,304"):
+    for words in ("maclaurin suite needle", "maclaurin report results", "MLPs 32 wide", "recall: Recall", "98,304"):
         assert words in text
     assert page.headline == "longer at length 256: from linear 0.070 to softmax 0.750"
 

@@ -9,8 +9,8 @@ import torch
 
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.training import Recipe, model_size
-from maclaurin.training.compare import CONTENDERS, plan, summary
-from maclaurin.training.flags import parse_compare
+from maclaurin.training.compare import plan, summary
+from maclaurin.training.contenders import CONTENDERS
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "medium"])
@@ -48,7 +48,7 @@ def test_an_unknown_contender_is_one_sentence():
     with pytest.raises(ValueError, match="mixers must be one of 'softmax'"):
         plan(Recipe(), ["2mambo"], 1)
     with pytest.raises(ValueError, match="seeds must be at least 1"):
-        parse_compare(["--seeds", "0"])
+        plan(Recipe(), ["2mamba"], 0)
 
 
 def test_the_summary_ranks_by_mean_loss_with_its_spread(tmp_path):
@@ -59,10 +59,10 @@ def test_the_summary_ranks_by_mean_loss_with_its_spread(tmp_path):
             json.dumps({"held_out_loss": loss, "tokens_per_second": 10.0, "peak_bytes": 5, "seconds": 1.0})
         )
     best, worst = summary(runs)
-    assert (best["name"], best["rank"], worst["name"]) == ("2mamba", 1, "linear")
-    assert best["loss"] == pytest.approx(2.05)
-    assert best["spread"] == pytest.approx(0.0707, abs=1e-4)
-    assert best["seeds"] == 2
+    assert (best.name, best.rank, worst.name, worst.rank) == ("2mamba", 1, "linear", 2)
+    assert best.loss == pytest.approx(2.05)
+    assert best.spread == pytest.approx(0.0707, abs=1e-4)
+    assert best.seeds == 2
 
 
 def test_a_comparison_goes_on_run_by_run(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from maclaurin.training import Recipe, train
 from maclaurin.training import run as run_module
 from maclaurin.training.checkpoints import IDENTITY, MANIFEST, last_whole, seal
 from maclaurin.training.compare import Run, execute, latest, plan
-from maclaurin.training.flags import parse
+from maclaurin.training.configured import train_recipe
 from maclaurin.training.trainer import LanguageTrainer
 
 SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mixer": "linear"}
@@ -263,8 +263,8 @@ def test_steps_that_are_taken_cannot_be_taken_back(folder):
 
 def test_flags_win_over_the_file_and_the_file_over_the_run(folder):
     (folder / "more.yaml").write_text("steps: 9\nkeep: 5\nlearning_rate: 1e-3\n")
-    parsed, _ = parse(["--output", str(folder / "run"), "--resume", "--config", str(folder / "more.yaml"), "--keep=7"])
-    assert (parsed.steps, parsed.keep, parsed.hidden_size, parsed.learning_rate) == (9, 7, 16, 1e-3)
+    recipe = train_recipe({"output": str(folder / "run"), "keep": 7}, folder / "more.yaml", resume=True)
+    assert (recipe.steps, recipe.keep, recipe.hidden_size, recipe.learning_rate) == (9, 7, 16, 1e-3)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -419,7 +419,7 @@ MERGES = "x0: &x0 {steps: 1}\n" + "".join(f"x{i + 1}: &x{i + 1} {{<<: [{', '.joi
 def test_a_bad_config_is_one_short_sentence(tmp_path, text):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"^config '.*run\.yaml'") as caught:
-        parse(["--config", str(tmp_path / "run.yaml")])
+        train_recipe({}, tmp_path / "run.yaml")
     assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 1000
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from maclaurin.training import NonFiniteLossError, Recipe, train
 from maclaurin.training import run as run_module
-from maclaurin.training.flags import parse
+from maclaurin.training.configured import train_recipe
 from maclaurin.training.trainer import LanguageTrainer
 
 STEPS = 8
@@ -162,8 +162,8 @@ def test_five_kills_in_a_row_change_nothing(folder):
 
 def test_yaml_and_flags_have_the_same_names(tmp_path):
     (tmp_path / "run.yaml").write_text("mixer: softmax\nsteps: 7\nlearning_rate: 0.5\n")
-    parsed, resume = parse(["--config", str(tmp_path / "run.yaml"), "--steps", "9"])
-    assert (parsed.mixer, parsed.steps, parsed.learning_rate, resume) == ("softmax", 9, 0.5, False)
+    recipe = train_recipe({"steps": 9}, tmp_path / "run.yaml")
+    assert (recipe.mixer, recipe.steps, recipe.learning_rate) == ("softmax", 9, 0.5)
 
 
 @pytest.mark.parametrize(

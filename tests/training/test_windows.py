@@ -12,7 +12,6 @@ from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.training import Recipe, train
 from maclaurin.training import run as run_module
 from maclaurin.training.callbacks import StochasticWindow
-from maclaurin.training.flags import parse
 from maclaurin.training.trainer import LanguageTrainer
 from maclaurin.training.windows import WindowSchedule, own_windows
 from tests.training.test_train import assert_same_weights, weights
@@ -131,10 +130,9 @@ def test_a_step_leaves_every_layer_its_own_window():
     assert [layer.mixer.window for layer in model.model.layers] == [128, None, 64, None]
 
 
-def test_flags(tmp_path):
-    parsed, _ = parse(["--mixer", "mlstm,sliding-window", "--short_window", "32", "--short_window_probability", "0.75"])
-    assert (parsed.short_window, parsed.short_window_probability, parsed.long_window_end) == (32, 0.75, 0.1)
-    assert parsed.config(vocab_size=9).layer_mixers() == ["mlstm", "sliding-window"] * 2
+def test_mixers_with_commas_are_a_pattern():
+    recipe = Recipe(mixer="mlstm,sliding-window", short_window=32)
+    assert recipe.config(vocab_size=9).layer_mixers() == ["mlstm", "sliding-window"] * 2
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def rotation(
     if draws is None:
         draws = 200 if quick else 2000
     fourier, ripple = fourier_part(seed, draws), ripple_part()
-    learned = "not trained here: `maclaurin eval track` trains it, with lengths beyond those of the training"
+    learned = "not trained here: `maclaurin suite track` trains it, with lengths beyond those of the training"
     made = [
         complex_form(seed, tied=tied),
         *relative_phase(seed),

@@ -1,24 +1,22 @@
-"""`maclaurin train`: the fields of a recipe as flags.
-
-`python -m maclaurin.training.command …` is the same as a child of the process that started it, with which it ends.
+"""A training run, and what is said at its end; `python -m maclaurin.training.child RECIPE [--resume]` is one in a process
+of its own: the recipe is JSON, and the process ends with the one that started it.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
-from collections.abc import Sequence
 
 from maclaurin.machine.allocator import keep_freed_memory
 from maclaurin.processes.children import end_with_parent
 from maclaurin.processes.exits import errors_as_sentences
 from maclaurin.processes.stopping import Terminated, raise_on_terminate
-from maclaurin.training.flags import parse
+from maclaurin.training.recipe import Recipe, checked
 from maclaurin.training.run import train
 
 
-def execute(arguments: Sequence[str]) -> None:
-    recipe, resume = parse(arguments)
+def execute(recipe: Recipe, *, resume: bool) -> None:
     keep_freed_memory()
     result = train(recipe, resume=resume)
     if result.finished:
@@ -33,4 +31,4 @@ if __name__ == "__main__":
     end_with_parent()
     raise_on_terminate()
     with errors_as_sentences():
-        execute(sys.argv[1:])
+        execute(Recipe(**checked(json.loads(sys.argv[1]), "the recipe")), resume="--resume" in sys.argv[2:])

@@ -1,0 +1,30 @@
+"""`maclaurin bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maclaurin.commands.output import screen
+
+
+def bench(
+    parts: Annotated[
+        list[str] | None, typer.Argument(help="limits, attention, decode, mixers, peers, memory, training; all by default.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads of PyTorch and of the kernels.")] = 2,
+    long: Annotated[bool, typer.Option("--long", help="The longest sequences too, which take softmax minutes.")] = False,
+    output: Annotated[Path, typer.Option(help="Folder of bench.json and of the page with the figures.")] = Path("results"),
+) -> None:
+    """Measure speed and memory against PyTorch's attention and other peers, side by side in one process."""
+    from maclaurin.bench import run
+    from maclaurin.bench.page import page
+    from maclaurin.common.files import write_json
+
+    results = run(parts or [], threads=threads, long=long, console=screen())
+    write_json(output / "bench.json", results.to_json())
+    page(results).write(output / "bench.html")
+    print(output / "bench.json")
+    print(output / "bench.html")

@@ -1,0 +1,52 @@
+"""`maclaurin compare`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from maclaurin.commands.fields import takes
+from maclaurin.commands.output import comma_list, screen, typed, write_report
+from maclaurin.training.contenders import BUDGET, CONTENDERS
+from maclaurin.training.recipe import Recipe
+
+
+@takes("given", Recipe, defaults=BUDGET, without=("mixer", "mixer_options"))  # which are those of the contenders
+def compare(
+    given: dict[str, Any],
+    config: Annotated[Path | None, typer.Option(help="YAML file with the same names as the flags.")] = None,
+    mixers: Annotated[str, typer.Option(help="Contenders, with commas between.")] = ",".join(CONTENDERS),
+    seeds: Annotated[int, typer.Option(help="Seeds of each contender, from --seed on.")] = 2,
+) -> None:
+    """Train several mixers at an equal budget and print which one wins; goes on where it was interrupted."""
+    from maclaurin.common.files import write_json
+    from maclaurin.processes.lock import locked
+    from maclaurin.processes.stopping import STOPS, exit_code
+    from maclaurin.training.compare import execute, plan, summary
+    from maclaurin.training.configured import compare_recipe
+    from maclaurin.training.tables import LiveTable, result_table
+
+    recipe = compare_recipe(given, config)
+    runs = plan(recipe, comma_list(mixers), seeds)
+    folder = Path(recipe.output)
+    try:
+        with locked(folder / "compare.lock", f"comparison {recipe.output!r}"), LiveTable(runs, recipe.steps) as table:
+            for run in runs:
+                if run.result() is None:
+                    execute(run, partial(table.update, run))
+                table.update(run, {})
+    except STOPS as stop:
+        print("maclaurin: stopped; the same command goes on", file=sys.stderr)
+        raise SystemExit(exit_code(stop)) from None
+    rows = summary(runs)
+    path = folder / "compare.json"
+    write_json(path, {"command": typed(), "recipe": vars(recipe), "rows": list(map(dataclasses.asdict, rows))})
+    console = screen()
+    console.print(result_table(rows, recipe))
+    console.print(f"figures: {path}")
+    write_report(folder, sys.stdout)

@@ -1,0 +1,92 @@
+"""`maclaurin convert`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from maclaurin.commands.fields import takes
+from maclaurin.commands.output import Json, print_json, screen, write_report
+from maclaurin.convert.plan import Plan, whole_numbers
+
+
+@takes("given", Plan)
+def convert(
+    given: dict[str, Any],
+    folder: Annotated[str | None, typer.Argument(metavar="SOURCE", help="The source, as with --source.")] = None,
+    lengths: Annotated[
+        str, typer.Option(help="Where speed and memory are measured; empty for nowhere.")
+    ] = "512,1024,2048,4096",
+    from_thesis: Annotated[
+        Path | None, typer.Option(help="Instead of a source: folder of a checkpoint of the thesis.")
+    ] = None,
+    rounded_positions: Annotated[
+        bool,
+        typer.Option(
+            "--rounded-positions", help="Of a checkpoint of the thesis: softmax with positions rounded to bfloat16."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a trained softmax model linear: transfer, recover, evaluate. The same command again goes on where it stopped."""
+    sources = [source for source in (folder, given.get("source"), from_thesis) if source]
+    if len(sources) != 1:
+        raise ValueError("give a source to convert, or --from-thesis FOLDER, and not both")
+    if from_thesis is not None:
+        _import(from_thesis, given.get("output", ""), rounded_positions=rounded_positions)
+        return
+    measured = tuple(whole_numbers("lengths", lengths))
+    plan = plan_of(given | {"source": sources[0]})
+    _convert(plan, measured, as_json=as_json)
+    write_report(Path(plan.output), sys.stderr if as_json else sys.stdout)
+
+
+def plan_of(given: dict[str, Any]) -> Plan:
+    """The rest as suits the source."""
+    from maclaurin.convert.plan import defaults
+    from maclaurin.convert.sources import recognise
+
+    Plan(**given)  # what is wrong with the flags themselves is said before a source is looked for
+    return Plan(**defaults(recognise(given["source"])) | given)
+
+
+def _import(checkpoint: Path, output: str, *, rounded_positions: bool) -> None:
+    from maclaurin.convert.thesis import import_checkpoint
+
+    if not output:
+        raise ValueError("give --output, the folder of the model")
+    for line in import_checkpoint(checkpoint, Path(output), rounded_positions=rounded_positions):
+        print(line)
+
+
+def _convert(plan: Plan, lengths: tuple[int, ...], *, as_json: bool) -> None:
+    from maclaurin.convert.result import cost_table, result_table
+    from maclaurin.convert.run import convert_all
+    from maclaurin.machine.allocator import keep_freed_memory
+    from maclaurin.processes.stopping import STOPS, exit_code
+
+    keep_freed_memory()
+    try:
+        results = convert_all(plan, partial(print, file=sys.stderr), lengths=lengths)
+    except STOPS as stop:  # between stages, or for the second time within one
+        _stop(exit_code(stop))
+    figures = [result.figures for result in results]
+    if as_json:
+        print_json([one.to_json() for one in figures])
+    else:
+        console = screen()
+        for table in (result_table(figures), cost_table(figures)):
+            if table is not None:
+                console.print(table)
+    if not all(result.finished for result in results):
+        _stop(128 + signal.SIGINT)
+
+
+def _stop(code: int) -> NoReturn:
+    print("maclaurin: stopped; the same command goes on", file=sys.stderr)
+    raise SystemExit(code)

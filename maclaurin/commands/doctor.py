@@ -1,0 +1,41 @@
+"""`maclaurin doctor`."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from maclaurin.commands.output import Json, print_json, screen
+
+
+def doctor(
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Measure which form is fastest at which length, and store it.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print versions, devices, backends and what is missing, and check the arithmetic of this machine."""
+    from maclaurin.machine.doctor import examine
+
+    if tune:
+        from maclaurin.bench.tune import measure
+        from maclaurin.ops.crossover import store, tuned_file
+
+        store(measure(partial(print, file=sys.stderr)))
+        print(f"stored in {tuned_file()}", file=sys.stderr)
+    report = examine()
+    if as_json:
+        print_json(report)
+        return
+    table = Table(show_header=False)
+    for section in ("versions", "devices", "backends", "checks"):
+        for key, value in report[section].items():
+            table.add_row(section, key, "not installed" if value is None else value)
+    table.add_row("compiler", "C++", report["compiler"] or "not found")
+    for sentence in report["missing"]:
+        table.add_row("missing", "", sentence)
+    screen().print(table)

@@ -1,0 +1,69 @@
+"""`maclaurin generate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maclaurin.commands.output import Json, print_json
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="Folder of a trained model.")],
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
+    file: Annotated[Path | None, typer.Option(help="File with the text to continue; without both, standard input.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens at most.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(help="Of the distribution tokens are drawn from; 0 for the likeliest.")
+    ] = 0.8,
+    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens of this share.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Continue a text: streams it, then says how fast it was and what the state takes."""
+    from maclaurin.common.sizes import size_text
+    from maclaurin.models.folder import open_model
+    from maclaurin.models.generation import continue_text
+
+    if prompt is not None and file is not None:
+        raise ValueError("give --prompt or --file, not both")
+    text = _text_of(file) if prompt is None else prompt
+    opened, tokenizer = open_model(model)
+    if not as_json:
+        _write(text)
+    result = continue_text(
+        opened,
+        tokenizer,
+        text,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        write=None if as_json else _write,
+    )
+    if as_json:
+        print_json(dataclasses.asdict(result))
+        return
+    print()
+    speed = "" if result.tokens_per_second is None else f" at {result.tokens_per_second:,.0f} tokens/s"
+    print(
+        f"{result.prompt_tokens} tokens read in {result.prefill_seconds:.2f} s, {result.new_tokens} written{speed}, "
+        f"state {size_text(result.state_bytes)}",
+        file=sys.stderr,
+    )
+
+
+def _text_of(file: Path | None) -> str:
+    if file is not None:
+        return file.read_text(encoding="utf-8")
+    if sys.stdin.isatty():
+        raise ValueError("give a text to continue: --prompt TEXT, --file FILE, or on standard input")
+    return sys.stdin.read()
+
+
+def _write(text: str) -> None:
+    print(text, end="", flush=True)

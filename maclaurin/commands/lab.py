@@ -1,0 +1,131 @@
+"""`maclaurin lab`: a group with a command for each experiment, whose flags are the arguments of its function."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from maclaurin.commands.fields import takes
+from maclaurin.commands.lazy import PLAIN, LazyGroup
+from maclaurin.commands.output import print_json, screen
+from maclaurin.lab import EXPERIMENTS, Result
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Flags of every experiment, before or after its name."""
+
+    quick: bool = field(default=False, metadata={"help": "Fewer draws and smaller sizes: all in minutes."})
+    seed: int = field(default=0, metadata={"help": "Of all draws."})
+    jobs: int | None = field(default=None, metadata={"help": "Of `all`: processes side by side; as many as cores."})
+    output: Path = field(default=Path("results/lab"), metadata={"help": "Folder of the figures and the page."})
+    png: Path | None = field(default=None, metadata={"help": "Also write every figure as a PNG file into this folder."})
+    json: bool = field(default=False, metadata={"help": "Print JSON instead of a table."})
+
+
+class Experiments(LazyGroup):
+    lines = EXPERIMENTS | {
+        "all": "all of these, and a table of all claims",
+        "card": "the report card of mixers or of folders of trained models, side by side",
+    }
+
+    @staticmethod
+    def load(name: str) -> Callable[..., None]:
+        return _everything if name == "all" else _experiment(name)
+
+
+lab = typer.Typer(cls=Experiments, **PLAIN, subcommand_metavar="EXPERIMENT [FLAGS]…")
+
+
+@lab.callback(invoke_without_command=True)
+@takes("given", Settings)
+def group(context: typer.Context, given: dict[str, Any]) -> None:
+    """Compute claims of the theory, beside the published numbers, and say which held."""
+    context.obj = given
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _experiment(name: str) -> Callable[..., None]:
+    """The command of one experiment, or of the card: its arguments and flags are those of the function."""
+    from maclaurin import lab as experiments
+    from maclaurin.lab.run import function_of, keep, run_one
+
+    card = name == "card"
+    function = experiments.card if card else function_of(name)
+
+    @takes("given", Settings)
+    @takes("options", function, without=("quick", "seed"))
+    def command(context: typer.Context, given: dict[str, Any], options: dict[str, Any]) -> None:
+        settings = Settings(**context.obj | given)
+        options |= {"quick": settings.quick, "seed": settings.seed}
+        result = function(*options.pop("names", ()), **options) if card else run_one(name, options)
+        keep(result, settings.output)
+        _publish([result], settings)
+
+    command.__doc__ = function.__doc__
+    return command
+
+
+@takes("given", Settings)
+def _everything(context: typer.Context, given: dict[str, Any]) -> None:
+    """All experiments, and a table of all claims. Each is kept when it is finished, whatever becomes of the others."""
+    from maclaurin.common.cores import cores
+    from maclaurin.lab.run import keep, run_all
+
+    settings = Settings(**context.obj | given)
+    results = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("experiments", total=len(EXPERIMENTS))
+        options = {"quick": settings.quick, "seed": settings.seed}
+        for result in run_all(list(EXPERIMENTS), options, settings.jobs or cores()):
+            keep(result, settings.output)
+            results.append(result)
+            progress.update(task, advance=1, description=f"{result.name}: {result.seconds:.0f} s")
+    order = list(EXPERIMENTS)
+    _publish(sorted(results, key=lambda result: order.index(result.name)), settings)
+
+
+def _publish(results: Sequence[Result], settings: Settings) -> None:
+    """On the screen, one in full and of several the claims; and the page."""
+    if settings.json:
+        print_json([json.loads(result.to_json()) for result in results])
+    elif len(results) == 1:
+        screen().print(results[0].renderable())
+    else:
+        _show_claims(results)
+    for path in _write_page(results, settings.output, settings.png):
+        print(path, file=sys.stderr if settings.json else sys.stdout)
+
+
+def _show_claims(results: Sequence[Result]) -> None:
+    from maclaurin.lab.result import claims_table
+
+    console = screen()
+    claims = [(result.name, claim) for result in results for claim in result.claims]
+    console.print(claims_table(claims, "All claims"))
+    applying = [claim for _, claim in claims if claim.held is not None]
+    held = sum(claim.held is True for claim in applying)
+    console.print(f"{held} of {len(applying)} claims held, in {sum(result.seconds for result in results):.0f} s of one core")
+
+
+def _write_page(results: Sequence[Result], folder: Path, png: Path | None) -> list[Path]:
+    """The page, and the figures as PNG files where a folder for them is given."""
+    from maclaurin.page import missing
+
+    if sentence := missing():
+        raise ValueError(sentence)
+    from maclaurin.lab.page import page
+    from maclaurin.page.png import export
+
+    made = page(results)
+    made.write(folder / "lab.html")
+    return [*(export(made.charts(), png) if png is not None else ()), folder / "lab.html"]

@@ -1,0 +1,29 @@
+"""`maclaurin lm_eval`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import typer
+
+
+def lm_eval(context: typer.Context) -> None:
+    """The lm-evaluation-harness, which then knows the models of this package: all flags are those of lm_eval."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError("lm_eval is not installed: pip install 'lm-eval[hf]'")
+    import lm_eval.__main__ as harness
+
+    import maclaurin.models  # noqa: F401 - makes the Auto classes know them
+
+    sys.argv = ["lm_eval", *context.args]
+    harness.cli_evaluate()
+
+
+# all flags are somebody else's, --help among them
+lm_eval.context_settings = {  # type: ignore[attr-defined]
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+    "token_normalize_func": str,
+}

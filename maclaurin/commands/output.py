@@ -1,0 +1,45 @@
+"""What commands have in common: the screen, JSON, the command that was typed, the page at the end."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def screen() -> Console:
+    """As wide as the terminal; as wide as the text where the output goes to a file."""
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+
+
+def print_json(content: Any) -> None:
+    print(json.dumps(content, indent=2))
+
+
+def typed() -> str:
+    """The command of this process."""
+    return shlex.join(["maclaurin", *sys.argv[1:]])
+
+
+def comma_list(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def write_report(folder: Path, stream: TextIO) -> None:
+    """The page about everything in a folder, and its path or why there is none."""
+    from maclaurin.page import missing
+    from maclaurin.report import build
+
+    if sentence := missing():
+        print(f"no page: {sentence}", file=stream)
+        return
+    page = folder / "report.html"
+    build([folder], command=shlex.join(["maclaurin", "report", str(folder)])).write(page)
+    print(page, file=stream)

@@ -1,0 +1,122 @@
+"""`maclaurin suite`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from maclaurin.commands.output import Json, comma_list, print_json, screen, typed
+
+if TYPE_CHECKING:
+    from maclaurin.evals.results import ResultTable, SuiteResult
+
+
+def suite(
+    name: Annotated[str, typer.Argument(help="recall, track, needle, lra, vision or swax.")],
+    preset: Annotated[str, typer.Option(help="quick, standard or paper.")] = "quick",
+    mixers: Annotated[str | None, typer.Option(help="Rows of the suite, or any mixers, with commas between.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Models of each row and learning rate; the preset's if not given.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps at most; the preset's if not given.")] = None,
+    learning_rates: Annotated[str | None, typer.Option(help="The grid, with commas between.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with the datasets of lra: aan, imdb, cifar10; else the hub.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Test this trained model in place of training small ones; needle only.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes side by side; as many as cores if not given.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the results; results/NAME-PRESET if not given.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train small models to see what mixers can do: recall, tracking, needles, the Arena. Goes on where it stopped."""
+    from maclaurin.evals.planning import plan
+    from maclaurin.evals.results import SuiteResult
+
+    rates = [_number("learning_rates", rate) for rate in comma_list(learning_rates)]
+    experiments = plan(name, preset, mixers=comma_list(mixers), seeds=seeds, steps=steps, learning_rates=rates, data=data)
+    folder = output or Path("results") / f"{name}-{preset}"
+    errors: dict[str, str] = {}
+    if model is None:
+        tables, errors = _trained(experiments, folder, jobs)
+    elif name == "needle":
+        tables = _tested(model, experiments)
+    else:
+        raise ValueError(f"a trained model can be given to the suite 'needle' only; {name!r} trains its own")
+    _publish(SuiteResult(typed(), name, tables), folder, as_json=as_json)
+    if errors:
+        count = "one cell" if len(errors) == 1 else f"{len(errors)} cells"
+        print(f"maclaurin: {count} failed, such as: {next(iter(errors.values()))}", file=sys.stderr)
+        raise SystemExit(1)
+
+
+def _trained(experiments: list[Any], folder: Path, jobs: int | None) -> tuple[list[ResultTable], dict[str, str]]:
+    """The tables, after what is not done yet was trained in as many processes as there are cores; and what went wrong."""
+    from maclaurin.common.cores import cores
+    from maclaurin.evals.runner import load, run
+    from maclaurin.evals.summary import summary
+    from maclaurin.evals.tables import Watcher
+    from maclaurin.processes.stopping import STOPS, exit_code
+
+    try:
+        cells = {cell.key: cell for experiment in experiments for cell in experiment.cells(experiment.seeds)}
+    except ImportError as error:  # of the library a dataset comes with; it says what to install
+        raise ValueError(str(error)) from error
+    done = sum(load(cell, folder) is not None for cell in cells.values())
+    try:
+        with Watcher(len(cells), done) as watch:
+            errors = run(list(cells.values()), folder, jobs=cores() if jobs is None else jobs, watch=watch)
+    except STOPS as stop:
+        print(f"maclaurin: stopped; the same command goes on with the cells in {folder}", file=sys.stderr)
+        raise SystemExit(exit_code(stop)) from None
+    return [summary(experiment, folder, errors) for experiment in experiments], errors
+
+
+def _tested(model: str, experiments: list[Any]) -> list[ResultTable]:
+    from maclaurin.evals.saved import needle_table
+    from maclaurin.models.folder import open_model
+
+    opened, tokenizer = open_model(model)
+    console = Console(stderr=True)
+    tables = []
+    for experiment in experiments:
+        tests = track(experiment.test, "needles", console=console, transient=True, disable=not console.is_terminal)
+        tables.append(needle_table(opened, tokenizer, Path(model).name, experiment, tests))
+    return tables
+
+
+def _publish(results: SuiteResult, folder: Path, *, as_json: bool) -> None:
+    from maclaurin.common.files import write_json
+    from maclaurin.evals.tables import distance_table, result_table
+    from maclaurin.page import missing
+
+    write_json(folder / "results.json", results.to_json())
+    if as_json:
+        print_json(results.to_json())
+    else:
+        console = screen()
+        for table in results.tables:
+            console.print(result_table(table))
+            if by_distance := distance_table(table):
+                console.print(by_distance)
+        console.print(f"figures: {folder / 'results.json'}")
+    if sentence := missing():
+        print(f"no page: {sentence}", file=sys.stderr)
+        return
+    from maclaurin.evals.page import page
+
+    page(results).write(folder / "eval.html")
+    print(folder / "eval.html", file=sys.stderr if as_json else sys.stdout)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be numbers with commas between, got {text!r}") from None

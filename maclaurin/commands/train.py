@@ -1,0 +1,24 @@
+"""`maclaurin train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from maclaurin.commands.fields import takes
+from maclaurin.training.recipe import Recipe
+
+
+@takes("given", Recipe)
+def train(
+    given: dict[str, Any],
+    config: Annotated[Path | None, typer.Option(help="YAML file with the same names as the flags.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --output.")] = False,
+) -> None:
+    """Train a language model: flags, or --config FILE.yaml with the same names; --resume goes on."""
+    from maclaurin.training.child import execute
+    from maclaurin.training.configured import train_recipe
+
+    execute(train_recipe(given, config, resume=resume), resume=resume)

@@ -1,0 +1,39 @@
+"""The contenders of `maclaurin compare`, and the budget they have unless another is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# fields of a recipe: minutes on two cores, and the order of the mechanisms is visible
+BUDGET: dict[str, Any] = {
+    "output": "runs/compare",
+    "length": 256,
+    "batch_size": 8,
+    "steps": 200,
+    "warmup_steps": 20,
+    "learning_rate": 3e-3,
+    "eval_rows": 128,
+    "eval_every": 50,
+    "track": "none",
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A mixer with its options, and the loss the thesis published for that row (small, 2048 tokens, FineWeb, 90k steps)."""
+
+    mixer: str
+    options: dict[str, Any]
+    published: str = ""
+
+
+CONTENDERS = {
+    "softmax": Contender("softmax", {}, "2.731"),
+    "softmax-conv": Contender("softmax", {"conv_width": 2}),
+    "linear": Contender("linear", {}, "3.028"),
+    "mamba2": Contender("mamba2", {"expand": 1, "d_state": 64}, "2.879 (one head)"),
+    "mamba2s": Contender("mamba2s", {}, "2.760"),
+    "2mamba": Contender("2mamba", {}, "2.727 (with dt)"),
+    "2mamba-e": Contender("2mamba-e", {}, "2.590 (medium; softmax 2.606)"),
+}
