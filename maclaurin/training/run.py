@@ -78,21 +78,14 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     model = MaclaurinForCausalLM(config)
     interrupt = StopOnInterrupt()
     progress = LiveProgress(recipe.length * recipe.batch_size * recipe.accumulation)
+    asked_for = [*_windows(recipe, model), *_trackers(recipe, first_step), *callbacks]
     trainer = LanguageTrainer(
         model=model,
         args=_arguments(recipe),
         train_dataset=train_rows,
         eval_dataset=Subset(held_out, range(min(recipe.eval_rows, len(held_out)))),
         data_collator=rows.collate,
-        callbacks=[
-            LastStep(),
-            JsonLog(output / "log.jsonl"),
-            progress,
-            interrupt,
-            *_windows(recipe, model),
-            *_trackers(recipe, first_step),
-            *callbacks,
-        ],
+        callbacks=[LastStep(), JsonLog(output / "log.jsonl"), progress, interrupt, *asked_for],
         keep=recipe.keep,
     )
     tokenizer.save_pretrained(output)
