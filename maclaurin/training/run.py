@@ -65,21 +65,14 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     set_seed(recipe.seed)
     model = _model(recipe, tokenizer, checkpoint)
     interrupt, progress = StopOnInterrupt(), LiveProgress(recipe.tokens_per_step)
+    asked_for = [*_windows(recipe, model), *_trackers(recipe, first_step), *callbacks]
     trainer = LanguageTrainer(
         model=model,
         args=_arguments(recipe),
         train_dataset=train_rows,
         eval_dataset=Subset(held_out, range(min(recipe.eval_rows, len(held_out)))),
         data_collator=train_rows.collate,
-        callbacks=[
-            LastStep(),
-            JsonLog(output / "log.jsonl"),
-            progress,
-            interrupt,
-            *_windows(recipe, model),
-            *_trackers(recipe, first_step),
-            *callbacks,
-        ],
+        callbacks=[LastStep(), JsonLog(output / "log.jsonl"), progress, interrupt, *asked_for],
         keep=recipe.keep,
     )
     tokenizer.save_pretrained(output)
