@@ -81,3 +81,6 @@ int32_t maclaurin_scan_forward(const MaclaurinScan* call) { return !chosen().loa
 int32_t maclaurin_scan_backward(const MaclaurinScan* call) { return !chosen().load()->scan_backward(*call); }
 int32_t maclaurin_selective_forward(const MaclaurinSelective* call) { return !chosen().load()->selective_forward(*call); }
 int32_t maclaurin_selective_backward(const MaclaurinSelective* call) { return !chosen().load()->selective_backward(*call); }
+int32_t maclaurin_any_nan(const float* numbers, int64_t count) {
+    return chosen().load()->any_nan(numbers, count);
+}

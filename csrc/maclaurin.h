@@ -135,6 +135,9 @@ MACLAURIN_EXPORT int32_t maclaurin_scan_backward(const MaclaurinScan* call);
 MACLAURIN_EXPORT int32_t maclaurin_selective_forward(const MaclaurinSelective* call);
 MACLAURIN_EXPORT int32_t maclaurin_selective_backward(const MaclaurinSelective* call);
 
+// 1 where one of the numbers is NaN.
+MACLAURIN_EXPORT int32_t maclaurin_any_nan(const float* numbers, int64_t count);
+
 // The function GOMP_parallel of an OpenMP that is already loaded: kernels then share its threads. Null for their own ones.
 MACLAURIN_EXPORT void maclaurin_use_openmp(void* parallel);
 

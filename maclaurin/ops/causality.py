@@ -3,7 +3,7 @@
 Fast forms give a later token the weight 0 where the recurrent form never sees it, and 0 times infinity or NaN is NaN. So
 an output with a NaN that neither its own query nor the past explains is computed again in halves, each with the state of
 the one before it, until every such token is the first of its part: whatever a part does with it, the past is done. All
-that an ordinary call pays is one sum over its output.
+that an ordinary call pays is one look at its output.
 """
 
 from __future__ import annotations

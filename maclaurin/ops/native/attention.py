@@ -69,8 +69,13 @@ def _dense_like(*tensors: Tensor | None) -> tuple[Tensor, ...]:
 
 def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """y (B,T,H,V), and the divisor of every row (B,T,H)."""
-    y = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=q.device)
-    return y, torch.empty(q.shape[:3], dtype=q.dtype, device=q.device)
+    B, T, H, _ = q.shape
+    return buffer(B, T, H, v.shape[3]), buffer(B, T, H)
+
+
+def _fake_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    B, T, H, _ = q.shape
+    return q.new_empty(B, T, H, v.shape[3]), q.new_empty(B, T, H)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -99,7 +104,7 @@ def _gradients(
 
 
 def _quadratic_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v)
+    return _fake_outputs(q, v)
 
 
 def _quadratic_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
@@ -175,7 +180,7 @@ def _chunked_fake(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, memory: Tensor | None, scale: float, normalize: bool, *last: int
 ) -> tuple[Tensor, ...]:
     _, folded = last
-    return *_outputs(q, v), q.new_empty(_memory_shape(k, v, normalize, folded))
+    return *_fake_outputs(q, v), q.new_empty(_memory_shape(k, v, normalize, folded))
 
 
 def _chunked_gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
@@ -281,7 +286,7 @@ def _ways(log_decay: Tensor | None) -> tuple[int, ...]:
 
 
 def _whole_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v)
+    return _fake_outputs(q, v)
 
 
 def _whole_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:

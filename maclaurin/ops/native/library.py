@@ -117,6 +117,7 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_isa.restype = ctypes.c_char_p
     library.maclaurin_choose_isa.argtypes = [ctypes.c_char_p]
     library.maclaurin_use_openmp.argtypes = [ctypes.c_void_p]
+    library.maclaurin_any_nan.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     for name in ATTENTION_KERNELS:
         getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Attention)]
     library.maclaurin_step.argtypes = [ctypes.c_char_p, ctypes.c_char_p]  # packed: ctypes structures take longer to fill
@@ -222,3 +223,4 @@ def run(kernel: str, call: ctypes.Structure) -> None:
 
 _LIBRARY = _load()  # when imported, so that torch.compile sees a constant
 step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinRoom, packed MaclaurinToken) -> status
+any_nan = None if _LIBRARY is None else _LIBRARY.maclaurin_any_nan  # (address, count) -> 0 or 1
