@@ -13,10 +13,10 @@ orthogonal, the product of features keeps only half the digits of the score.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -26,12 +26,12 @@ from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks
-from maclaurin.ops.causality import causally
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES, fold_length_of, waiting
+from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, Plan, chunked
-from maclaurin.ops.ragged import Inputs, over_documents, over_whole_documents
+from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
@@ -43,6 +43,7 @@ NATIVE_FROM = 16
 LONG_SERIES = 8  # orders above it are summed in float64: their powers leave the range of float32 at ordinary scores
 
 
+@with_options
 def power_attention(
     q: Tensor,
     k: Tensor,
@@ -55,15 +56,10 @@ def power_attention(
     normalize: bool = True,
     causal: bool = True,
     state: PowerState | None = None,
-    return_state: bool = True,
-    form: str = "auto",
-    backend: str = "auto",
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | Sequence[int] | None = None,
-    lengths: Tensor | None = None,
     chunk_size: int = CHUNK,
     fold_at: int | None = None,
     fold_every: int = FOLD_EVERY,
+    **options: Unpack[CallOptions],
 ) -> tuple[Tensor, PowerState | None]:
     """Causal attention with the weights f(scale·q_t·k_s)·exp(a_{s+1} + … + a_t), s <= t, divided by their sum.
 
@@ -74,28 +70,26 @@ def power_attention(
     order_weights: (number of orders,) or (H, number of orders), one factor a term.
     scale: 1/√K unless given. normalize: False leaves out the division.
     causal: False for whole sequences, in which every token sees every token: no state, and backend="auto".
-    attention_mask (B,T), lengths (B,) or cu_seqlens (N+1,): ragged batches, see `ragged.py`.
     fold_at, fold_every: when kept tokens are folded into the memory; by default where the memory becomes the smaller one.
-    backend: "native" (C++, order 2 in float32 on a CPU), "torch" (everything), or "auto", the faster one that can.
+    Other arguments as in `Options`; the native backend has order 2 in float32.
     """
-    usual = order == 2 and order_weights is None and scale is None and form in ("auto", "recurrent") and backend == "auto"
-    dense = causal and attention_mask is None and cu_seqlens is None and lengths is None
-    if isinstance(state, PowerState) and return_state and usual and dense and not torch.compiler.is_compiling():
+    call = Options(**options)
+    usual = order == 2 and order_weights is None and scale is None and causal
+    if usual and isinstance(state, PowerState) and call.plain and not torch.compiler.is_compiling():
         transformed = native.is_transformed()
         done = None if transformed else native.plain_step(q, k, v, log_decay, state, normalize, fold_at, fold_every)
         if done is not None:
             return done
-    ragged: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
     if not causal:
         from maclaurin.ops.bidirectional import bidirectional_power  # made of this op
 
         both_ways = partial(
-            bidirectional_power, order=order, order_weights=order_weights, scale=scale, normalize=normalize, form=form
+            bidirectional_power, order=order, order_weights=order_weights, scale=scale, normalize=normalize, form=call.form
         )
-        return over_whole_documents(both_ways, (q, k, v, log_decay), state, backend, **ragged)
+        return call.over_whole_documents(both_ways, (q, k, v, log_decay), state)
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
-    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
+    call.check()
     checks.scale(scale)
     checks.sound_state(state, PowerState, q)
     kernel = Kernel.of(order)
@@ -105,15 +99,15 @@ def power_attention(
     if fold_at is None:
         fold_at = fold_length_of(kernel, k.shape[3], v.shape[3], normalize, k.dtype)
     at_least_one("fold_at", fold_at)
-    engine = _Engine(kernel, weights, default_scale(scale, q), normalize, chunk_size, fold_at, fold_every, form, backend)
+    policy = (chunk_size, fold_at, fold_every, call.form, call.backend)
+    engine = _Engine(kernel, weights, default_scale(scale, q), normalize, *policy)
     if (log_decay is not None and log_decay.shape[2] != k.shape[2]) or weights is not None:
         # a state is shared by the query heads of a group only if they share its decay and the weights of its orders
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
         log_decay = None if log_decay is None else repeat_heads(log_decay, q.shape[2])
     checks.token_state(state, k, v)
     _check_memory(state, kernel, k.shape[3], v.shape[3] + normalize)
-
-    return over_documents(causally(engine.run, form=form, return_state=return_state), (q, k, v, log_decay), state, **ragged)
+    return call.causally(engine.run, (q, k, v, log_decay), state)
 
 
 @dataclass(frozen=True)

@@ -222,5 +222,5 @@ def run(kernel: str, call: ctypes.Structure) -> None:
 
 
 _LIBRARY = _load()  # when imported, so that torch.compile sees a constant
-step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinRoom, packed MaclaurinToken) -> status
+step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinBuffer, packed MaclaurinToken) -> status
 any_nan = None if _LIBRARY is None else _LIBRARY.maclaurin_any_nan  # (address, count) -> 0 or 1
