@@ -31,7 +31,7 @@ from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES, fold_length_of, waiting
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, Plan, chunked
-from maclaurin.ops.ragged import Inputs
+from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
@@ -128,47 +128,19 @@ class _Engine:
     def run(
         self, inputs: Inputs, state: PowerState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, PowerState | None]:
-        q, k, v, log_decay = inputs
-        assert q is not None and k is not None and v is not None
-        long_series = self.kernel.orders[-1] > LONG_SERIES
-        dtype = decay.widest(q.device) if long_series else torch.promote_types(q.dtype, torch.float32)
-        log_decay = None if log_decay is None else log_decay.to(torch.promote_types(q.dtype, torch.float32))
-        if self.form == "recurrent":
-            y, state = self._step_by_step(q, k, v, log_decay, state, lengths, dtype)
-        else:
-            y, state = self._at_once(q, k, v, log_decay, state, lengths, dtype, return_state)
-        return y.to(q.dtype), state if return_state else None
-
-    def _step_by_step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None,
-        state: PowerState | None,
-        lengths: Tensor | None,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, PowerState | None]:
-        outputs = []
-        for t in range(q.shape[1]):
-            now = slice(t, t + 1)
-            token_decay = None if log_decay is None else log_decay[:, now]
-            present = None if lengths is None else (lengths > t).long()
-            y, state = self._at_once(q[:, now], k[:, now], v[:, now], token_decay, state, present, dtype)
-            outputs.append(y)
-        return torch.cat(outputs, dim=1), state
+        if self.form != "recurrent":
+            return self._at_once(inputs, state, lengths, return_state)
+        y, state = token_by_token(partial(self._at_once, return_state=True), inputs, state, lengths)
+        return y, state if return_state else None
 
     def _at_once(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None,
-        state: PowerState | None,
-        lengths: Tensor | None,
-        dtype: torch.dtype,
-        return_state: bool = True,
+        self, inputs: Inputs, state: PowerState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, PowerState | None]:
+        q, k, v, log_decay = inputs
+        assert q is not None and k is not None and v is not None
+        wide = torch.promote_types(q.dtype, torch.float32)
+        dtype = decay.widest(q.device) if self.kernel.orders[-1] > LONG_SERIES else wide
+        log_decay = None if log_decay is None else log_decay.to(wide)
         tokens = Tokens.gather(state, k, v, log_decay, lengths)
         memory = None if state is None else state.memory
         folded = self._folded(tokens, memory is not None) if return_state else 0
@@ -178,9 +150,9 @@ class _Engine:
         else:
             y, memory = self._in_torch(q, tokens, memory, folded, dtype)
         if not return_state:
-            return y, None
+            return y.to(q.dtype), None
         kept = tokens.after(folded)
-        return y, PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, memory)
+        return y.to(q.dtype), PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, memory)
 
     def _is_native(self, q: Tensor, tokens: Tokens, dtype: torch.dtype, has_memory: bool) -> bool:
         """Whether the C++ kernels run. A few tokens at a time, but more than one, are read from a memory in torch."""

@@ -24,7 +24,7 @@ from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks, slices
 from maclaurin.ops.options import CallOptions, Options, with_options
-from maclaurin.ops.ragged import Inputs
+from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.states import TokenState
 from maclaurin.ops.tokens import Tokens
 
@@ -169,13 +169,9 @@ def _dense(
     assert q is not None and k is not None and v is not None
     T = q.shape[1]
     if form == "recurrent" and T > 1:
-        outputs = []
-        for t in range(T):
-            now = tuple(None if x is None else x[:, t : t + 1] for x in inputs)
-            present = None if lengths is None else (lengths > t).long()
-            y, state = _dense(weights, now, state, present, form, backend, chunk_size, return_state=True)
-            outputs.append(y)
-        return torch.cat(outputs, dim=1), state if return_state else None
+        step = partial(_dense, weights, form=form, backend=backend, chunk_size=chunk_size, return_state=True)
+        y, state = token_by_token(step, inputs, state, lengths)
+        return y, state if return_state else None
 
     dtype = torch.promote_types(q.dtype, torch.float32)
     a = None if log_decay is None else log_decay.to(dtype)
