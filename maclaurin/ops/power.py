@@ -36,6 +36,9 @@ from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
 
+# queries, scaled keys, values, log decays, memory, weights of the orders: heads first, time next to channels
+Heads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
 FOLD_EVERY = 32
 DIRECT_BLOCK = 512  # queries whose weights exist at a time where `auto` needs no memory
 # Where there is a memory, the C++ kernels take one token at a time, or so many that converting the memory pays off.
@@ -200,7 +203,6 @@ class _Engine:
     ) -> tuple[Tensor, Tensor | None]:
         B, T, H, _ = q.shape
         G = tokens.keys.shape[2]
-        # B,S,G,K -> N,S,K: one row a head, time next to channels
         q_NRTK = q.to(dtype).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
         k_NSK = (tokens.keys.to(dtype) * self.scale).transpose(1, 2).flatten(0, 1)
         v_NSW = self._with_ones(tokens, dtype).transpose(1, 2).flatten(0, 1)
@@ -209,18 +211,18 @@ class _Engine:
         weights_NO = None if self.weights is None else self.weights.to(dtype).repeat(B, 1)
 
         if self._through_memory(q, "torch"):
-            y_NRTW, new_NFW = self._chunked(q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO, folded)
+            y_NRTW, new_NFW = self._chunked((q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO), folded)
         else:
             block = {"auto": DIRECT_BLOCK, "chunked": self.chunk_size}.get(self.form, T)
 
             def attend(q_block: Tensor, seen: int) -> Tensor:
                 a_seen = None if a_NS is None else a_NS[:, :seen]
-                return self._directly(q_block, k_NSK[:, :seen], v_NSW[:, :seen], a_seen, memory_NFW, weights_NO)
+                return self._directly((q_block, k_NSK[:, :seen], v_NSW[:, :seen], a_seen, memory_NFW, weights_NO))
 
             y_NRTW = over_query_blocks(attend, q_NRTK, tokens.slots, block)
             new_NFW = None
             if folded:
-                _, new_NFW = self._chunked(q_NRTK[:, :, :0], k_NSK, v_NSW, a_NS, memory_NFW, None, folded)
+                _, new_NFW = self._chunked((q_NRTK[:, :, :0], k_NSK, v_NSW, a_NS, memory_NFW, None), folded)
         if new_NFW is not None:
             memory = new_NFW.unflatten(0, (B, G))
         y = y_NRTW.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
@@ -228,33 +230,18 @@ class _Engine:
             y = safe_divide(y[..., :-1], y[..., -1:])
         return y, memory
 
-    def _chunked(
-        self,
-        q_NRTK: Tensor,
-        k_NSK: Tensor,
-        v_NSW: Tensor,
-        a_NS: Tensor | None,
-        memory_NFW: Tensor | None,
-        weights_NO: Tensor | None,
-        folded: int,
-    ) -> tuple[Tensor, Tensor | None]:
+    def _chunked(self, heads: Heads, folded: int) -> tuple[Tensor, Tensor | None]:
         """Through the memory. It holds φ(k); chunks compute with plain monomials, which the roots turn into φ."""
+        q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO = heads
         root_F1 = self.kernel.feature_weights(k_NSK.shape[-1], k_NSK)[:, None].sqrt()
         start_NFW = None if memory_NFW is None else memory_NFW / root_F1
         plan = Plan(self.kernel, self.chunk_size, folded, self._averages)
         y_NRTW, end_NFW = chunked(q_NRTK, k_NSK, v_NSW, a_NS, start_NFW, weights_NO, plan)
         return y_NRTW, None if end_NFW is None else end_NFW * root_F1
 
-    def _directly(
-        self,
-        q_NRTK: Tensor,
-        k_NSK: Tensor,
-        v_NSW: Tensor,
-        a_NS: Tensor | None,
-        memory_NFW: Tensor | None,
-        weights_NO: Tensor | None,
-    ) -> Tensor:
+    def _directly(self, heads: Heads) -> Tensor:
         """The weights as a matrix, and the memory of what came before the first key."""
+        q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO = heads
         T, S = q_NRTK.shape[2], k_NSK.shape[1]
         score_NRTS = torch.einsum("nrtk,nsk->nrts", q_NRTK, k_NSK)
         weight_NRTS = self.kernel(score_NRTS, None if weights_NO is None else weights_NO.T[:, :, None, None, None])

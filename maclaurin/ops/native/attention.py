@@ -19,7 +19,7 @@ from torch import Tensor
 
 from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Attention, Strided, buffer, pointer, rows, run
-from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
+from maclaurin.ops.native.operators import operator
 
 LONGEST_CHUNK = 128  # of csrc/chunks.h
 BACK, FORTH, ALL = 1, 2, 3  # MaclaurinWay
@@ -149,8 +149,6 @@ def _quadratic(
     shapes=SHAPES,
     fake=_quadratic_backward_fake,
     flops=_quadratic_backward_flops,
-    save=save_nothing,
-    backward=no_second_derivative,
 )
 def _quadratic_backward(
     dy: Tensor,
@@ -246,8 +244,6 @@ def _chunked(
     shapes=SHAPES,
     fake=_chunked_backward_fake,
     flops=_chunked_backward_flops,
-    save=save_nothing,
-    backward=no_second_derivative,
 )
 def _chunked_backward(
     dy: Tensor,
@@ -330,8 +326,6 @@ def _whole(
     shapes=WHOLE,
     fake=_quadratic_backward_fake,
     flops=_whole_backward_flops,
-    save=save_nothing,
-    backward=no_second_derivative,
 )
 def _whole_backward(
     dy: Tensor,

@@ -101,11 +101,13 @@ class Selective(ctypes.Structure):
     ]
 
 
-ATTENTION_KERNELS = ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward")
-LINEAR_KERNELS = ("linear_forward", "linear_backward")
-CONV_KERNELS = ("conv_forward", "conv_backward")
-SCAN_KERNELS = ("scan_forward", "scan_backward")
-SELECTIVE_KERNELS = ("selective_forward", "selective_backward")
+KERNELS = {  # by what they take
+    Attention: ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward"),
+    Linear: ("linear_forward", "linear_backward"),
+    Conv: ("conv_forward", "conv_backward"),
+    Scan: ("scan_forward", "scan_backward"),
+    Selective: ("selective_forward", "selective_backward"),
+}
 
 
 def _load() -> ctypes.CDLL | None:
@@ -118,17 +120,10 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_choose_isa.argtypes = [ctypes.c_char_p]
     library.maclaurin_use_openmp.argtypes = [ctypes.c_void_p]
     library.maclaurin_any_nan.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    for name in ATTENTION_KERNELS:
-        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Attention)]
     library.maclaurin_step.argtypes = [ctypes.c_char_p, ctypes.c_char_p]  # packed: ctypes structures take longer to fill
-    for name in LINEAR_KERNELS:
-        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Linear)]
-    for name in CONV_KERNELS:
-        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Conv)]
-    for name in SCAN_KERNELS:
-        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Scan)]
-    for name in SELECTIVE_KERNELS:
-        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Selective)]
+    for call, names in KERNELS.items():
+        for name in names:
+            getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(call)]
     library.maclaurin_use_openmp(_openmp_of_torch())
     if wanted := os.environ.get(ISA_VARIABLE):
         _choose(library, wanted)
