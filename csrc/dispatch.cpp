@@ -66,10 +66,10 @@ int32_t maclaurin_quadratic_forward(const MaclaurinAttention* call) { return !ch
 int32_t maclaurin_quadratic_backward(const MaclaurinAttention* call) { return !chosen().load()->quadratic_backward(*call); }
 int32_t maclaurin_chunked_forward(const MaclaurinAttention* call) { return !chosen().load()->chunked_forward(*call); }
 int32_t maclaurin_chunked_backward(const MaclaurinAttention* call) { return !chosen().load()->chunked_backward(*call); }
-int32_t maclaurin_step(const MaclaurinRoom* room, const MaclaurinToken* token) {
-    if (maclaurin::grows(*room, *token)) return 2;
-    maclaurin::put_token(*room, *token);
-    const MaclaurinAttention call = maclaurin::as_attention(*room, *token);
+int32_t maclaurin_step(const MaclaurinBuffer* buffer, const MaclaurinToken* token) {
+    if (maclaurin::grows(*buffer, *token)) return 2;
+    maclaurin::put_token(*buffer, *token);
+    const MaclaurinAttention call = maclaurin::as_attention(*buffer, *token);
     const maclaurin::Kernels* kernels = chosen().load();
     return !(call.memory != nullptr ? kernels->chunked_forward(call) : kernels->quadratic_forward(call));
 }
@@ -81,3 +81,6 @@ int32_t maclaurin_scan_forward(const MaclaurinScan* call) { return !chosen().loa
 int32_t maclaurin_scan_backward(const MaclaurinScan* call) { return !chosen().load()->scan_backward(*call); }
 int32_t maclaurin_selective_forward(const MaclaurinSelective* call) { return !chosen().load()->selective_forward(*call); }
 int32_t maclaurin_selective_backward(const MaclaurinSelective* call) { return !chosen().load()->selective_backward(*call); }
+int32_t maclaurin_any_nan(const float* numbers, int64_t count) {
+    return chosen().load()->any_nan(numbers, count);
+}

@@ -6,6 +6,7 @@
 #include "conv.h"
 #include "linear_backward.h"
 #include "linear_forward.h"
+#include "nan.h"
 #include "quadratic_backward.h"
 #include "quadratic_forward.h"
 #include "selective.h"
@@ -40,6 +41,7 @@ const Kernels kernels = {
     scan_backward,
     selective_forward,
     selective_backward,
+    any_nan,
 };
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

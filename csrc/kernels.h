@@ -19,6 +19,7 @@ struct Kernels {
     bool (*scan_backward)(const MaclaurinScan&);
     bool (*selective_forward)(const MaclaurinSelective&);
     bool (*selective_backward)(const MaclaurinSelective&);
+    bool (*any_nan)(const float* numbers, int64_t count);
 };
 
 namespace avx512 {

@@ -47,7 +47,7 @@ struct MaclaurinAttention {
 
 // Where decoding with squared scores keeps tokens, for rows without padding: a head's side by side, with slots for those to
 // come. A call of `maclaurin_step` puts a token into the next slot; then its query reads all of them, and the memory.
-struct MaclaurinRoom {
+struct MaclaurinBuffer {
     int64_t B, H, G, K, V;
     int64_t slots;
     int64_t q_strides[2], k_strides[2], v_strides[2], log_decay_strides[2];  // of a new token: from row to row, head to head
@@ -58,7 +58,7 @@ struct MaclaurinRoom {
 };
 
 struct MaclaurinToken {
-    int64_t S;  // tokens in the room, this one too
+    int64_t S;  // tokens in the buffer, this one too
     const float *q, *k, *v, *log_decay;
     float* y;           // dense (B,1,H,V)
     float* new_memory;  // if present, the memory after all S keys
@@ -125,7 +125,7 @@ MACLAURIN_EXPORT int32_t maclaurin_quadratic_backward(const MaclaurinAttention* 
 MACLAURIN_EXPORT int32_t maclaurin_chunked_forward(const MaclaurinAttention* call);
 MACLAURIN_EXPORT int32_t maclaurin_chunked_backward(const MaclaurinAttention* call);
 // 2 where a decay is positive: then nothing was done.
-MACLAURIN_EXPORT int32_t maclaurin_step(const MaclaurinRoom* room, const MaclaurinToken* token);
+MACLAURIN_EXPORT int32_t maclaurin_step(const MaclaurinBuffer* buffer, const MaclaurinToken* token);
 MACLAURIN_EXPORT int32_t maclaurin_linear_forward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_linear_backward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_conv_forward(const MaclaurinConv* call);
@@ -134,6 +134,9 @@ MACLAURIN_EXPORT int32_t maclaurin_scan_forward(const MaclaurinScan* call);
 MACLAURIN_EXPORT int32_t maclaurin_scan_backward(const MaclaurinScan* call);
 MACLAURIN_EXPORT int32_t maclaurin_selective_forward(const MaclaurinSelective* call);
 MACLAURIN_EXPORT int32_t maclaurin_selective_backward(const MaclaurinSelective* call);
+
+// 1 where one of the numbers is NaN.
+MACLAURIN_EXPORT int32_t maclaurin_any_nan(const float* numbers, int64_t count);
 
 // The function GOMP_parallel of an OpenMP that is already loaded: kernels then share its threads. Null for their own ones.
 MACLAURIN_EXPORT void maclaurin_use_openmp(void* parallel);

@@ -147,17 +147,17 @@ void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& ne
             }
     const auto last = [&](const Tensor& x) { return x.view().data + (c.S - 1) * x.view().time; };
     const auto strides = [](int64_t (&to)[2], const Tensor& x) { to[0] = x.view().batch, to[1] = x.view().head; };
-    MaclaurinRoom room{};
-    room.B = c.B, room.H = c.H, room.G = c.G, room.K = c.K, room.V = c.V, room.slots = c.S;
-    strides(room.q_strides, in.q), strides(room.k_strides, in.k), strides(room.v_strides, in.v);
-    strides(room.log_decay_strides, in.log_decay);
-    room.keys = keys.data(), room.values = values.data(), room.log_decays = c.decay ? decays.data() : nullptr;
-    room.memory = in.memory.data(), room.scale = 0.4f, room.normalize = c.normalize;
+    MaclaurinBuffer buffer{};
+    buffer.B = c.B, buffer.H = c.H, buffer.G = c.G, buffer.K = c.K, buffer.V = c.V, buffer.slots = c.S;
+    strides(buffer.q_strides, in.q), strides(buffer.k_strides, in.k), strides(buffer.v_strides, in.v);
+    strides(buffer.log_decay_strides, in.log_decay);
+    buffer.keys = keys.data(), buffer.values = values.data(), buffer.log_decays = c.decay ? decays.data() : nullptr;
+    buffer.memory = in.memory.data(), buffer.scale = 0.4f, buffer.normalize = c.normalize;
     MaclaurinToken token{};
     token.S = c.S, token.threads = threads;
     token.q = in.q.view().data, token.k = last(in.k), token.v = last(in.v), token.log_decay = last(in.log_decay);
     token.y = out.y.data(), token.new_memory = out.new_memory.data();
-    check(maclaurin_step(&room, &token) == 0 && out.y.distance(y) < 1e-5 && out.new_memory.distance(new_memory) < 1e-5,
+    check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 1e-5 && out.new_memory.distance(new_memory) < 1e-5,
           "decoding step", c, isa, threads);
 }
 

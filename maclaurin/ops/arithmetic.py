@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from maclaurin.ops.native.nan import any_nan
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -31,6 +33,8 @@ def has_nan(x: Tensor) -> bool:
     """False where there are no numbers to look at: in compiled graphs, and in tensors without storage."""
     if torch.compiler.is_compiling() or x.is_meta:
         return False
+    if (found := any_nan(x)) is not None:
+        return found
     if x.requires_grad:
         x = x.detach()
     return math.isnan(x.sum().item()) and bool(x.isnan().any())  # +inf and -inf make a NaN of the sum alone

@@ -3,7 +3,7 @@
 Fast forms give a later token the weight 0 where the recurrent form never sees it, and 0 times infinity or NaN is NaN. So
 an output with a NaN that neither its own query nor the past explains is computed again in halves, each with the state of
 the one before it, until every such token is the first of its part: whatever a part does with it, the past is done. All
-that an ordinary call pays is one sum over its output.
+that an ordinary call pays is one look at its output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.ops.arithmetic import has_nan
-from maclaurin.ops.ragged import DenseOp, Inputs
+from maclaurin.ops.ragged import DenseOp, Inputs, part
 from maclaurin.ops.states import State
 
 S = TypeVar("S", bound=State)
@@ -50,17 +50,13 @@ def _in_parts(
     unexplained = y.isnan() & ~own
     if not forgets and bool(unexplained.any()):
         # what is NaN at the first token, whose query is not to blame, is NaN in the state
-        first, _ = op(*_part(inputs, lengths, 0, 1, state), False)
+        first_inputs, first_lengths = part(inputs, lengths, 0, 1)
+        first, _ = op(first_inputs, state, first_lengths, False)
         unexplained &= ~first.isnan() | own[:, :1]
     if T == 1 or not bool(unexplained.any()):
         return y, new_state
-    left, between = _in_parts(op, *_part(inputs, lengths, 0, T // 2, state), True, forgets)
-    right, end = _in_parts(op, *_part(inputs, lengths, T // 2, T, between), return_state, forgets)
+    inputs_left, lengths_left = part(inputs, lengths, 0, T // 2)
+    left, between = _in_parts(op, inputs_left, state, lengths_left, True, forgets)
+    inputs_right, lengths_right = part(inputs, lengths, T // 2, T)
+    right, end = _in_parts(op, inputs_right, between, lengths_right, return_state, forgets)
     return torch.cat([left, right], dim=1), end
-
-
-def _part(
-    inputs: Inputs, lengths: Tensor | None, start: int, end: int, state: S | None
-) -> tuple[Inputs, S | None, Tensor | None]:
-    tensors = tuple(None if x is None else x[:, start:end] for x in inputs)
-    return tensors, state, None if lengths is None else (lengths - start).clamp(0, end - start)

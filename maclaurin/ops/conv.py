@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -11,13 +11,15 @@ from torch.nn.functional import silu
 from maclaurin.common.arguments import one_of
 from maclaurin.ops import checks, native
 from maclaurin.ops.arithmetic import without_autocast
-from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.options import CallOptions, Options, with_options
+from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import ConvState
 
 CHUNK = 4096
 ACTIVATIONS = ("identity", "silu")
 
 
+@with_options
 def short_conv(
     x: Tensor,
     weight: Tensor,
@@ -25,17 +27,14 @@ def short_conv(
     *,
     activation: str = "identity",
     state: ConvState | None = None,
-    return_state: bool = True,
-    form: str = "auto",
-    backend: str = "auto",
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | Sequence[int] | None = None,
-    lengths: Tensor | None = None,
+    **options: Unpack[CallOptions],
 ) -> tuple[Tensor, ConvState | None]:
     """y_t = bias + Σ_r weight[:, r] ⊙ x_{t-(width-1)+r}: x (B,T,C), weight (C,width), bias (C,). The last tap is the token.
 
     activation: "silu" returns y·σ(y). The forms differ only in how many tokens are taken at a time, and natively not at all.
     """
+    call = Options(**options)
+    call.check()
     checks.tensor("x", x, "batch, time, channels")
     checks.tensor("weight", weight, "channels, width")
     if x.shape[1] == 0:
@@ -44,7 +43,6 @@ def short_conv(
         raise ValueError(f"weight must have shape ({x.shape[2]}, width), got {checks.shape(weight)}")
     if bias is not None and tuple(bias.shape) != (x.shape[2],):
         raise ValueError(f"bias must have shape ({x.shape[2]},), got {checks.shape(bias)}")
-    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     one_of("activation", activation, ACTIVATIONS)
     checks.sound_state(state, ConvState, x)
     width = weight.shape[1]
@@ -52,11 +50,8 @@ def short_conv(
         raise ValueError(
             f"state must hold the last {width - 1} inputs of {x.shape[2]} channels, got {checks.shape(state.inputs)}"
         )
-    step = {"auto": x.shape[1], "parallel": x.shape[1], "chunked": CHUNK, "recurrent": 1}[form]
-    refusal = native.refusal(x, torch.promote_types(x.dtype, torch.float32))
-    if backend == "native" and refusal is not None:
-        raise ValueError(f"backend='native' needs {refusal}")
-    natively = backend != "torch" and refusal is None
+    step = call.at_once(x.shape[1], CHUNK if call.form == "chunked" else x.shape[1])
+    natively = call.natively(x)
 
     @without_autocast
     def dense(inputs: Inputs, state: ConvState | None, lengths: Tensor | None) -> tuple[Tensor, ConvState | None]:
@@ -73,9 +68,9 @@ def short_conv(
             ]
             y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
             y = silu(y) if activation == "silu" else y
-        return y, ConvState(last_inputs(x, before, width - 1, lengths)) if return_state else None
+        return y, ConvState(last_inputs(x, before, width - 1, lengths)) if call.return_state else None
 
-    return over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths)
+    return call.over_documents(dense, (x,), state)
 
 
 def _taps(x_BTC: Tensor, weight_CW: Tensor, bias_C: Tensor | None) -> Tensor:

@@ -17,6 +17,7 @@ Padding has the key, value, β and log decay zero: it writes nothing and changes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -76,51 +77,56 @@ def delta_rule(
             f"state must hold a memory of {memory_shape} (heads, features, value channels) a row, "
             f"got {tuple(initial.memory.shape[1:])}"
         )
-    T = q.shape[1]
     if form == "auto":
-        form = "recurrent" if T == 1 else "chunked"
-    chunk = T if form == "parallel" else chunk_size
-
-    @without_autocast
-    def dense(
-        inputs: Inputs, state: DeltaState | None, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, DeltaState | None]:
-        # lengths make no difference: padding is neutral
-        q, k, v, beta, log_decay = inputs
-        assert q is not None and k is not None and v is not None and beta is not None
-        B, _, H, _ = q.shape
-        G = k.shape[2]
-        given_dtype, dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
-        q_scale = default_scale(scale, q)
-        q = q.to(dtype) if q_scale == 1 else q.to(dtype) * q_scale
-        q_NRTK = q.unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
-        k_NTK, v_NTV, beta_NT = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (k, v, beta))
-        a_NT = None if log_decay is None else log_decay.transpose(1, 2).flatten(0, 1)
-        memory_NFV = None if state is None else state.memory.to(dtype).flatten(0, 1)
-        if form == "recurrent":
-            y_NRTV, memory_NFV = _recurrent(q_NRTK, k_NTK, v_NTV, beta_NT, a_NT, memory_NFV, kernel)
-        else:
-            # the state holds φ(k); chunks compute with plain monomials, which the roots turn into φ
-            root_F1 = kernel.feature_weights(k.shape[3], v_NTV)[:, None].sqrt()
-            start_NFV = None if memory_NFV is None else memory_NFV / root_F1
-            y_NRTV, end_NFV = delta_chunked.chunked(
-                q_NRTK, k_NTK, v_NTV, beta_NT, a_NT, start_NFV, kernel, chunk, return_state
-            )
-            memory_NFV = None if end_NFV is None else end_NFV * root_F1
-        y = y_NRTV.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(given_dtype)
-        if not return_state:
-            return y, None
-        assert memory_NFV is not None
-        return y, DeltaState(memory_NFV.unflatten(0, (B, G)))
-
+        form = "recurrent" if q.shape[1] == 1 else "chunked"
+    rule = _Rule(kernel, default_scale(scale, q), form == "recurrent", q.shape[1] if form == "parallel" else chunk_size)
     return over_documents(
-        causally(dense, form=form, return_state=return_state),
+        causally(rule.run, form=form, return_state=return_state),
         (q, k, v, beta, log_decay),
         initial,
         attention_mask=attention_mask,
         cu_seqlens=cu_seqlens,
         lengths=lengths,
     )
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """One call's mechanism and form. Lengths make no difference: padding is neutral."""
+
+    kernel: Kernel
+    scale: float
+    recurrent: bool
+    chunk_size: int
+
+    @without_autocast
+    def run(
+        self, inputs: Inputs, state: DeltaState | None, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, DeltaState | None]:
+        q, k, v, beta, log_decay = inputs
+        assert q is not None and k is not None and v is not None and beta is not None
+        B, _, H, _ = q.shape
+        G = k.shape[2]
+        given_dtype, dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        q = q.to(dtype) if self.scale == 1 else q.to(dtype) * self.scale
+        q_NRTK = q.unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        k_NTK, v_NTV, beta_NT = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (k, v, beta))
+        a_NT = None if log_decay is None else log_decay.transpose(1, 2).flatten(0, 1)
+        memory_NFV = None if state is None else state.memory.to(dtype).flatten(0, 1)
+        tokens = (q_NRTK, k_NTK, v_NTV, beta_NT, a_NT)
+        if self.recurrent:
+            y_NRTV, memory_NFV = _recurrent(*tokens, memory_NFV, self.kernel)
+        else:
+            # the state holds φ(k); chunks compute with plain monomials, which the roots turn into φ
+            root_F1 = self.kernel.feature_weights(k.shape[3], v_NTV)[:, None].sqrt()
+            start_NFV = None if memory_NFV is None else memory_NFV / root_F1
+            y_NRTV, end_NFV = delta_chunked.chunked(*tokens, start_NFV, self.kernel, self.chunk_size, return_state)
+            memory_NFV = None if end_NFV is None else end_NFV * root_F1
+        y = y_NRTV.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(given_dtype)
+        if not return_state:
+            return y, None
+        assert memory_NFV is not None
+        return y, DeltaState(memory_NFV.unflatten(0, (B, G)))
 
 
 def _recurrent(

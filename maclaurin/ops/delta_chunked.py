@@ -34,10 +34,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.linalg import solve_triangular
 
-from maclaurin.ops import decay, power_chunked
+from maclaurin.ops import decay
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.features import Kernel
-from maclaurin.ops.power_chunked import Chunk, Plan, initial_memory
+from maclaurin.ops.power_chunked import Chunk, Plan, initial_memory, some_heads_at_a_time
 
 
 def chunked(
@@ -52,18 +52,10 @@ def chunked(
     return_memory: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Outputs (N,R,T,V), and the memory (N,F,V) after the last token, both memories in the basis of plain monomials."""
-    N, R, T, K = q_NRTK.shape
+    R, T = q_NRTK.shape[1:3]
     plan = Plan(kernel, min(chunk, T), folded=T if return_memory else 0)
-    per_head = kernel.feature_count(K) * (1 + R) * plan.chunk * q_NRTK.element_size()
-    heads = max(1, power_chunked.EXPANSION_BYTES // per_head)
     inputs = (q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, memory_NFV)
-    pieces = [
-        _Chunked.apply(*(None if x is None else x[start : start + heads] for x in inputs), plan)
-        for start in range(0, N, heads)
-    ]
-    if len(pieces) == 1:
-        return pieces[0][0], pieces[0][1]
-    return torch.cat([y for y, _ in pieces]), torch.cat([memory for _, memory in pieces]) if return_memory else None
+    return some_heads_at_a_time(_Chunked, inputs, plan, (1 + R) * plan.chunk)
 
 
 class _Chunked(torch.autograd.Function):

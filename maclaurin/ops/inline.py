@@ -15,10 +15,9 @@ Feature maps are applied to q and k before the call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Unpack
 
 import torch
 from torch import Tensor
@@ -27,7 +26,8 @@ from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, running_sum, without_autocast
 from maclaurin.ops.fields import WHOLE, Axes
 from maclaurin.ops.linear import CHUNK, linear_attention
-from maclaurin.ops.ragged import Inputs, over_documents, over_whole_documents
+from maclaurin.ops.options import CallOptions, Options, with_options
+from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import LinearState, State
 from maclaurin.ops.tokens import without_padding
 
@@ -41,6 +41,7 @@ class InlineState(State):
     count: Annotated[Tensor, Axes("B", WHOLE)]
 
 
+@with_options
 def inline_attention(
     q: Tensor,
     k: Tensor,
@@ -49,23 +50,18 @@ def inline_attention(
     scale: float | None = None,
     causal: bool = True,
     state: InlineState | None = None,
-    return_state: bool = True,
-    form: str = "auto",
-    backend: str = "auto",
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | Sequence[int] | None = None,
-    lengths: Tensor | None = None,
     chunk_size: int = CHUNK,
+    **options: Unpack[CallOptions],
 ) -> tuple[Tensor, InlineState | None]:
     """Causal InLine attention: q (B,T,H,K), k (B,T,G,K), v (B,T,G,V) -> y (B,T,H,V) and the state.
 
     scale: s above, 1/√K unless given. Other arguments as in `linear_attention`.
     """
-    ragged: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
+    call = Options(**options)
     if not causal:
-        return over_whole_documents(partial(bidirectional_inline, scale=scale), (q, k, v), state, backend, **ragged)
+        return call.over_whole_documents(partial(bidirectional_inline, scale=scale), (q, k, v), state)
     checks.heads(q, k, v)
-    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
+    call.check()
     checks.scale(scale)
     checks.sound_state(state, InlineState, q)
     memory_shape = (k.shape[2], k.shape[3] + 1, v.shape[3])
@@ -74,38 +70,38 @@ def inline_attention(
             f"state must hold a memory of {memory_shape} (heads, key channels + 1, value channels) a row, "
             f"got {tuple(state.memory.shape[1:])}"
         )
+    run = partial(_causal, scale=default_scale(scale, q), chunk_size=chunk_size, call=call)
+    return call.over_documents(run, (q, k, v), state)
+
+
+@without_autocast
+def _causal(
+    inputs: Inputs, state: InlineState | None, lengths: Tensor | None, *, scale: float, chunk_size: int, call: Options
+) -> tuple[Tensor, InlineState | None]:
+    q, k, v = (x for x in inputs if x is not None)
     dtype = torch.promote_types(q.dtype, torch.float32)
-
-    @without_autocast
-    def dense(inputs: Inputs, state: InlineState | None, lengths: Tensor | None) -> tuple[Tensor, InlineState | None]:
-        assert inputs[0] is not None and inputs[1] is not None and inputs[2] is not None
-        q_BTHK, k_BTGK, v_BTGV = (x.to(dtype) for x in inputs if x is not None)
-        count_BT = counts(None if state is None else state.count, q_BTHK)
-        z_BTGK = running_sum(k_BTGK)  # padding has the key 0
-        if state is not None:
-            z_BTGK = z_BTGK + state.key_sum.to(dtype)[:, None]
-        per_token_BT11 = count_BT.to(dtype).reciprocal()[..., None, None]
-        q_BTHK = q_BTHK * (default_scale(scale, q) * per_token_BT11)
-        offset_BTH1 = per_token_BT11 * (1 - (q_BTHK * repeat_heads(z_BTGK, q.shape[2])).sum(-1, keepdim=True))
-        y, inner = linear_attention(
-            torch.cat([q_BTHK, offset_BTH1], dim=-1),
-            torch.cat([k_BTGK, torch.ones_like(k_BTGK[..., :1])], dim=-1),
-            v_BTGV,
-            scale=1.0,
-            normalize=False,
-            state=None if state is None else LinearState(state.memory.to(dtype)),
-            return_state=return_state,
-            form=form,
-            backend=backend,
-            lengths=lengths,
-            chunk_size=chunk_size,
-        )
-        if inner is None:
-            return y.to(q.dtype), None
-        end = count_BT[:, 0] - 1 + (q_BTHK.shape[1] if lengths is None else lengths)
-        return y.to(q.dtype), InlineState(inner.memory, z_BTGK[:, -1].clone(), end)
-
-    return over_documents(dense, (q, k, v), state, **ragged)
+    q_BTHK, k_BTGK, v_BTGV = (x.to(dtype) for x in (q, k, v))
+    count_BT = counts(None if state is None else state.count, q_BTHK)
+    z_BTGK = running_sum(k_BTGK)  # padding has the key 0
+    if state is not None:
+        z_BTGK = z_BTGK + state.key_sum.to(dtype)[:, None]
+    per_token_BT11 = count_BT.to(dtype).reciprocal()[..., None, None]
+    q_BTHK = q_BTHK * (scale * per_token_BT11)
+    offset_BTH1 = per_token_BT11 * (1 - (q_BTHK * repeat_heads(z_BTGK, q.shape[2])).sum(-1, keepdim=True))
+    y, inner = linear_attention(
+        torch.cat([q_BTHK, offset_BTH1], dim=-1),
+        torch.cat([k_BTGK, torch.ones_like(k_BTGK[..., :1])], dim=-1),
+        v_BTGV,
+        scale=1.0,
+        normalize=False,
+        state=None if state is None else LinearState(state.memory.to(dtype)),
+        chunk_size=chunk_size,
+        **call.without_documents() | {"lengths": lengths},
+    )
+    if inner is None:
+        return y.to(q.dtype), None
+    end = count_BT[:, 0] - 1 + (q.shape[1] if lengths is None else lengths)
+    return y.to(q.dtype), InlineState(inner.memory, z_BTGK[:, -1].clone(), end)
 
 
 def bidirectional_inline(

@@ -13,10 +13,9 @@ The native kernels take a block of tokens at a time in every form; `form` and `c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -25,10 +24,10 @@ from torch.utils.checkpoint import checkpoint
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
-from maclaurin.ops.causality import causally
 from maclaurin.ops.features import Kernel
+from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import Plan, chunked
-from maclaurin.ops.ragged import Inputs, over_documents, over_whole_documents
+from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import LinearState, PowerState, State
 
 CHUNK = 64
@@ -36,6 +35,7 @@ SMALLEST_HALF = 16  # pairs of this many tokens are written out
 PARALLEL_UP_TO = 256  # tokens: below it the T x T matrix is faster than the state (`maclaurin bench attention`)
 
 
+@with_options
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -46,32 +46,27 @@ def linear_attention(
     normalize: bool = True,
     causal: bool = True,
     state: State | None = None,
-    return_state: bool = True,
-    form: str = "auto",
-    backend: str = "auto",
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | Sequence[int] | None = None,
-    lengths: Tensor | None = None,
     chunk_size: int = CHUNK,
+    **options: Unpack[CallOptions],
 ) -> tuple[Tensor, LinearState | None]:
     """Causal attention with the weights scale · Σ_c q_tc k_sc exp(a_{s+1,c} + … + a_tc), divided by their sum.
 
     q (B,T,H,K), k (B,T,G,K), v (B,T,G,V); log_decay (B,T,G or H), or (B,T,G or H,K) for a decay per channel, <= 0. Feature
-    maps are applied to q and k before the call. Other arguments as in `power_attention`.
+    maps are applied to q and k before the call. Other arguments as in `power_attention` and `Options`.
     """
-    ragged: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
+    call = Options(**options)
     if not causal:
         from maclaurin.ops.bidirectional import bidirectional_linear  # made of this op
 
-        whole = partial(bidirectional_linear, scale=scale, normalize=normalize, form=form)
-        return over_whole_documents(whole, (q, k, v, log_decay), state, backend, **ragged)
+        whole = partial(bidirectional_linear, scale=scale, normalize=normalize, form=call.form)
+        return call.over_whole_documents(whole, (q, k, v, log_decay), state)
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k, per_channel=True)
-    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
+    call.check()
     checks.scale(scale)
     at_least_one("chunk_size", chunk_size)
-    if form == "auto":
-        form = "parallel" if q.shape[1] <= PARALLEL_UP_TO else "chunked"
+    if call.form == "auto":
+        call = call._replace(form="parallel" if q.shape[1] <= PARALLEL_UP_TO else "chunked")
     if log_decay is not None and log_decay.shape[2] != k.shape[2]:
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
     scale = default_scale(scale, q)
@@ -82,16 +77,8 @@ def linear_attention(
             f"state must have been made with the same heads and channels: it holds {tuple(initial.memory.shape[1:])} "
             f"(heads, key channels, value channels), the new ones need {memory_shape}"
         )
-    refusal = native.refusal(q, torch.promote_types(q.dtype, torch.float32))
-    if backend == "native" and refusal is not None:
-        raise ValueError(f"backend='native' needs {refusal}")
-    engine = _Engine(scale, normalize, form, chunk_size, backend == "torch" or refusal is not None)
-    return over_documents(
-        causally(engine.run, form=form, return_state=return_state),
-        (q, k, v, log_decay),
-        initial,
-        **ragged,
-    )
+    engine = _Engine(scale, normalize, call.form, chunk_size, not call.natively(q))
+    return call.causally(engine.run, (q, k, v, log_decay), initial)
 
 
 def first_order(state: State | None, scale: float) -> State | None:

@@ -24,7 +24,8 @@ Beck et al.: xLSTM, arXiv 2405.04517; the sigmoid input gate: Tiled Flash Linear
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,8 @@ from maclaurin.common.arguments import number, one_of
 from maclaurin.ops import checks, decay
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.linear import CHUNK, linear_attention
-from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.options import CallOptions, Options, with_options
+from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import LinearState, MLSTMState
 from maclaurin.ops.tokens import without_padding
 
@@ -42,6 +44,7 @@ INPUT_GATES = ("exp", "sigmoid")
 SMALLEST_LOG_FORGET = -1e5  # a gate that is shut must also shut out an input gate of e^1000
 
 
+@with_options
 def mlstm(
     q: Tensor,
     k: Tensor,
@@ -54,13 +57,8 @@ def mlstm(
     eps: float = 1e-6,
     scale: float | None = None,
     state: MLSTMState | None = None,
-    return_state: bool = True,
-    form: str = "auto",
-    backend: str = "auto",
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | Sequence[int] | None = None,
-    lengths: Tensor | None = None,
     chunk_size: int = CHUNK,
+    **options: Unpack[CallOptions],
 ) -> tuple[Tensor, MLSTMState | None]:
     """Causal attention with the weights scale·q_t·k_s · σ(f_{s+1})·…·σ(f_t) · g(i_s), divided by max(|Σ|, 1) + ε·exp(m).
 
@@ -68,6 +66,7 @@ def mlstm(
     input_gate_kind: g, "exp" or "sigmoid". normalize: False leaves out the division (sigmoid only: exp would overflow).
     Other arguments as in `linear_attention`.
     """
+    call = Options(**options)
     checks.heads(q, k, v)
     for name, gate in (("input_gate", input_gate), ("forget_gate", forget_gate)):
         checks.tensor(name, gate, "batch, time, heads")
@@ -82,36 +81,48 @@ def mlstm(
     checks.sound_state(state, MLSTMState, q)
     _check_state(state, k, v, normalize, input_gate_kind)
 
+    cell = _Cell(input_gate_kind, normalize, eps, default_scale(scale, q), chunk_size, call)
+    return call.over_documents(cell.run, (q, k, v, input_gate, forget_gate), state)
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One call's gates and options."""
+
+    input_gate_kind: str
+    normalize: bool
+    eps: float
+    scale: float
+    chunk_size: int
+    call: Options
+
     @without_autocast
-    def dense(inputs: Inputs, state: MLSTMState | None, lengths: Tensor | None) -> tuple[Tensor, MLSTMState | None]:
+    def run(self, inputs: Inputs, state: MLSTMState | None, lengths: Tensor | None) -> tuple[Tensor, MLSTMState | None]:
         q, k, v, i, f = inputs
         assert q is not None and k is not None and v is not None and i is not None and f is not None
         dtype = torch.promote_types(q.dtype, torch.float32)
         log_forget = without_padding(F.logsigmoid(f.to(dtype)), lengths)
-        if input_gate_kind == "exp":
+        if self.input_gate_kind == "exp":
             m, log_decay, gain = _stabilised(i, log_forget, None if state is None else state.log_scale)
         else:
             m, log_decay, gain = None, log_forget, torch.sigmoid(i.to(dtype))
         values = v.to(dtype)
-        if normalize:
+        if self.normalize:
             values = torch.cat([values, values.new_ones(*values.shape[:-1], 1)], dim=-1)
         keys = k.to(dtype) * gain.to(dtype)[..., None]
-        before = None if state is None else LinearState(state.memory)
         y, after = linear_attention(
-            q.to(dtype) * default_scale(scale, q),
+            q.to(dtype) * self.scale,
             keys,
             values,
             log_decay.to(dtype),
             scale=1.0,
             normalize=False,
-            state=before,
-            return_state=return_state,
-            form=form,
-            backend=backend,
-            chunk_size=chunk_size,
+            state=None if state is None else LinearState(state.memory),
+            chunk_size=self.chunk_size,
+            **self.call.without_documents(),
         )
-        if normalize:
-            y = _divided(y, m, eps)
+        if self.normalize:
+            y = _divided(y, m, self.eps)
         if after is None:
             return y.to(q.dtype), None
         memory = after.memory
@@ -121,9 +132,6 @@ def mlstm(
             # a factor of 1: the memory is in units of exp(m), which was a constant on the way here
             memory = memory * (m.detach() - m)[:, -1, :, None, None].exp().to(dtype)
         return y.to(q.dtype), MLSTMState(memory, m[:, -1].clone())
-
-    inputs = (q, k, v, input_gate, forget_gate)
-    return over_documents(dense, inputs, state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths)
 
 
 def _stabilised(i: Tensor, log_forget: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,10 +13,10 @@ orthogonal, the product of features keeps only half the digits of the score.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -26,15 +26,18 @@ from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks
-from maclaurin.ops.causality import causally
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES, fold_length_of, waiting
+from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, Plan, chunked
-from maclaurin.ops.ragged import Inputs, over_documents, over_whole_documents
+from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
+
+# queries, scaled keys, values, log decays, memory, weights of the orders: heads first, time next to channels
+Heads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 FOLD_EVERY = 32
 DIRECT_BLOCK = 512  # queries whose weights exist at a time where `auto` needs no memory
@@ -43,6 +46,7 @@ NATIVE_FROM = 16
 LONG_SERIES = 8  # orders above it are summed in float64: their powers leave the range of float32 at ordinary scores
 
 
+@with_options
 def power_attention(
     q: Tensor,
     k: Tensor,
@@ -55,15 +59,10 @@ def power_attention(
     normalize: bool = True,
     causal: bool = True,
     state: PowerState | None = None,
-    return_state: bool = True,
-    form: str = "auto",
-    backend: str = "auto",
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | Sequence[int] | None = None,
-    lengths: Tensor | None = None,
     chunk_size: int = CHUNK,
     fold_at: int | None = None,
     fold_every: int = FOLD_EVERY,
+    **options: Unpack[CallOptions],
 ) -> tuple[Tensor, PowerState | None]:
     """Causal attention with the weights f(scale·q_t·k_s)·exp(a_{s+1} + … + a_t), s <= t, divided by their sum.
 
@@ -74,28 +73,26 @@ def power_attention(
     order_weights: (number of orders,) or (H, number of orders), one factor a term.
     scale: 1/√K unless given. normalize: False leaves out the division.
     causal: False for whole sequences, in which every token sees every token: no state, and backend="auto".
-    attention_mask (B,T), lengths (B,) or cu_seqlens (N+1,): ragged batches, see `ragged.py`.
     fold_at, fold_every: when kept tokens are folded into the memory; by default where the memory becomes the smaller one.
-    backend: "native" (C++, order 2 in float32 on a CPU), "torch" (everything), or "auto", the faster one that can.
+    Other arguments as in `Options`; the native backend has order 2 in float32.
     """
-    usual = order == 2 and order_weights is None and scale is None and form in ("auto", "recurrent") and backend == "auto"
-    dense = causal and attention_mask is None and cu_seqlens is None and lengths is None
-    if isinstance(state, PowerState) and return_state and usual and dense and not torch.compiler.is_compiling():
+    call = Options(**options)
+    usual = order == 2 and order_weights is None and scale is None and causal
+    if usual and isinstance(state, PowerState) and call.plain and not torch.compiler.is_compiling():
         transformed = native.is_transformed()
         done = None if transformed else native.plain_step(q, k, v, log_decay, state, normalize, fold_at, fold_every)
         if done is not None:
             return done
-    ragged: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
     if not causal:
         from maclaurin.ops.bidirectional import bidirectional_power  # made of this op
 
         both_ways = partial(
-            bidirectional_power, order=order, order_weights=order_weights, scale=scale, normalize=normalize, form=form
+            bidirectional_power, order=order, order_weights=order_weights, scale=scale, normalize=normalize, form=call.form
         )
-        return over_whole_documents(both_ways, (q, k, v, log_decay), state, backend, **ragged)
+        return call.over_whole_documents(both_ways, (q, k, v, log_decay), state)
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
-    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
+    call.check()
     checks.scale(scale)
     checks.sound_state(state, PowerState, q)
     kernel = Kernel.of(order)
@@ -105,15 +102,15 @@ def power_attention(
     if fold_at is None:
         fold_at = fold_length_of(kernel, k.shape[3], v.shape[3], normalize, k.dtype)
     at_least_one("fold_at", fold_at)
-    engine = _Engine(kernel, weights, default_scale(scale, q), normalize, chunk_size, fold_at, fold_every, form, backend)
+    policy = (chunk_size, fold_at, fold_every, call.form, call.backend)
+    engine = _Engine(kernel, weights, default_scale(scale, q), normalize, *policy)
     if (log_decay is not None and log_decay.shape[2] != k.shape[2]) or weights is not None:
         # a state is shared by the query heads of a group only if they share its decay and the weights of its orders
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
         log_decay = None if log_decay is None else repeat_heads(log_decay, q.shape[2])
     checks.token_state(state, k, v)
     _check_memory(state, kernel, k.shape[3], v.shape[3] + normalize)
-
-    return over_documents(causally(engine.run, form=form, return_state=return_state), (q, k, v, log_decay), state, **ragged)
+    return call.causally(engine.run, (q, k, v, log_decay), state)
 
 
 @dataclass(frozen=True)
@@ -134,47 +131,19 @@ class _Engine:
     def run(
         self, inputs: Inputs, state: PowerState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, PowerState | None]:
-        q, k, v, log_decay = inputs
-        assert q is not None and k is not None and v is not None
-        long_series = self.kernel.orders[-1] > LONG_SERIES
-        dtype = decay.widest(q.device) if long_series else torch.promote_types(q.dtype, torch.float32)
-        log_decay = None if log_decay is None else log_decay.to(torch.promote_types(q.dtype, torch.float32))
-        if self.form == "recurrent":
-            y, state = self._step_by_step(q, k, v, log_decay, state, lengths, dtype)
-        else:
-            y, state = self._at_once(q, k, v, log_decay, state, lengths, dtype, return_state)
-        return y.to(q.dtype), state if return_state else None
-
-    def _step_by_step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None,
-        state: PowerState | None,
-        lengths: Tensor | None,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, PowerState | None]:
-        outputs = []
-        for t in range(q.shape[1]):
-            now = slice(t, t + 1)
-            token_decay = None if log_decay is None else log_decay[:, now]
-            present = None if lengths is None else (lengths > t).long()
-            y, state = self._at_once(q[:, now], k[:, now], v[:, now], token_decay, state, present, dtype)
-            outputs.append(y)
-        return torch.cat(outputs, dim=1), state
+        if self.form != "recurrent":
+            return self._at_once(inputs, state, lengths, return_state)
+        y, state = token_by_token(partial(self._at_once, return_state=True), inputs, state, lengths)
+        return y, state if return_state else None
 
     def _at_once(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None,
-        state: PowerState | None,
-        lengths: Tensor | None,
-        dtype: torch.dtype,
-        return_state: bool = True,
+        self, inputs: Inputs, state: PowerState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, PowerState | None]:
+        q, k, v, log_decay = inputs
+        assert q is not None and k is not None and v is not None
+        wide = torch.promote_types(q.dtype, torch.float32)
+        dtype = decay.widest(q.device) if self.kernel.orders[-1] > LONG_SERIES else wide
+        log_decay = None if log_decay is None else log_decay.to(wide)
         tokens = Tokens.gather(state, k, v, log_decay, lengths)
         memory = None if state is None else state.memory
         folded = self._folded(tokens, memory is not None) if return_state else 0
@@ -184,9 +153,9 @@ class _Engine:
         else:
             y, memory = self._in_torch(q, tokens, memory, folded, dtype)
         if not return_state:
-            return y, None
+            return y.to(q.dtype), None
         kept = tokens.after(folded)
-        return y, PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, memory)
+        return y.to(q.dtype), PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, memory)
 
     def _is_native(self, q: Tensor, tokens: Tokens, dtype: torch.dtype, has_memory: bool) -> bool:
         """Whether the C++ kernels run. A few tokens at a time, but more than one, are read from a memory in torch."""
@@ -234,7 +203,6 @@ class _Engine:
     ) -> tuple[Tensor, Tensor | None]:
         B, T, H, _ = q.shape
         G = tokens.keys.shape[2]
-        # B,S,G,K -> N,S,K: one row a head, time next to channels
         q_NRTK = q.to(dtype).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
         k_NSK = (tokens.keys.to(dtype) * self.scale).transpose(1, 2).flatten(0, 1)
         v_NSW = self._with_ones(tokens, dtype).transpose(1, 2).flatten(0, 1)
@@ -243,18 +211,18 @@ class _Engine:
         weights_NO = None if self.weights is None else self.weights.to(dtype).repeat(B, 1)
 
         if self._through_memory(q, "torch"):
-            y_NRTW, new_NFW = self._chunked(q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO, folded)
+            y_NRTW, new_NFW = self._chunked((q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO), folded)
         else:
             block = {"auto": DIRECT_BLOCK, "chunked": self.chunk_size}.get(self.form, T)
 
             def attend(q_block: Tensor, seen: int) -> Tensor:
                 a_seen = None if a_NS is None else a_NS[:, :seen]
-                return self._directly(q_block, k_NSK[:, :seen], v_NSW[:, :seen], a_seen, memory_NFW, weights_NO)
+                return self._directly((q_block, k_NSK[:, :seen], v_NSW[:, :seen], a_seen, memory_NFW, weights_NO))
 
             y_NRTW = over_query_blocks(attend, q_NRTK, tokens.slots, block)
             new_NFW = None
             if folded:
-                _, new_NFW = self._chunked(q_NRTK[:, :, :0], k_NSK, v_NSW, a_NS, memory_NFW, None, folded)
+                _, new_NFW = self._chunked((q_NRTK[:, :, :0], k_NSK, v_NSW, a_NS, memory_NFW, None), folded)
         if new_NFW is not None:
             memory = new_NFW.unflatten(0, (B, G))
         y = y_NRTW.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
@@ -262,33 +230,18 @@ class _Engine:
             y = safe_divide(y[..., :-1], y[..., -1:])
         return y, memory
 
-    def _chunked(
-        self,
-        q_NRTK: Tensor,
-        k_NSK: Tensor,
-        v_NSW: Tensor,
-        a_NS: Tensor | None,
-        memory_NFW: Tensor | None,
-        weights_NO: Tensor | None,
-        folded: int,
-    ) -> tuple[Tensor, Tensor | None]:
+    def _chunked(self, heads: Heads, folded: int) -> tuple[Tensor, Tensor | None]:
         """Through the memory. It holds φ(k); chunks compute with plain monomials, which the roots turn into φ."""
+        q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO = heads
         root_F1 = self.kernel.feature_weights(k_NSK.shape[-1], k_NSK)[:, None].sqrt()
         start_NFW = None if memory_NFW is None else memory_NFW / root_F1
         plan = Plan(self.kernel, self.chunk_size, folded, self._averages)
         y_NRTW, end_NFW = chunked(q_NRTK, k_NSK, v_NSW, a_NS, start_NFW, weights_NO, plan)
         return y_NRTW, None if end_NFW is None else end_NFW * root_F1
 
-    def _directly(
-        self,
-        q_NRTK: Tensor,
-        k_NSK: Tensor,
-        v_NSW: Tensor,
-        a_NS: Tensor | None,
-        memory_NFW: Tensor | None,
-        weights_NO: Tensor | None,
-    ) -> Tensor:
+    def _directly(self, heads: Heads) -> Tensor:
         """The weights as a matrix, and the memory of what came before the first key."""
+        q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO = heads
         T, S = q_NRTK.shape[2], k_NSK.shape[1]
         score_NRTS = torch.einsum("nrtk,nsk->nrts", q_NRTK, k_NSK)
         weight_NRTS = self.kernel(score_NRTS, None if weights_NO is None else weights_NO.T[:, :, None, None, None])

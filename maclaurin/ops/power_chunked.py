@@ -71,11 +71,20 @@ def chunked(
     Where `plan.folded` is 0 there is no new state: None. `weights_NO` weighs the orders of the kernel, one row a head.
     """
     rows = q_NRTK.shape[1] * min(plan.chunk, k_NSK.shape[1])
+    inputs = (q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO)
+    return some_heads_at_a_time(_Chunked, inputs, plan, rows)
+
+
+def some_heads_at_a_time(
+    function: type[torch.autograd.Function], inputs: tuple[Tensor | None, ...], plan: Plan, rows: int
+) -> tuple[Tensor, Tensor | None]:
+    """(y, memory) = function(*inputs, plan), for as many heads at a time as m(x) of `rows` tokens each has room for."""
+    q_NRTK = inputs[0]
+    assert q_NRTK is not None
     per_head = plan.kernel.feature_count(q_NRTK.shape[-1]) * rows * q_NRTK.element_size()
     heads = max(1, EXPANSION_BYTES // per_head)
-    inputs = (q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO)
     pieces = [
-        _Chunked.apply(*(None if x is None else x[start : start + heads] for x in inputs), plan)
+        function.apply(*(None if x is None else x[start : start + heads] for x in inputs), plan)
         for start in range(0, q_NRTK.shape[0], heads)
     ]
     if len(pieces) == 1:

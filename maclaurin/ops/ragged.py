@@ -127,6 +127,23 @@ def _in_buckets(
     return result, joined.select(torch.cat(rows).argsort())
 
 
+def part(inputs: Inputs, lengths: Tensor | None, start: int, end: int) -> tuple[Inputs, Tensor | None]:
+    """The tokens from `start` to `end` of a right-padded batch, and how many of them are real."""
+    tokens = tuple(None if tensor is None else tensor[:, start:end] for tensor in inputs)
+    return tokens, None if lengths is None else (lengths - start).clamp(0, end - start)
+
+
+def token_by_token(op: DenseOp[S], inputs: Inputs, state: S | None, lengths: Tensor | None) -> tuple[Tensor, S | None]:
+    """The recurrent form of an op: its outputs for one token after the other, and the state after the last one."""
+    assert inputs[0] is not None
+    outputs = []
+    for t in range(inputs[0].shape[1]):
+        now, present = part(inputs, lengths, t, t + 1)
+        y, state = op(now, state, present)
+        outputs.append(y)
+    return torch.cat(outputs, dim=1), state
+
+
 def _zero_at_padding(inputs: Inputs, lengths: Tensor | None) -> Inputs:
     return tuple(None if tensor is None else without_padding(tensor, lengths) for tensor in inputs)
 

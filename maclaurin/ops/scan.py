@@ -15,8 +15,7 @@ A decay is a number near 1, which float32 knows to 6e-8: a memory of n tokens is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -25,38 +24,33 @@ from torch.nn.functional import threshold
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import without_autocast
-from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.options import CallOptions, Options, with_options
+from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import ScanState
 
 CHUNK = 512  # tokens that are joined at a time: enough to be parallel, few enough to stay in a cache
 
 
+@with_options
 def linear_scan(
     x: Tensor,
     log_decay: Tensor,
     *,
     state: ScanState | None = None,
-    return_state: bool = True,
-    form: str = "auto",
-    backend: str = "auto",
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | Sequence[int] | None = None,
-    lengths: Tensor | None = None,
     chunk_size: int = CHUNK,
+    **options: Unpack[CallOptions],
 ) -> tuple[Tensor, ScanState | None]:
     """h_t = exp(log_decay_t)·h_{t-1} + x_t for x and log_decay <= 0 of one shape (B, T, ...); h_0 is the state's, or zero.
 
     The forms differ in how many tokens are joined at a time: all, `chunk_size` or one; natively in nothing.
     """
+    call = Options(**options)
+    call.check()
     _check(x, log_decay, state)
-    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     at_least_one("chunk_size", chunk_size)
     dtype = torch.promote_types(x.dtype, torch.float32)
-    step = {"auto": chunk_size, "parallel": x.shape[1], "chunked": chunk_size, "recurrent": 1}[form]
-    refusal = native.refusal(x, dtype)
-    if backend == "native" and refusal is not None:
-        raise ValueError(f"backend='native' needs {refusal}")
-    natively = backend != "torch" and refusal is None
+    step = call.at_once(x.shape[1], chunk_size)
+    natively = call.natively(x)
 
     @without_autocast
     def dense(inputs: Inputs, state: ScanState | None, lengths: Tensor | None) -> tuple[Tensor, ScanState | None]:
@@ -67,12 +61,10 @@ def linear_scan(
         start_BC = None if state is None else state.memory.to(dtype).flatten(1)
         inner = (x_BTC, a_BTC, start_BC)
         h_BTC: Tensor = native.call("linear_scan", *inner) if natively else scanned(*inner, step)
-        memory = ScanState(h_BTC[:, -1].clone().view(x.shape[0], *x.shape[2:])) if return_state else None
+        memory = ScanState(h_BTC[:, -1].clone().view(x.shape[0], *x.shape[2:])) if call.return_state else None
         return h_BTC.view(x.shape).to(x.dtype), memory
 
-    return over_documents(
-        dense, (x, log_decay), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths
-    )
+    return call.over_documents(dense, (x, log_decay), state)
 
 
 def scanned(x_BTC: Tensor, log_decay_BTC: Tensor, start_BC: Tensor | None, step: int) -> Tensor:

@@ -11,7 +11,7 @@ from the memory at the chunk's start. The native kernel keeps it in registers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -20,13 +20,15 @@ from torch.utils.checkpoint import checkpoint
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, native
 from maclaurin.ops.arithmetic import without_autocast
-from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.options import CallOptions, Options, with_options
+from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.scan import scanned
 from maclaurin.ops.states import ScanState
 
 CHUNK = 64
 
 
+@with_options
 def selective_scan(
     x: Tensor,
     dt: Tensor,
@@ -35,27 +37,20 @@ def selective_scan(
     c: Tensor,
     *,
     state: ScanState | None = None,
-    return_state: bool = True,
-    form: str = "auto",
-    backend: str = "auto",
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | Sequence[int] | None = None,
-    lengths: Tensor | None = None,
     chunk_size: int = CHUNK,
+    **options: Unpack[CallOptions],
 ) -> tuple[Tensor, ScanState | None]:
     """x (B,T,C), dt (B,T,C) >= 0, rate (C,N) >= 0, b and c (B,T,N) -> y (B,T,C) and the memory (B,C,N).
 
     The forms differ in how many tokens are taken at a time: all, `chunk_size` or one; natively in nothing.
     """
+    call = Options(**options)
+    call.check()
     _check(x, dt, rate, b, c, state)
-    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
     at_least_one("chunk_size", chunk_size)
     dtype = torch.promote_types(x.dtype, torch.float32)
-    step = {"auto": chunk_size, "parallel": x.shape[1], "chunked": chunk_size, "recurrent": 1}[form]
-    refusal = native.refusal(x, dtype)
-    if backend == "native" and refusal is not None:
-        raise ValueError(f"backend='native' needs {refusal}")
-    natively = backend != "torch" and refusal is None
+    step = call.at_once(x.shape[1], chunk_size)
+    natively = call.natively(x)
 
     @without_autocast
     def dense(inputs: Inputs, state: ScanState | None, lengths: Tensor | None) -> tuple[Tensor, ScanState | None]:
@@ -66,10 +61,10 @@ def selective_scan(
             y, memory = native.call("selective_scan", x, dt, rate.to(dtype), b, c, start)
         else:
             y, memory = _in_chunks(x, dt, rate.to(dtype), b, c, start, step)
-        return y.to(given), ScanState(memory) if return_state else None
+        return y.to(given), ScanState(memory) if call.return_state else None
 
     given = x.dtype
-    return over_documents(dense, (x, dt, b, c), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths)
+    return call.over_documents(dense, (x, dt, b, c), state)
 
 
 def _in_chunks(

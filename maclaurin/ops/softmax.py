@@ -11,10 +11,9 @@ and the native kernel where there is a decay.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -24,8 +23,8 @@ from maclaurin.common.arguments import at_least_one, number, one_of
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.blocks import over_query_blocks, slices
-from maclaurin.ops.causality import causally
-from maclaurin.ops.ragged import Inputs, over_documents, over_whole_documents
+from maclaurin.ops.options import CallOptions, Options, with_options
+from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.states import TokenState
 from maclaurin.ops.tokens import Tokens
 
@@ -35,6 +34,7 @@ DIVISORS = ("sum", "floored-sum", "count", "none")
 SMALLEST_LOG_DECAY = -1e5  # far below -750, because here a decay competes with scores, which may be large themselves
 
 
+@with_options
 def softmax_attention(
     q: Tensor,
     k: Tensor,
@@ -49,13 +49,8 @@ def softmax_attention(
     scale: float | None = None,
     causal: bool = True,
     state: TokenState | None = None,
-    return_state: bool = True,
-    form: str = "auto",
-    backend: str = "auto",
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | Sequence[int] | None = None,
-    lengths: Tensor | None = None,
     chunk_size: int = BLOCK,
+    **options: Unpack[CallOptions],
 ) -> tuple[Tensor, TokenState | None]:
     """Causal attention with the weights exp(min(scale·q_t·k_s, score_cap) + a_{s+1} + … + a_t), divided by their sum.
 
@@ -64,18 +59,18 @@ def softmax_attention(
     numerator: "exp", or "relu" of the score. divisor: "sum" of the weights, "floored-sum" (at least 1), "count" of the
     visible keys, "none". detach_divisor: no gradient flows through the divisor.
     backend: "native" (C++, plain weights with or without decay in float32 on a CPU), "torch", or "auto".
-    Other arguments as in `power_attention`.
+    Other arguments as in `power_attention` and `Options`.
     """
-    ragged: dict[str, Any] = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
+    call = Options(**options)
     if not causal:
         if log_decay is not None or window is not None or (numerator, divisor, score_cap) != ("exp", "sum", None):
             raise ValueError("causal=False needs plain softmax: no log_decay, window, score_cap, or other weights")
         from maclaurin.ops.bidirectional import bidirectional_softmax
 
-        return over_whole_documents(partial(bidirectional_softmax, scale=scale), (q, k, v), state, backend, **ragged)
+        return call.over_whole_documents(partial(bidirectional_softmax, scale=scale), (q, k, v), state)
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
-    checks.form_and_backend(form, backend, checks.BACKENDS_WITH_NATIVE)
+    call.check()
     checks.scale(scale)
     checks.sound_state(state, TokenState, q)
     one_of("numerator", numerator, NUMERATORS)
@@ -92,14 +87,9 @@ def softmax_attention(
     def dense(
         inputs: Inputs, state: TokenState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, TokenState | None]:
-        return _dense(weights, inputs, state, lengths, form, backend, chunk_size, return_state)
+        return _dense(weights, inputs, state, lengths, call.form, call.backend, chunk_size, return_state)
 
-    return over_documents(
-        causally(dense, form=form, return_state=return_state, forgets=window is not None),
-        (q, k, v, log_decay),
-        state,
-        **ragged,
-    )
+    return call.causally(dense, (q, k, v, log_decay), state, forgets=window is not None)
 
 
 @dataclass(frozen=True)
@@ -179,13 +169,9 @@ def _dense(
     assert q is not None and k is not None and v is not None
     T = q.shape[1]
     if form == "recurrent" and T > 1:
-        outputs = []
-        for t in range(T):
-            now = tuple(None if x is None else x[:, t : t + 1] for x in inputs)
-            present = None if lengths is None else (lengths > t).long()
-            y, state = _dense(weights, now, state, present, form, backend, chunk_size, return_state=True)
-            outputs.append(y)
-        return torch.cat(outputs, dim=1), state if return_state else None
+        step = partial(_dense, weights, form=form, backend=backend, chunk_size=chunk_size, return_state=True)
+        y, state = token_by_token(step, inputs, state, lengths)
+        return y, state if return_state else None
 
     dtype = torch.promote_types(q.dtype, torch.float32)
     a = None if log_decay is None else log_decay.to(dtype)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maclaurin import ops
-from maclaurin.ops import native, power, token_buffer
+from maclaurin.ops import native, options, token_buffer
 from maclaurin.ops.native import library
 from maclaurin.ops.token_buffer import append
 from tests.ops.helpers import Sizes, assert_close, assert_same_state, attention_inputs
@@ -102,7 +102,7 @@ def test_two_successors_of_one_state_do_not_meet(monkeypatch):
     with torch.no_grad():
         kept, one, other = torch.zeros(2, 3, 1), torch.ones(2, 1, 1), torch.full((2, 1, 1), 2.0)
         grown = append(kept, one)
-        assert append(grown, one).data_ptr() == grown.data_ptr()  # the first one takes the room
+        assert append(grown, one).data_ptr() == grown.data_ptr()  # the first one takes the slots
         left, right = append(grown, one), append(grown, other)
         assert left[:, -1].eq(1).all() and right[:, -1].eq(2).all() and grown.shape[1] == 4
         chain = grown
@@ -202,8 +202,10 @@ def test_the_plain_step_is_the_general_one(step):
 def test_decoding_takes_the_plain_step_and_anything_else_does_not(monkeypatch):
     """From tokens alone to the first fold, which is a large one, and from there on."""
     ways = []
-    general = power.over_documents
-    monkeypatch.setattr(power, "over_documents", lambda *args, **kwargs: ways.append("general") or general(*args, **kwargs))
+    general = options.over_documents
+    monkeypatch.setattr(
+        options, "over_documents", lambda *args, **ragged: ways.append("general") or general(*args, **ragged)
+    )
     batch = attention_inputs("kv")(Sizes(T=60, K=8, V=8)).to(torch.float32)
     with torch.no_grad():
         _, state = ops.power_attention(**batch.between(0, 20).tokens)
@@ -228,7 +230,7 @@ def test_decoding_takes_the_plain_step_and_anything_else_does_not(monkeypatch):
 
 @pytest.mark.parametrize("fold_at", [1000, 30])
 def test_two_successors_of_a_state_do_not_see_each_other(fold_at):
-    """Beams: the first one takes the slot behind the tokens, the second one a room of its own, in any order and mode."""
+    """Beams: the first one takes the slot behind the tokens, the second one a buffer of its own, in any order and mode."""
     batch = attention_inputs("kv")(Sizes(T=60, K=8, V=8)).to(torch.float32)
 
     def decode(state, places):
@@ -297,15 +299,15 @@ def test_a_step_without_memory_can_be_made_again(fails, fold_every, monkeypatch)
         expected = ops.power_attention(**token, **options, state=state.clone())
         with monkeypatch.context() as patch:
             if fails == "kernel":
-                patch.setattr(library, "step", lambda room, token: 1)
+                patch.setattr(library, "step", lambda buffer, token: 1)
             else:
                 patch.setattr(torch, "empty", refuse)
             with pytest.raises(MemoryError, match="the native decoding step found no memory"):
                 ops.power_attention(**other, **options, state=state)
-        room, kept = state.source
-        assert kept not in room.taken
+        tokens, kept = state.source
+        assert kept not in tokens.taken
         y, after = ops.power_attention(**token, **options, state=state)
-    assert torch.equal(y, expected[0]) and kept in room.taken
+    assert torch.equal(y, expected[0]) and kept in tokens.taken
     assert_same_state(after, expected[1], 0)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Attention, Strided, buffer, pointer, rows, run
-from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
+from maclaurin.ops.native.operators import operator
 
 LONGEST_CHUNK = 128  # of csrc/chunks.h
 BACK, FORTH, ALL = 1, 2, 3  # MaclaurinWay
@@ -69,8 +69,13 @@ def _dense_like(*tensors: Tensor | None) -> tuple[Tensor, ...]:
 
 def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """y (B,T,H,V), and the divisor of every row (B,T,H)."""
-    y = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=q.device)
-    return y, torch.empty(q.shape[:3], dtype=q.dtype, device=q.device)
+    B, T, H, _ = q.shape
+    return buffer(B, T, H, v.shape[3]), buffer(B, T, H)
+
+
+def _fake_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    B, T, H, _ = q.shape
+    return q.new_empty(B, T, H, v.shape[3]), q.new_empty(B, T, H)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -99,7 +104,7 @@ def _gradients(
 
 
 def _quadratic_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v)
+    return _fake_outputs(q, v)
 
 
 def _quadratic_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
@@ -144,8 +149,6 @@ def _quadratic(
     shapes=SHAPES,
     fake=_quadratic_backward_fake,
     flops=_quadratic_backward_flops,
-    save=save_nothing,
-    backward=no_second_derivative,
 )
 def _quadratic_backward(
     dy: Tensor,
@@ -175,7 +178,7 @@ def _chunked_fake(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, memory: Tensor | None, scale: float, normalize: bool, *last: int
 ) -> tuple[Tensor, ...]:
     _, folded = last
-    return *_outputs(q, v), q.new_empty(_memory_shape(k, v, normalize, folded))
+    return *_fake_outputs(q, v), q.new_empty(_memory_shape(k, v, normalize, folded))
 
 
 def _chunked_gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
@@ -241,8 +244,6 @@ def _chunked(
     shapes=SHAPES,
     fake=_chunked_backward_fake,
     flops=_chunked_backward_flops,
-    save=save_nothing,
-    backward=no_second_derivative,
 )
 def _chunked_backward(
     dy: Tensor,
@@ -281,7 +282,7 @@ def _ways(log_decay: Tensor | None) -> tuple[int, ...]:
 
 
 def _whole_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v)
+    return _fake_outputs(q, v)
 
 
 def _whole_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
@@ -325,8 +326,6 @@ def _whole(
     shapes=WHOLE,
     fake=_quadratic_backward_fake,
     flops=_whole_backward_flops,
-    save=save_nothing,
-    backward=no_second_derivative,
 )
 def _whole_backward(
     dy: Tensor,

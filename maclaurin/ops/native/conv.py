@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Conv, Strided, buffer, buffers_like, pointer, rows, run
-from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
+from maclaurin.ops.native.operators import operator
 
 SHAPES = Shapes(
     {"x": "BTC", "weight": "CW", "bias": "C", "before": "BPC", "dy": "BTC"},
@@ -81,8 +81,6 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | 
     shapes=SHAPES,
     fake=_backward_fake,
     flops=_backward_flops,
-    save=save_nothing,
-    backward=no_second_derivative,
 )
 def short_conv_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, silu: bool

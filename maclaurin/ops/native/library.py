@@ -101,11 +101,13 @@ class Selective(ctypes.Structure):
     ]
 
 
-ATTENTION_KERNELS = ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward")
-LINEAR_KERNELS = ("linear_forward", "linear_backward")
-CONV_KERNELS = ("conv_forward", "conv_backward")
-SCAN_KERNELS = ("scan_forward", "scan_backward")
-SELECTIVE_KERNELS = ("selective_forward", "selective_backward")
+KERNELS = {  # by what they take
+    Attention: ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward"),
+    Linear: ("linear_forward", "linear_backward"),
+    Conv: ("conv_forward", "conv_backward"),
+    Scan: ("scan_forward", "scan_backward"),
+    Selective: ("selective_forward", "selective_backward"),
+}
 
 
 def _load() -> ctypes.CDLL | None:
@@ -117,17 +119,11 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_isa.restype = ctypes.c_char_p
     library.maclaurin_choose_isa.argtypes = [ctypes.c_char_p]
     library.maclaurin_use_openmp.argtypes = [ctypes.c_void_p]
-    for name in ATTENTION_KERNELS:
-        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Attention)]
+    library.maclaurin_any_nan.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.maclaurin_step.argtypes = [ctypes.c_char_p, ctypes.c_char_p]  # packed: ctypes structures take longer to fill
-    for name in LINEAR_KERNELS:
-        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Linear)]
-    for name in CONV_KERNELS:
-        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Conv)]
-    for name in SCAN_KERNELS:
-        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Scan)]
-    for name in SELECTIVE_KERNELS:
-        getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(Selective)]
+    for call, names in KERNELS.items():
+        for name in names:
+            getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(call)]
     library.maclaurin_use_openmp(_openmp_of_torch())
     if wanted := os.environ.get(ISA_VARIABLE):
         _choose(library, wanted)
@@ -221,4 +217,5 @@ def run(kernel: str, call: ctypes.Structure) -> None:
 
 
 _LIBRARY = _load()  # when imported, so that torch.compile sees a constant
-step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinRoom, packed MaclaurinToken) -> status
+step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinBuffer, packed MaclaurinToken) -> status
+any_nan = None if _LIBRARY is None else _LIBRARY.maclaurin_any_nan  # (address, count) -> 0 or 1

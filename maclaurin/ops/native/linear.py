@@ -15,7 +15,7 @@ from torch import Tensor
 
 from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Linear, Strided, buffer, buffers_like, pointer, rows, run
-from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
+from maclaurin.ops.native.operators import operator
 
 SHAPES = Shapes(
     {
@@ -130,8 +130,6 @@ def linear(
     shapes=SHAPES,
     fake=_backward_fake,
     flops=_backward_flops,
-    save=save_nothing,
-    backward=no_second_derivative,
 )
 def linear_backward(
     dy: Tensor,

@@ -25,20 +25,30 @@ _LIBRARY = torch.library.Library("maclaurin", "FRAGMENT")
 _KERNELS: dict[str, Function] = {}
 
 
+def _no_second_derivative(ctx: Any, *_: Any) -> None:
+    """The backward of a backward: refused, instead of a gradient that is silently zero."""
+    raise RuntimeError("the native backend has no second derivatives: use backend='torch' with form='parallel' for them")
+
+
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    pass
+
+
 def operator(
     schema: str,
     *,
     shapes: Shapes,
     fake: Function,
     flops: Function,
-    save: Function | None = None,
-    backward: Function | None = None,
+    save: Function = _save_nothing,
+    backward: Function = _no_second_derivative,
 ) -> Callable[[Function], Function]:
     """Makes the decorated function the CPU kernel of `schema`, "name(Tensor x, …) -> Tensor".
 
     shapes: what the tensors must be. The kernel sees no others, and where torch finds no memory it ends in a MemoryError.
     fake: tensors of the right shapes from the same arguments. flops: their number, from shapes instead of tensors.
-    save(ctx, inputs, output) and backward(ctx, *gradients) as in `torch.autograd.Function`.
+    save(ctx, inputs, output) and backward(ctx, *gradients) as in `torch.autograd.Function`; without them derivatives are
+    refused, as those of a backward are.
     """
     name = schema.partition("(")[0]
     layouts = Layouts(schema, shapes)
@@ -55,8 +65,7 @@ def operator(
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(name, _without_tangents(kernel), "CPU")
         torch.library.register_fake(f"maclaurin::{name}", fake, lib=_LIBRARY)
-        if backward is not None:
-            torch.library.register_autograd(f"maclaurin::{name}", backward, setup_context=save, lib=_LIBRARY)
+        torch.library.register_autograd(f"maclaurin::{name}", backward, setup_context=save, lib=_LIBRARY)
         register_flop_formula(getattr(torch.ops.maclaurin, name))(flops)
         _KERNELS[name] = kernel
         return kernel
@@ -80,12 +89,3 @@ def call(name: str, *arguments: Any) -> Any:
     if torch.compiler.is_compiling() or is_watched(arguments):
         return getattr(torch.ops.maclaurin, name)(*arguments)
     return _KERNELS[name](*arguments)
-
-
-def no_second_derivative(ctx: Any, *_: Any) -> None:
-    """The backward of a backward: refused, instead of a gradient that is silently zero."""
-    raise RuntimeError("the native backend has no second derivatives: use backend='torch' with form='parallel' for them")
-
-
-def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    pass

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Scan, Strided, buffer, buffers_like, pointer, rows, run
-from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
+from maclaurin.ops.native.operators import operator
 
 SHAPES = Shapes({"log_decay": "BTC", "x": "BTC", "y": "BTC", "dy": "BTC", "start": "BC"})
 INPUTS = "Tensor log_decay, Tensor? start"
@@ -62,8 +62,6 @@ def linear_scan(x: Tensor, log_decay: Tensor, start: Tensor | None) -> Tensor:
     shapes=SHAPES,
     fake=_backward_fake,
     flops=_backward_flops,
-    save=save_nothing,
-    backward=no_second_derivative,
 )
 def linear_scan_backward(dy: Tensor, y: Tensor, log_decay: Tensor, start: Tensor | None) -> tuple[Tensor, ...]:
     """The gradients of x, log_decay and start, from the outputs y; that of an absent start is empty."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Selective, Strided, buffer, buffers_like, pointer, rows, run
-from maclaurin.ops.native.operators import no_second_derivative, operator, save_nothing
+from maclaurin.ops.native.operators import operator
 
 SHAPES = Shapes(
     {"x": "BTC", "dt": "BTC", "rate": "CN", "b": "BTN", "c": "BTN", "start": "BCN", "dy": "BTC", "dnew_memory": "BCN"}
@@ -83,8 +83,6 @@ def selective_scan(*inputs: Any) -> tuple[Tensor, Tensor]:
     shapes=SHAPES,
     fake=_backward_fake,
     flops=_backward_flops,
-    save=save_nothing,
-    backward=no_second_derivative,
 )
 def selective_scan_backward(dy: Tensor, dnew_memory: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """The gradients of all inputs; that of an absent start is empty."""

@@ -2,8 +2,8 @@
 
 A step reads 8.6 MB of memory for 16 heads of 64 channels, which takes 0.15 ms and leaves nothing of Python in the caches;
 the checks, records and structs that a call of any shape goes through would take as long again. Here one look decides
-whether a call is the plain step that decoding repeats. Tokens lie in a room with slots for those to come, which the state
-carries along, so that a step hands over pointers and the kernel puts the new token where it belongs. Whatever is not plain
+whether a call is the plain step that decoding repeats. The state carries the buffer its tokens are in, which has slots for
+those to come, so that a step hands over pointers and the kernel puts the new token where it belongs. Whatever is not plain
 goes the general way.
 """
 
@@ -12,6 +12,7 @@ goes the general way.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,9 +23,9 @@ from maclaurin.ops.folding import second_order_fold
 from maclaurin.ops.native import library
 from maclaurin.ops.native.library import buffer
 from maclaurin.ops.states import PowerState
+from maclaurin.ops.token_buffer import SPARE, TokenBuffer
 
-SPARE = 128  # slots behind the tokens that a first room is made of
-_ROOM = struct.Struct("6q 8q 4q fi")  # MaclaurinRoom: sizes and slots, strides of a token, buffers and memory, options
+_BUFFER = struct.Struct("6q 8q 4q fi")  # MaclaurinBuffer: sizes and slots, strides of a token, buffers and memory, options
 _TOKEN = struct.Struct("8q")  # MaclaurinToken
 _NO_MEMORY = 1  # an answer of the kernel, which has then done nothing
 
@@ -32,51 +33,43 @@ Step = tuple[Tensor, PowerState]
 Layout = list[Any]  # whether to normalize, and shape and strides of q, k, v and, where there is one, log_decay
 
 
-class Room:
-    """The tokens of a state and slots behind them, each for one successor: a second one gets a room of its own.
+class StepBuffer(TokenBuffer):
+    """The tokens of a state as the kernel takes them: keys, values and, where they have some, decays.
 
-    keys (B,G,slots,K), values (B,G,slots,V), decays (B,G,slots) or None; the memory is that of all states in the room.
+    The memory is that of all states in the buffer.
     """
 
-    def __init__(self, sizes: tuple[int, int, int, int], slots: int, has_decays: bool, memory: Tensor | None) -> None:
-        B, G, K, V = self.sizes = sizes
-        self.slots = slots
-        self.keys, self.values = buffer(B, G, slots, K), buffer(B, G, slots, V)
-        self.decays = buffer(B, G, slots) if has_decays else None
+    def __init__(self, tokens: Sequence[Tensor], slots: int, memory: Tensor | None) -> None:
+        super().__init__(tokens, slots)
+        B, _, G, K = tokens[0].shape
+        self.sizes = (B, G, K, tokens[1].shape[3])
         self.memory = memory
-        self.is_inference = torch.is_inference_mode_enabled()
-        self.taken: dict[int, object] = {}
         self.packed: tuple[Layout, bytes] = ([], b"")  # for tokens of the last layout: they all have the same
 
     @classmethod
-    def of(cls, state: PowerState, slots: int) -> Room:
+    def of(cls, state: PowerState, slots: int) -> StepBuffer:
         """The tokens of a state, copied."""
-        S = state.keys.shape[1]
-        room = cls(_sizes(state), slots, state.log_decay is not None, state.memory)
-        room.keys[:, :, :S] = state.keys.transpose(1, 2)
-        room.values[:, :, :S] = state.values.transpose(1, 2)
-        if state.log_decay is not None and room.decays is not None:
-            room.decays[:, :, :S] = state.log_decay.transpose(1, 2)
-        return room
+        tokens = [x for x in (state.keys, state.values, state.log_decay) if x is not None]
+        return cls(tokens, slots, state.memory)
 
-    def take(self, slot: int) -> bool:
-        mine = object()
-        usable = slot < self.slots and self.is_inference == torch.is_inference_mode_enabled()
-        return usable and self.taken.setdefault(slot, mine) is mine  # setdefault is one step for all Python threads
+    def emptied(self, slots: int, memory: Tensor) -> StepBuffer:
+        """For the tokens after those that are now in the memory."""
+        return StepBuffer([x[:, :0] for x in self.tensors], slots, memory)
 
-    def leave(self, slot: int) -> None:
-        """The step that took it was not done: the next one takes it."""
-        del self.taken[slot]
+    @property
+    def has_decays(self) -> bool:
+        return len(self.tensors) == 3
 
     def view(self, name: str, S: int) -> Tensor | None:
-        if name == "log_decay":
-            return None if self.decays is None else self.decays.transpose(1, 2)[:, :S]
-        return (self.keys if name == "keys" else self.values).transpose(1, 2)[:, :S]
+        """The first S keys, values or log_decay."""
+        if name == "log_decay" and not self.has_decays:
+            return None
+        return self.tensors[("keys", "values", "log_decay").index(name)][:, :S]
 
     def pack(self, layout: Layout) -> bytes | None:
-        """What the kernel is told about the room and tokens of that layout; None where they do not fit.
+        """What the kernel is told about the buffer and tokens of that layout; None where they do not fit.
 
-        One new token a row, of the heads and channels in the room, with a decay if they have decays.
+        One new token per sequence, of the heads and channels in the buffer, with a decay if they have decays.
         """
         last_layout, packed = self.packed
         if layout == last_layout:
@@ -87,14 +80,15 @@ class Room:
             return None
         if k_shape != (B, 1, G, K) or v_shape != (B, 1, G, V) or not q_strides[3] == k_strides[3] == v_strides[3] == 1:
             return None
-        if bool(decay) != (self.decays is not None) or (decay and decay[0][0] != (B, 1, G)):
+        if bool(decay) != self.has_decays or (decay and decay[0][0] != (B, 1, G)):
             return None
         if self.memory is not None and self.memory.shape != (B, G, K * (K + 1) // 2, V + normalize):
             return None
         decay_strides = decay[0][1] if decay else (0, 0, 0)
         strides = [x[i] for x in (q_strides, k_strides, v_strides, decay_strides) for i in (0, 2)]
-        buffers = [0 if x is None else x.data_ptr() for x in (self.keys, self.values, self.decays, self.memory)]
-        packed = _ROOM.pack(B, H, G, K, V, self.slots, *strides, *buffers, K**-0.5, normalize)
+        tokens = [x.data_ptr() for x in self.tensors] + ([] if self.has_decays else [0])
+        memory = 0 if self.memory is None else self.memory.data_ptr()
+        packed = _BUFFER.pack(B, H, G, K, V, self.slots, *strides, *tokens, memory, K**-0.5, normalize)
         self.packed = layout, packed
         return packed
 
@@ -121,31 +115,31 @@ def plain_step(
             return None
         layout.append((x.shape, x.stride()))
         pointers.append(x.data_ptr())
-    source: tuple[Room, int] | None = state.__dict__.get("source")
+    source: tuple[StepBuffer, int] | None = state.__dict__.get("source")
     if source is None and not _is_plain_state(state):
         return None
     if with_gradients and any(x.requires_grad for x in state.tensors().values()):
         return None
-    room, kept = source or (None, state.keys.shape[1])
-    B, _, K, V = room.sizes if room is not None else _sizes(state)
+    tokens, kept = source or (None, state.keys.shape[1])
+    B, _, K, V = tokens.sizes if tokens is not None else _sizes(state)
     memory, S = state.memory, kept + 1
     if memory is None and S >= (second_order_fold(K, V, normalize) if fold_at is None else fold_at):
         return None  # the first fold is a large one
     slots = S + SPARE if memory is None else max(S, fold_every)
     new_memory = after = None
     try:  # all that is allocated, before anything changes
-        room = room or Room.of(state, slots)
-        packed = room.pack(layout)
+        tokens = tokens or StepBuffer.of(state, slots)
+        packed = tokens.pack(layout)
         if packed is None:
             return None
         y = buffer(B, 1, q.shape[2], V)
         if memory is not None and S >= fold_every:
             new_memory = buffer(*memory.shape)
-            after = Room(room.sizes, fold_every, log_decay is not None, new_memory)
-        if not room.take(kept):
-            room = Room.of(state, slots)
-            packed = room.pack(layout)
-            room.take(kept)
+            after = tokens.emptied(fold_every, new_memory)
+        if not tokens.take(kept, S):
+            tokens = StepBuffer.of(state, slots)
+            packed = tokens.pack(layout)
+            tokens.take(kept, S)
     except RuntimeError as error:
         library.raise_again(error, "the native decoding step")
     if log_decay is None:
@@ -153,11 +147,11 @@ def plain_step(
     new_pointer = 0 if new_memory is None else new_memory.data_ptr()
     status = library.step(packed, _TOKEN.pack(S, *pointers, y.data_ptr(), new_pointer, torch.get_num_threads()))
     if status:
-        room.leave(kept)
+        tokens.leave(kept)
         if status == _NO_MEMORY:
             raise MemoryError("the native decoding step found no memory for its blocks")
         return None  # a decay grows: the general way says what is wrong
-    return y, PowerState.within(room, S, memory) if after is None else PowerState.within(after, 0, new_memory)
+    return y, PowerState.within(tokens, S, memory) if after is None else PowerState.within(after, 0, new_memory)
 
 
 def _is_plain(x: Tensor) -> bool:
