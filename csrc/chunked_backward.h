@@ -1,4 +1,4 @@
-// The backward of the chunked form. It stores nothing that the inputs do not say: one walk forwards rebuilds the memory S
+// The backward of the chunked form. It stores nothing that the inputs do not say: one walk forwards rebuilds the state S
 // and gives dq, one walk backwards carries its gradient dS and gives dk and dv. Neither needs the other, so they are two
 // tasks; only the pairs within a chunk are computed in both.
 //
@@ -16,7 +16,7 @@ struct WalkBuffers {
     KeyChunk keys;
     QueryGroup group;
     float* q_channels;                   // groups of [monomial_rows][GROUP]
-    float *dread, *dread_total;          // [CHUNK][v_row], [CHUNK]: gradients of what the queries read from the memory
+    float *dread, *dread_total;          // [CHUNK][v_row], [CHUNK]: gradients of what the queries read from the state
     float *channels, *dchannels;         // [V][GROUP], [K+1][GROUP]
     float *dk, *dv, *read, *read_total;  // [CHUNK][k_row], [CHUNK][v_row], [GROUP][v_row], [GROUP]
     float *weights, *dscores;
@@ -47,25 +47,25 @@ class Walk {
         : call(call),
           shape(shape),
           buffers(buffers),
-          memory{buffers.s, buffers.z, pairs.count, shape.v_row, shape.V, pairs.data},
+          state{buffers.s, buffers.z, pairs.count, shape.v_row, shape.V, pairs.data},
           spans(call),
           b(b),
           g(g),
           n(b * call.G + g),
           first_head(g * (call.H / call.G)),
           end_head((g + 1) * (call.H / call.G)) {
-        clear_memory(memory);
+        clear_state(state);
     }
 
   protected:
     int64_t group_stride() const { return GROUP * monomial_rows(shape.K); }
     bool has_queries(Span span) const { return span.begin >= call.S - call.T; }
-    bool reads_memory(Span span) const {
-        return has_queries(span) && (span.begin > 0 || call.memory != nullptr || call.way == MACLAURIN_ALL);
+    bool reads_state(Span span) const {
+        return has_queries(span) && (span.begin > 0 || call.state != nullptr || call.way == MACLAURIN_ALL);
     }
     int64_t first_query(Span span) const { return span.begin - (call.S - call.T); }
 
-    // The queries of a chunk, and the gradients of what they read from the memory.
+    // The queries of a chunk, and the gradients of what they read from the state.
     void pack_reads(int64_t h, Span span) const {
         const int64_t queries = span.end - span.begin;
         for (int64_t first = 0; first < queries; first += GROUP) {
@@ -101,7 +101,7 @@ class Walk {
     const MaclaurinAttention& call;
     const Shape& shape;
     const WalkBuffers& buffers;
-    const Memory memory;
+    const State state;
     const Spans spans;
     const int64_t b, g, n, first_head, end_head;
 };
@@ -111,12 +111,12 @@ class ForwardWalk : Walk {
     using Walk::Walk;
 
     void run() const {
-        if (call.memory != nullptr) add_state(memory, {call, call.memory, n}, shape.K, 1 / ROOT);
+        if (call.state != nullptr) add_columns(state, {call, call.state, n}, shape.K, 1 / ROOT);
         for (Span span = spans.from(0);; span = spans.from(span.end)) {
             const float keep = buffers.keys.pack(call, shape, b, g, span);
             if (call.way != MACLAURIN_ALL) queries(span);
             if (span.end == call.S && call.way != MACLAURIN_ALL) return;
-            write_memory<false>(memory, keep, buffers.keys.k_channels, group_stride(), span.end - span.begin,
+            write_state<false>(state, keep, buffers.keys.k_channels, group_stride(), span.end - span.begin,
                                 buffers.keys.v_at_end, buffers.keys.left_at_end, buffers.keys.panel);
             if (span.end == call.S) break;
         }
@@ -130,16 +130,16 @@ class ForwardWalk : Walk {
     }
 
     void queries(int64_t h, Span span) const {
-        if (reads_memory(span)) pack_reads(h, span);
+        if (reads_state(span)) pack_reads(h, span);
         for (int64_t first = 0; first < span.end - span.begin; first += GROUP) {
             const int64_t t = first_query(span) + first, count = smaller(GROUP, span.end - span.begin - first);
             if (call.way == MACLAURIN_ALL) fill(buffers.group.dq, GROUP * shape.k_row, 0);
             else within_chunk<Wanted::QUERIES>(h, span, first, count);
             fill(buffers.dchannels, (shape.K + 1) * GROUP, 0);
-            if (reads_memory(span)) {
+            if (reads_state(span)) {
                 transpose_rows(buffers.channels, GROUP, GROUP, buffers.dread + first * shape.v_row, shape.v_row, GROUP,
                                shape.V, 1);
-                read_memory_backward<true>(buffers.dchannels, memory, buffers.q_channels + first / GROUP * group_stride(),
+                read_state_backward<true>(buffers.dchannels, state, buffers.q_channels + first / GROUP * group_stride(),
                                            buffers.channels, buffers.dread_total + first);
             }
             for (int64_t i = 0; i < count; ++i)
@@ -154,7 +154,7 @@ class BackwardWalk : Walk {
     using Walk::Walk;
 
     void run() const {
-        bool carried = false;  // whether the memory after the chunk has a gradient
+        bool carried = false;  // whether the state after the chunk has a gradient
         if (call.way == MACLAURIN_ALL) {
             buffers.keys.no_decay();
             for (Span span{0, 0}; span.end < call.S;) reads(span = spans.from(span.end), 1);
@@ -165,7 +165,7 @@ class BackwardWalk : Walk {
             carried = chunk(span, carried);
             end = span.begin;
         }
-        if (call.dmemory != nullptr) copy_to_state({call, call.dmemory, n}, memory, shape.K, 1 / ROOT);
+        if (call.dstate != nullptr) copy_to_columns({call, call.dstate, n}, state, shape.K, 1 / ROOT);
     }
 
   private:
@@ -174,25 +174,25 @@ class BackwardWalk : Walk {
         float keep = buffers.keys.pack(call, shape, b, g, span);
         fill(buffers.dk, padded * shape.k_row, 0);
         fill(buffers.dv, padded * shape.v_row, 0);
-        if (span.end == call.folded && call.dnew_memory != nullptr) {
-            add_state(memory, {call, call.dnew_memory, n}, shape.K, ROOT);
+        if (span.end == call.folded && call.dnew_state != nullptr) {
+            add_columns(state, {call, call.dnew_state, n}, shape.K, ROOT);
             carried = true;
         }
-        if (carried) keys_of_memory(keys);
+        if (carried) keys_of_state(keys);
         if (call.way != MACLAURIN_ALL) {
             for (int64_t h = first_head; h < end_head && has_queries(span); ++h)
                 for (int64_t first = 0; first < keys; first += GROUP)
                     within_chunk<Wanted::KEYS_AND_VALUES>(h, span, first, smaller(GROUP, keys - first));
-            if (reads_memory(span)) {
+            if (reads_state(span)) {
                 reads(span, keep);
                 keep = 1;
                 carried = true;
             }
         }
         if (carried && keep != 1) {
-            for (int64_t i = 0; i < memory.features * memory.v_row; i += LANES)
-                store(memory.s + i, load(memory.s + i) * keep);
-            for (int64_t f = 0; f < memory.features; ++f) memory.z[f] *= keep;
+            for (int64_t i = 0; i < state.features * state.v_row; i += LANES)
+                store(state.s + i, load(state.s + i) * keep);
+            for (int64_t f = 0; f < state.features; ++f) state.z[f] *= keep;
         }
         for (int64_t j = 0; j < keys; ++j) {
             copy_rows(row(call.dk, b, span.begin + j, g), shape.K, 1, buffers.dk + j * shape.k_row, 0, 1, shape.K,
@@ -202,27 +202,27 @@ class BackwardWalk : Walk {
         return carried;
     }
 
-    // The gradient of the memory: what is kept of it, and what the queries of a chunk read.
+    // The gradient of the state: what is kept of it, and what the queries of a chunk read.
     void reads(Span span, float keep) const {
         for (int64_t h = first_head; h < end_head; ++h) {
             pack_reads(h, span);
-            write_memory<true>(memory, h == first_head ? keep : 1, buffers.q_channels, group_stride(), span.end - span.begin,
+            write_state<true>(state, h == first_head ? keep : 1, buffers.q_channels, group_stride(), span.end - span.begin,
                                buffers.dread, buffers.dread_total, buffers.keys.panel);
         }
     }
 
-    // dk and dv from the memory after the chunk.
-    void keys_of_memory(int64_t keys) const {
+    // dk and dv from the state after the chunk.
+    void keys_of_state(int64_t keys) const {
         const KeyChunk& chunk = buffers.keys;
         for (int64_t first = 0; first < keys; first += GROUP) {
             const float* k = chunk.k_channels + first / GROUP * group_stride();
             transpose_rows(buffers.channels, GROUP, GROUP, chunk.v_at_end + first * shape.v_row, shape.v_row, GROUP, shape.V,
                            1);
             fill(buffers.dchannels, (shape.K + 1) * GROUP, 0);
-            read_memory_backward<false>(buffers.dchannels, memory, k, buffers.channels, chunk.left_at_end + first);
+            read_state_backward<false>(buffers.dchannels, state, k, buffers.channels, chunk.left_at_end + first);
             transpose_rows(buffers.dk + first * shape.k_row, shape.k_row, shape.K, buffers.dchannels, GROUP, shape.K, GROUP,
                            1);
-            read_memory<false>(buffers.read, buffers.read_total, memory, k, chunk.panel);
+            read_state<false>(buffers.read, buffers.read_total, state, k, chunk.panel);
             for (int64_t i = 0; i < GROUP; ++i)
                 for (int64_t c = i * shape.v_row; c < (i + 1) * shape.v_row; c += LANES)
                     store(buffers.dv + first * shape.v_row + c, load(buffers.read + c) * chunk.left_at_end[first + i]);

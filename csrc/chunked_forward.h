@@ -1,4 +1,4 @@
-// Power attention of order 2 in chunks: linear time, one memory a head, and nothing that grows with T.
+// Power attention of order 2 in chunks: linear time, one state per head, and nothing that grows with T.
 #pragma once
 #include "chunks.h"
 
@@ -11,7 +11,7 @@ struct ForwardBuffers {
     KeyChunk keys;
     float* q;  // [monomial_rows][GROUP]
     float *y, *total, *largest;
-    float *read, *read_total;  // what the memory says
+    float *read, *read_total;  // what the state says
     float* weights;
 
     ForwardBuffers(Arena& arena, const Shape& shape)
@@ -27,16 +27,16 @@ struct ForwardBuffers {
           weights(arena.take(KEYS * GROUP)) {}
 };
 
-// Adds to the sums of a group what it reads from the memory. Where the total that was read is smaller than the rounding
+// Adds to the sums of a group what it reads from the state. Where the total that was read is smaller than the rounding
 // error of its largest term, |q|² Σ_j w_j |k_j|², nothing of it is used; that row's total then gets a minus sign at the end.
 inline void add_read(const Sums& sums, bool (&silent)[GROUP], const ForwardBuffers& buffers, const float* from_start,
-                     const Shape& shape, bool guarded, float trace_of_memory) {
+                     const Shape& shape, bool guarded, float trace_of_state) {
     for (int n = 0; n < GROUP; n += LANES) {
         vec square{};
         for (int64_t c = 0; c < shape.K; ++c) square += load(buffers.q + c * GROUP + n) * load(buffers.q + c * GROUP + n);
         for (int l = 0; l < LANES; ++l) {
             const int i = n + l;
-            silent[i] = guarded && !(buffers.read_total[i] > ROUNDING * square[l] * trace_of_memory);
+            silent[i] = guarded && !(buffers.read_total[i] > ROUNDING * square[l] * trace_of_state);
             const float times = silent[i] ? 0 : from_start[i];
             sums.total[i] += buffers.read_total[i] * times;
             for (int64_t c = 0; c < shape.v_row; c += LANES) {
@@ -48,9 +48,9 @@ inline void add_read(const Sums& sums, bool (&silent)[GROUP], const ForwardBuffe
 }
 
 inline void chunk_outputs(const MaclaurinAttention& call, const Shape& shape, const ForwardBuffers& buffers,
-                          const Memory& memory, bool empty, int64_t b, int64_t h, Span span) {
+                          const State& state, bool empty, int64_t b, int64_t h, Span span) {
     const int64_t offset = call.S - call.T, keys = span.end - span.begin;
-    const float size_of_memory = empty ? 0 : trace(memory, shape.K);
+    const float size_of_state = empty ? 0 : trace(state, shape.K);
     const Sums sums{buffers.y, buffers.total, buffers.largest};
     SeenBuffers seen;
     for (int64_t first = 0; first < keys; first += GROUP) {
@@ -69,9 +69,9 @@ inline void chunk_outputs(const MaclaurinAttention& call, const Shape& shape, co
         }
         bool silent[GROUP] = {};
         if (!empty) {
-            read_memory<true>(buffers.read, buffers.read_total, memory, buffers.q, buffers.keys.panel);
+            read_state<true>(buffers.read, buffers.read_total, state, buffers.q, buffers.keys.panel);
             add_read(sums, silent, buffers, buffers.keys.from_start + first, shape,
-                     call.normalize && one_call(call), size_of_memory);
+                     call.normalize && one_call(call), size_of_state);
         }
         finish<false>(sums, count, shape.V, shape.v_row, call.normalize && call.way != MACLAURIN_BACK, y, call.y.time, total,
                       call.total.time);
@@ -81,7 +81,7 @@ inline void chunk_outputs(const MaclaurinAttention& call, const Shape& shape, co
 }
 
 // What one task computes of a key-value head: some of its query heads, and some value columns of them. Where there are
-// fewer heads than threads, several tasks build the same memory, or columns of it, for different outputs.
+// fewer heads than threads, several tasks build the same state, or columns of it, for different outputs.
 struct Part {
     int64_t b, g, first_head, end_head;
     int64_t first_column, columns;
@@ -124,18 +124,18 @@ inline void forward_part(const MaclaurinAttention& whole, const Part& part, cons
     if (part.first_column > 0) call.total.data = nullptr;
     const int64_t n = part.b * call.G + part.g;
     const bool first_of_head = part.first_head == part.g * (call.H / call.G);
-    const Memory memory{buffers.s, buffers.z, pairs.count, shape.v_row, shape.V, pairs.data};
-    clear_memory(memory);
-    bool empty = call.memory == nullptr;
+    const State state{buffers.s, buffers.z, pairs.count, shape.v_row, shape.V, pairs.data};
+    clear_state(state);
+    bool empty = call.state == nullptr;
     if (!empty) {
-        StateColumns<const float> state(whole, whole.memory, n);
-        state.values += part.first_column;
-        add_state(memory, state, shape.K, 1 / ROOT);
+        StateColumns<const float> columns(whole, whole.state, n);
+        columns.values += part.first_column;
+        add_columns(state, columns, shape.K, 1 / ROOT);
     }
     const Spans spans(call);
     const auto outputs = [&](Span span) {
         for (int64_t h = part.first_head; h < part.end_head && span.begin >= call.S - call.T; ++h)
-            chunk_outputs(call, shape, buffers, memory, empty, part.b, h, span);
+            chunk_outputs(call, shape, buffers, state, empty, part.b, h, span);
     };
     Span span{0, 0};
     while (span.end < call.S) {
@@ -143,15 +143,15 @@ inline void forward_part(const MaclaurinAttention& whole, const Part& part, cons
         const float keep = buffers.keys.pack(call, shape, part.b, part.g, span);
         if (call.way != MACLAURIN_ALL) outputs(span);
         if (span.end < call.S || span.end <= call.folded || call.way == MACLAURIN_ALL) {
-            write_memory<false>(memory, keep, buffers.keys.k_channels, GROUP * monomial_rows(shape.K), span.end - span.begin,
+            write_state<false>(state, keep, buffers.keys.k_channels, GROUP * monomial_rows(shape.K), span.end - span.begin,
                                 buffers.keys.v_at_end, buffers.keys.left_at_end, buffers.keys.panel);
             empty = false;
         }
         if (span.end == call.folded && first_of_head) {
-            StateColumns<float> state(whole, whole.new_memory, n);
-            state.values += part.first_column;
-            if (part.first_column > 0) state.totals = nullptr;
-            copy_to_state(state, memory, shape.K, ROOT);
+            StateColumns<float> columns(whole, whole.new_state, n);
+            columns.values += part.first_column;
+            if (part.first_column > 0) columns.totals = nullptr;
+            copy_to_columns(columns, state, shape.K, ROOT);
         }
     }
     if (call.way != MACLAURIN_ALL) return;

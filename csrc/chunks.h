@@ -1,11 +1,11 @@
 // A sequence as a walk over chunks: what the forward and the backward of the chunked form share.
 //
-// With L the sum of log decay inside a chunk and S the memory at its start:
+// With L the sum of log decay inside a chunk and S the state at its start:
 //     y_i = exp(L_i) φ(q_i)ᵀ S + Σ_{j<=i} (q_i·k_j)² exp(L_i - L_j) v_j
 //     S'  = exp(L_C) S + Σ_j exp(L_C - L_j) φ(k_j) v_jᵀ
 #pragma once
 #include "attend.h"
-#include "memory.h"
+#include "state.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
@@ -15,7 +15,7 @@ struct Span {
     int64_t begin, end;
 };
 
-// Chunks of keys in order. One ends where the queries begin, and one where the returned memory is taken.
+// Chunks of keys in order. One ends where the queries begin, and one where the returned state is taken.
 struct Spans {
     int64_t size, first_query, folded, S;
 
@@ -48,7 +48,7 @@ struct KeyChunk {
     float* left_at_end;  // [CHUNK]: exp(L_C - L_j), zero at padding
     float* from_start;   // [CHUNK]: exp(L_i)
     double* sums;        // [CHUNK]: L
-    float* panel;        // monomials, for read_memory or write_memory
+    float* panel;        // monomials, for read_state or write_state
 
     KeyChunk(Arena& arena, const Shape& shape)
         : k(arena.take(CHUNK * shape.k_row)),
@@ -60,7 +60,7 @@ struct KeyChunk {
           sums(reinterpret_cast<double*>(arena.take(2 * CHUNK))),
           panel(arena.take(larger(ROWS * CHUNK, FEATURES * GROUP))) {}
 
-    // Returns exp(L_C), what is left of the memory at the end.
+    // Returns exp(L_C), what is left of the state at the end.
     float pack(const MaclaurinAttention& call, const Shape& shape, int64_t b, int64_t g, Span span) const {
         const int64_t keys = span.end - span.begin, padded = round_up(keys, GROUP);
         pack_keys(k, v, call, shape, b, g, span.begin, keys, padded);

@@ -1,11 +1,11 @@
 // The gradient of the log decays.
 //
-// A pair of a query i and a key j depends on the decay of u exactly if j < u <= i, and so does the returned memory, as if
+// A pair of a query i and a key j depends on the decay of u exactly if j < u <= i, and so does the returned state, as if
 // it were read at its end. With D_t the sum of w dw over the pairs of query t, less the sum over those of key t,
 //
 //     da_u = Σ_{t>=u} D_t + <S_end, dS_end>
 #pragma once
-#include "memory.h"
+#include "state.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
@@ -30,14 +30,14 @@ inline void finish_decay(const MaclaurinAttention& call, int64_t b, int64_t g, d
 // Squared scores are homogeneous: the sum of w dw over the pairs of a query is q·dq / 2, of a key k·dk / 2. Where rows are
 // normalised, and one call has all of their pairs, the former is zero. So this needs nothing but the finished gradients.
 inline void finish_decay_of_squares(const MaclaurinAttention& call, int64_t b, int64_t g) {
-    const int64_t R = call.H / call.G, offset = call.S - call.T, size = memory_size(call), n = b * call.G + g;
+    const int64_t R = call.H / call.G, offset = call.S - call.T, size = state_size(call), n = b * call.G + g;
     const bool of_queries = !call.normalize || call.way != MACLAURIN_CAUSAL;
     finish_decay(call, b, g, SMALLEST_LOG_DECAY, [&](int64_t s) {
         double difference = -0.5 * dot(row(call.k, b, s, g), row(call.dk, b, s, g), call.K);
         for (int64_t h = g * R; h < (g + 1) * R && s >= offset && of_queries; ++h)
             difference += 0.5 * dot(row(call.q, b, s - offset, h), row(call.dq, b, s - offset, h), call.K);
-        if (s + 1 == call.folded && call.dnew_memory != nullptr)
-            difference += dot(call.new_memory + n * size, call.dnew_memory + n * size, size);
+        if (s + 1 == call.folded && call.dnew_state != nullptr)
+            difference += dot(call.new_state + n * size, call.dnew_state + n * size, size);
         return difference;
     });
 }

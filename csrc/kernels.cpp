@@ -10,7 +10,7 @@
 #include "quadratic_backward.h"
 #include "quadratic_forward.h"
 #include "selective.h"
-#include "step_memory.h"
+#include "step_state.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
@@ -20,8 +20,8 @@ inline bool quadratic(const MaclaurinAttention& call) {
 }
 
 inline bool chunked(const MaclaurinAttention& call) {
-    const bool step = call.T == 1 && call.memory != nullptr && (call.folded == 0 || call.folded == call.S);
-    return step ? step_through_memory(call) : chunked_forward(call);
+    const bool step = call.T == 1 && call.state != nullptr && (call.folded == 0 || call.folded == call.S);
+    return step ? step_through_state(call) : chunked_forward(call);
 }
 
 #define MACLAURIN_STRING(name) #name

@@ -1,5 +1,5 @@
-// First-order attention, backward, from the inputs alone. One walk forward rebuilds the memory and gives dq, one walk
-// backward carries the gradient of the memory and gives dk and dv. A pair (i, j) depends on the decay of u if j < u <= i, so
+// First-order attention, backward, from the inputs alone. One walk forward rebuilds the state and gives dq, one walk
+// backward carries the gradient of the state and gives dk and dv. A pair (i, j) depends on the decay of u if j < u <= i, so
 //     da_u = Σ_{t>=u} (q_t·dq_t - k_t·dk_t) + <S_end, dS_end>,
 // channel by channel if decays are. The pairs i = j cancel in it and are left out: under strong decay they are all there
 // is, and their rounding errors would drown the rest.
@@ -13,7 +13,7 @@ template <bool PER_CHANNEL>
 struct LinearBackwardBuffers {
     static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
     BlockDecay<PER_CHANNEL> decay;
-    LinearMemory memory;    // dS in the walk backward
+    LinearState state;    // dS in the walk backward
     float* across;          // [value channel][key channel]: S or dS transposed
     float *q, *k, *v, *dy;  // rows of the block
     float* left;            // decayed q or k
@@ -25,7 +25,7 @@ struct LinearBackwardBuffers {
 
     LinearBackwardBuffers(Arena& arena, const LinearShape& shape)
         : decay(arena, shape),
-          memory(arena, shape),
+          state(arena, shape),
           across(arena.take(shape.k_row * shape.v_row)),
           q(arena.take(ROW * shape.k_row)),
           k(arena.take(ROW * shape.k_row)),
@@ -69,7 +69,7 @@ class LinearBackward {
   private:
     static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
 
-    int64_t memory_at() const { return (b_ * call_.G + g_) * linear_memory_size(call_); }
+    int64_t state_at() const { return (b_ * call_.G + g_) * linear_state_size(call_); }
 
     void pack_keys(int64_t begin, int64_t count) const {
         const int64_t padded = round_up(count, larger(LANES, ROWS));
@@ -95,16 +95,16 @@ class LinearBackward {
     }
 
     void walk_forward() const {
-        const LinearMemory& memory = at_.memory;
-        const float* before = call_.memory == nullptr ? nullptr : call_.memory + memory_at();
-        memory.read(before, call_);
+        const LinearState& state = at_.state;
+        const float* before = call_.state == nullptr ? nullptr : call_.state + state_at();
+        state.read(before, call_);
         for (int64_t begin = 0; begin < call_.T; begin += step_) {
             const int64_t count = smaller(step_, call_.T - begin);
             pack_keys(begin, count);
-            transpose_rows(at_.across, shape_.k_row, shape_.k_row, memory.s, shape_.v_row, shape_.k_row, shape_.v_row, 1);
+            transpose_rows(at_.across, shape_.k_row, shape_.k_row, state.s, shape_.v_row, shape_.k_row, shape_.v_row, 1);
             for (int64_t r = 0; r < R_; ++r) gradient_of_queries(r, begin, count);
             decay_rows(at_.left, at_.k, at_.decay, at_.decay.to_end, count, shape_.k_row);
-            memory.add(at_.decay.keep, at_.left, at_.v, nullptr, count);
+            state.add(at_.decay.keep, at_.left, at_.v, nullptr, count);
         }
     }
 
@@ -115,7 +115,7 @@ class LinearBackward {
             constexpr int N = decltype(vectors)::value;
             Tile<N> tile;
             for (int n = 0; n < N; ++n) {
-                const vec z = load(at_.memory.z + j + n * LANES);
+                const vec z = load(at_.state.z + j + n * LANES);
                 for (int l = 0; l < ROWS; ++l) tile.at[l][n] = z * at_.dtotal[i + l];
             }
             tile.add_product({at_.dy + i * shape_.v_row, shape_.v_row, 1}, at_.across + j, k_row, shape_.V);
@@ -140,42 +140,42 @@ class LinearBackward {
     }
 
     void walk_backward() const {
-        const LinearMemory& dmemory = at_.memory;
-        const float* dnew = call_.dnew_memory == nullptr ? nullptr : call_.dnew_memory + memory_at();
-        dmemory.read(dnew, call_);
+        const LinearState& dstate = at_.state;
+        const float* dnew = call_.dnew_state == nullptr ? nullptr : call_.dnew_state + state_at();
+        dstate.read(dnew, call_);
         start_decay(dnew);
         for (int64_t begin = (call_.T - 1) / step_ * step_; begin >= 0; begin -= step_) {
             const int64_t count = smaller(step_, call_.T - begin);
             pack_keys(begin, count);
-            gradient_through_memory(count);
+            gradient_through_state(count);
             for (int64_t r = 0; r < R_; ++r) gradient_of_pairs(r, begin, count);
             write_gradients(begin, count);
         }
-        if (call_.dmemory != nullptr) dmemory.write(call_.dmemory + memory_at(), call_);
+        if (call_.dstate != nullptr) dstate.write(call_.dstate + state_at(), call_);
     }
 
     // <S_end, dS_end>, for all channels together or for each.
     void start_decay(const float* dnew) const {
         for (int64_t c = 0; c < shape_.k_row; ++c) at_.through[c] = 0;
         if (dnew == nullptr || call_.dlog_decay.data == nullptr) return;
-        const float* end = call_.new_memory + memory_at();
-        const int64_t W = linear_memory_size(call_) / shape_.K;
+        const float* end = call_.new_state + state_at();
+        const int64_t W = linear_state_size(call_) / shape_.K;
         for (int64_t c = 0; c < shape_.K; ++c)
             for (int64_t w = 0; w < W; ++w)
                 at_.through[PER_CHANNEL ? c : 0] += static_cast<double>(end[c * W + w]) * dnew[c * W + w];
     }
 
-    // What keys and values have from the memory at the end of the block.
-    void gradient_through_memory(int64_t count) const {
-        const LinearMemory& dmemory = at_.memory;
+    // What keys and values have from the state at the end of the block.
+    void gradient_through_state(int64_t count) const {
+        const LinearState& dstate = at_.state;
         const int64_t k_row = shape_.k_row, v_row = shape_.v_row, padded = round_up(count, ROWS);
-        transpose_rows(at_.across, k_row, k_row, dmemory.s, v_row, k_row, v_row, 1);
+        transpose_rows(at_.across, k_row, k_row, dstate.s, v_row, k_row, v_row, 1);
         decay_rows(at_.left, at_.k, at_.decay, at_.decay.to_end, count, k_row);
         over_tiles(padded, k_row, [&](int64_t i, int64_t j, auto vectors) {
             constexpr int N = decltype(vectors)::value;
             Tile<N> tile;
             for (int n = 0; n < N; ++n)
-                for (int l = 0; l < ROWS; ++l) tile.at[l][n] = load(dmemory.z + j + n * LANES);
+                for (int l = 0; l < ROWS; ++l) tile.at[l][n] = load(dstate.z + j + n * LANES);
             tile.add_product({at_.v + i * v_row, v_row, 1}, at_.across + j, k_row, shape_.V);
             for (int l = 0; l < ROWS; ++l)
                 for (int n = 0; n < N; ++n) tile.at[l][n] *= at_.decay.at(at_.decay.to_end, i + l, j + n * LANES);
@@ -184,13 +184,13 @@ class LinearBackward {
         over_tiles(padded, v_row, [&](int64_t i, int64_t j, auto vectors) {
             Tile<decltype(vectors)::value> tile;
             tile.clear();
-            tile.add_product({at_.left + i * k_row, k_row, 1}, dmemory.s + j, v_row, shape_.K);
+            tile.add_product({at_.left + i * k_row, k_row, 1}, dstate.s + j, v_row, shape_.K);
             tile.write(at_.dv + i * v_row + j, v_row);
         });
         fill(at_.own_dk, padded * k_row, 0);
     }
 
-    // What keys and values have from the block's own queries, and the memory before it from them.
+    // What keys and values have from the block's own queries, and the state before it from them.
     void gradient_of_pairs(int64_t r, int64_t begin, int64_t count) const {
         const int64_t k_row = shape_.k_row, v_row = shape_.v_row, padded = round_up(count, larger(LANES, ROWS));
         pack_queries(g_ * R_ + r, begin, count);
@@ -207,7 +207,7 @@ class LinearBackward {
                 store(to, load(to) + load(at_.q + j * k_row + c) * at_.own[j]);
             }
         decay_rows(at_.left, at_.q, at_.decay, at_.decay.from_start, count, k_row);
-        at_.memory.add(r == 0 ? at_.decay.keep : at_.ones, at_.left, at_.dy, at_.dtotal, count);
+        at_.state.add(r == 0 ? at_.decay.keep : at_.ones, at_.left, at_.dy, at_.dtotal, count);
     }
 
     void write_gradients(int64_t begin, int64_t count) const {

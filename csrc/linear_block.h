@@ -1,7 +1,7 @@
 // First-order attention takes a block of tokens at a time: its rows, and the decays between its tokens.
 //
 // A decay between two tokens is always a product of single factors, each at most 1: nothing can overflow, whatever the
-// decays are, and an exponential is computed once a token (and channel), not once a pair.
+// decays are, and an exponential is computed once per token (and channel), not once per pair.
 #pragma once
 #include <type_traits>
 
@@ -11,7 +11,7 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-// Tokens a block. The memory costs the same for a token however large the block; the pairs cost as much as there are.
+// Tokens per block. The state costs the same for a token however large the block; the pairs cost as much as there are.
 template <bool PER_CHANNEL>
 constexpr int64_t BLOCK = PER_CHANNEL ? 16 : 32;
 
@@ -26,7 +26,7 @@ struct LinearShape {
           block(call.per_channel ? BLOCK<true> : BLOCK<false>) {}
 };
 
-MACLAURIN_INLINE int64_t linear_memory_size(const MaclaurinLinear& call) {
+MACLAURIN_INLINE int64_t linear_state_size(const MaclaurinLinear& call) {
     return call.K * (call.V + (call.normalize ? 1 : 0));
 }
 
@@ -59,16 +59,16 @@ MACLAURIN_INLINE ivec lane_numbers() {
     return numbers;
 }
 
-// Factors of a block: [token] with one decay a head, [token][k_row] with one a channel. Padding has the factor 1.
+// Factors of a block: [token] with one decay per head, [token][k_row] with one per channel. Padding has the factor 1.
 template <bool PER_CHANNEL>
 struct BlockDecay {
     static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
-    int64_t width;      // factors a token
+    int64_t width;      // factors per token
     float* each;        // of the token itself
-    float* from_start;  // of all tokens up to this one: what is left of the memory when its query comes
+    float* from_start;  // of all tokens up to this one: what is left of the state when its query comes
     float* to_end;      // of all tokens after this one: what is left of its key at the end
     float* keep;        // [k_row], of the whole block
-    float* pairs;       // [key][query], with one decay a head only; zero where the key comes after the query
+    float* pairs;       // [key][query], with one decay per head only; zero where the key comes after the query
 
     BlockDecay(Arena& arena, const LinearShape& shape)
         : width(PER_CHANNEL ? shape.k_row : 1),

@@ -1,8 +1,8 @@
-// First-order attention, forward: with S the memory before a block and d the decay in between,
+// First-order attention, forward: with S the state before a block and d the decay in between,
 //     y_i = (d q_i)ᵀ S + Σ_{j<=i} (q_i·d k_j) v_j,      S = d S + Σ_j (d k_j) v_jᵀ
 #pragma once
 #include "attend.h"
-#include "linear_memory.h"
+#include "linear_state.h"
 #include "linear_pairs.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
@@ -11,7 +11,7 @@ template <bool PER_CHANNEL>
 struct LinearForwardBuffers {
     static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
     BlockDecay<PER_CHANNEL> decay;
-    LinearMemory memory;
+    LinearState state;
     float *q, *k, *v;        // rows of the block
     float *left_q, *left_k;  // decayed: q from the start, k to the end
     float* q_channels;       // [channel][query]
@@ -19,7 +19,7 @@ struct LinearForwardBuffers {
 
     LinearForwardBuffers(Arena& arena, const LinearShape& shape)
         : decay(arena, shape),
-          memory(arena, shape),
+          state(arena, shape),
           q(arena.take(ROW * shape.k_row)),
           k(arena.take(ROW * shape.k_row)),
           v(arena.take(ROW * shape.v_row)),
@@ -46,7 +46,7 @@ inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape
         Tile<decltype(vectors)::value> tile;
         tile.clear();
         if (!empty)
-            tile.add_product({buffers.left_q + i * shape.k_row, shape.k_row, 1}, buffers.memory.s + j, shape.v_row, shape.K);
+            tile.add_product({buffers.left_q + i * shape.k_row, shape.k_row, 1}, buffers.state.s + j, shape.v_row, shape.K);
         tile.add_product({buffers.weights + i, 1, ROW}, buffers.v + j, shape.v_row, smaller(count, i + ROWS));
         tile.write(buffers.y + i * shape.v_row + j, shape.v_row);
     });
@@ -58,7 +58,7 @@ inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape
     for (int64_t i = 0; i < count; ++i) {
         float times = 1;
         if (call.normalize) {
-            if (!empty) buffers.total[i] += dot_product(buffers.left_q + i * shape.k_row, buffers.memory.z, shape.k_row);
+            if (!empty) buffers.total[i] += dot_product(buffers.left_q + i * shape.k_row, buffers.state.z, shape.k_row);
             *row(call.total, b, begin + i, h) = buffers.total[i];
             times = inverse(buffers.total[i]);
         }
@@ -72,8 +72,8 @@ bool linear_forward_of_head(const MaclaurinLinear& call, const LinearShape& shap
     using Buffers = LinearForwardBuffers<PER_CHANNEL>;
     return with_buffers<Buffers>(shape, [&](const Buffers& buffers) {
         const int64_t R = call.H / call.G, n = b * call.G + g, step = smaller(call.chunk, Buffers::ROW);
-        const float* before = call.memory == nullptr ? nullptr : call.memory + n * linear_memory_size(call);
-        buffers.memory.read(before, call);
+        const float* before = call.state == nullptr ? nullptr : call.state + n * linear_state_size(call);
+        buffers.state.read(before, call);
         for (int64_t begin = 0; begin < call.T; begin += step) {
             const int64_t count = smaller(step, call.T - begin), padded = round_up(count, larger(LANES, ROWS));
             copy_rows(buffers.k, shape.k_row, padded, row(call.k, b, begin, g), call.k.time, count, shape.K, call.k_scale);
@@ -81,11 +81,11 @@ bool linear_forward_of_head(const MaclaurinLinear& call, const LinearShape& shap
             buffers.decay.pack(call, shape, b, g, begin, count);
             const bool empty = begin == 0 && before == nullptr;
             for (int64_t r = 0; r < R; ++r) linear_outputs(call, shape, buffers, empty, b, g * R + r, begin, count);
-            if (begin + count == call.T && call.new_memory == nullptr) break;
+            if (begin + count == call.T && call.new_state == nullptr) break;
             decay_rows(buffers.left_k, buffers.k, buffers.decay, buffers.decay.to_end, count, shape.k_row);
-            buffers.memory.add(buffers.decay.keep, buffers.left_k, buffers.v, nullptr, count);
+            buffers.state.add(buffers.decay.keep, buffers.left_k, buffers.v, nullptr, count);
         }
-        if (call.new_memory != nullptr) buffers.memory.write(call.new_memory + n * linear_memory_size(call), call);
+        if (call.new_state != nullptr) buffers.state.write(call.new_state + n * linear_state_size(call), call);
     });
 }
 

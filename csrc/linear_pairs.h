@@ -4,7 +4,7 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-// weights [key][query] from q [channel][query] and k [key][k_row]: with one decay a head, products and then factors.
+// weights [key][query] from q [channel][query] and k [key][k_row]: with one decay per head, products and then factors.
 inline void weigh(float* weights, const float* q, const float* k, const LinearShape& shape, const BlockDecay<false>& decay,
                   int64_t count, float*) {
     constexpr int64_t ROW = BLOCK<false>;
@@ -19,7 +19,7 @@ inline void weigh(float* weights, const float* q, const float* k, const LinearSh
     });
 }
 
-// With one decay a channel. For LANES queries at a time, from the last key to the first, q times the decay so far; a query
+// With one decay per channel. For LANES queries at a time, from the last key to the first, q times the decay so far; a query
 // enters when its own key is reached. `carried` [K][LANES] keeps it from one block of LANES keys to the one before.
 inline void weigh(float* weights, const float* q, const float* k, const LinearShape& shape, const BlockDecay<true>& decay,
                   int64_t count, float* carried) {
@@ -48,7 +48,7 @@ inline void weigh(float* weights, const float* q, const float* k, const LinearSh
 }
 
 // The gradients of the weights, [key][query]: dy_i·v_j + dtotal_i, with dy [value channel][query]; times the decay if it is
-// one a head. The diagonal, where there is no decay, goes to `own` and is zero in the matrix.
+// one per head. The diagonal, where there is no decay, goes to `own` and is zero in the matrix.
 template <bool PER_CHANNEL>
 inline void weigh_backward(float* dweights, float* own, const float* dy, const float* dtotal, const float* v,
                            const LinearShape& shape, const BlockDecay<PER_CHANNEL>& decay, int64_t count) {

@@ -1,7 +1,7 @@
 // The C interface: raw pointers, sizes and strides. maclaurin/ops/native mirrors these structs with ctypes.
 //
 // B batch, T queries, S keys (the queries are the last T of them), H query heads, G key-value heads, R = H/G,
-// K key channels, V value channels, F = K(K+1)/2 monomials, W = V or V+1 columns of a memory
+// K key channels, V value channels, F = K(K+1)/2 monomials, W = V or V+1 columns of a state
 #pragma once
 #include <cstdint>
 
@@ -22,7 +22,7 @@ enum MaclaurinWay : int32_t {
     MACLAURIN_CAUSAL = 0,  // its own and the earlier ones
     MACLAURIN_BACK = 1,    // the earlier ones; y and total are the sums, not divided
     MACLAURIN_FORTH = 2,   // its own and the earlier ones; y and total have the sums over others when it starts
-    MACLAURIN_ALL = 3,     // every one, through one memory
+    MACLAURIN_ALL = 3,     // every one, through one state
 };
 
 // One call of attention with squared or exponential scores. A forward call leaves the gradients absent.
@@ -30,13 +30,13 @@ struct MaclaurinAttention {
     int64_t B, T, S, H, G, K, V;
     MaclaurinTensor q, k, v, log_decay;
     MaclaurinTensor y;
-    // (B,T,H): the divisor of every row, with a minus sign where the memory stayed below its rounding error and was not
+    // (B,T,H): the divisor of every row, with a minus sign where the state stayed below its rounding error and was not
     // used; the logarithm of the sum of weights if exponential. May be absent where T = 1 and scores are squared.
     MaclaurinTensor total;
     MaclaurinTensor dy, dq, dk, dv, dlog_decay;
-    // Chunked only: the memory before the first key and the one after `folded` keys, dense (B,G,F,W), absent or present.
-    const float *memory, *dnew_memory;
-    float *new_memory, *dmemory;
+    // Chunked only: the state before the first key and the one after `folded` keys, dense (B,G,F,W), absent or present.
+    const float *state, *dnew_state;
+    float *new_state, *dstate;
     int64_t chunk, folded;
     float scale;
     int32_t exponential;  // scores exp(q·k) instead of (q·k)²
@@ -46,13 +46,13 @@ struct MaclaurinAttention {
 };
 
 // Where decoding with squared scores keeps tokens, for rows without padding: a head's side by side, with slots for those to
-// come. A call of `maclaurin_step` puts a token into the next slot; then its query reads all of them, and the memory.
+// come. A call of `maclaurin_step` puts a token into the next slot; then its query reads all of them, and the state.
 struct MaclaurinBuffer {
     int64_t B, H, G, K, V;
     int64_t slots;
     int64_t q_strides[2], k_strides[2], v_strides[2], log_decay_strides[2];  // of a new token: from row to row, head to head
     float *keys, *values, *log_decays;  // dense (B,G,slots,K), (B,G,slots,V), and (B,G,slots) or absent
-    const float* memory;                // dense (B,G,F,W), or absent
+    const float* state;                // dense (B,G,F,W), or absent
     float scale;
     int32_t normalize;
 };
@@ -61,21 +61,21 @@ struct MaclaurinToken {
     int64_t S;  // tokens in the buffer, this one too
     const float *q, *k, *v, *log_decay;
     float* y;           // dense (B,1,H,V)
-    float* new_memory;  // if present, the memory after all S keys
+    float* new_state;  // if present, the state after all S keys
     int64_t threads;
 };
 
-// One call of first-order attention. Decays are absent, one a head (B,T,G), or one a channel (B,T,G,K).
+// One call of first-order attention. Decays are absent, one per head (B,T,G), or one per channel (B,T,G,K).
 struct MaclaurinLinear {
     int64_t B, T, H, G, K, V;
     MaclaurinTensor q, k, v, log_decay;
     MaclaurinTensor y;
     MaclaurinTensor total;  // (B,T,H): the divisor of every row
     MaclaurinTensor dy, dq, dk, dv, dlog_decay;
-    const float *memory, *dnew_memory;  // dense (B,G,K,W), absent or present
-    float *new_memory, *dmemory;
+    const float *state, *dnew_state;  // dense (B,G,K,W), absent or present
+    float *new_state, *dstate;
     int64_t chunk;           // tokens at a time, at most; kernels take fewer
-    float q_scale, k_scale;  // the memory holds scaled keys
+    float q_scale, k_scale;  // the state holds scaled keys
     int32_t per_channel;
     int32_t normalize;  // divide by the sum of the weights
     int32_t threads;
@@ -93,11 +93,11 @@ struct MaclaurinConv {
     int32_t threads;
 };
 
-// One call of the elementwise recurrence over C channels. Tensors are (B,T,C), the memory before the first token (B,C) dense.
+// One call of the elementwise recurrence over C channels. Tensors are (B,T,C), the state before the first token (B,C) dense.
 struct MaclaurinScan {
     int64_t B, T, C;
     MaclaurinTensor x, log_decay;
-    MaclaurinTensor y;  // the memory after every token
+    MaclaurinTensor y;  // the state after every token
     MaclaurinTensor dy, dx, dlog_decay;
     const float* start;  // absent for zeros
     float* dstart;
@@ -113,8 +113,8 @@ struct MaclaurinSelective {
     MaclaurinTensor db, dc;  // (B,T,groups,N): a part for every 64 channels
     const float* rate;
     float* drate;                      // dense (B,C,N): a part for every row of the batch
-    const float *start, *dnew_memory;  // dense (B,C,N), absent or present
-    float *new_memory, *dstart;
+    const float *start, *dnew_state;  // dense (B,C,N), absent or present
+    float *new_state, *dstart;
     int32_t threads;
 };
 }

@@ -10,7 +10,7 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-constexpr int64_t FEATURES = 64;  // monomials a block: with the memory's rows they fit in a first-level cache
+constexpr int64_t FEATURES = 64;  // monomials per block: with the state's rows they fit in a first-level cache
 
 MACLAURIN_INLINE int64_t monomial_count(int64_t K) { return K * (K + 1) / 2; }
 MACLAURIN_INLINE int64_t monomial_rows(int64_t K) { return 2 * (K + 1); }  // of x
@@ -47,7 +47,7 @@ inline void add_monomial_rows(float* x, int64_t K) {
 }
 
 // S [monomial][value channel] and z [monomial], the column that counts tokens.
-struct Memory {
+struct State {
     float *s, *z;
     int64_t features, v_row, V;  // features: padded to whole tiles
     const Pair* pairs;
@@ -55,22 +55,22 @@ struct Memory {
 
 // y_i = Σ_f m_f(x_i) S_f and total_i = Σ_f m_f(x_i) z_f for one group; with c·m instead of m if WEIGHTED.
 template <bool WEIGHTED>
-inline void read_memory(float* y, float* total, const Memory& memory, const float* x, float* panel) {
+inline void read_state(float* y, float* total, const State& state, const float* x, float* panel) {
     vec sums[COLS] = {};
-    fill(y, GROUP * memory.v_row, 0);
-    for (int64_t begin = 0; begin < memory.features; begin += FEATURES) {
-        const int64_t count = smaller(FEATURES, memory.features - begin);
+    fill(y, GROUP * state.v_row, 0);
+    for (int64_t begin = 0; begin < state.features; begin += FEATURES) {
+        const int64_t count = smaller(FEATURES, state.features - begin);
         for (int64_t f = 0; f < count; ++f) {
-            const Pair pair = memory.pairs[begin + f];
+            const Pair pair = state.pairs[begin + f];
             const float *left = x + pair.first * GROUP, *right = x + (WEIGHTED ? pair.weighted_second : pair.second) * GROUP;
             for (int n = 0; n < COLS; ++n) {
                 const vec monomial = load(left + n * LANES) * load(right + n * LANES);
-                sums[n] += monomial * memory.z[begin + f];
+                sums[n] += monomial * state.z[begin + f];
                 store(panel + f * GROUP + n * LANES, monomial);
             }
         }
-        add_product(y, memory.v_row, 1, GROUP, memory.v_row, {panel, 1, GROUP}, memory.s + begin * memory.v_row,
-                    memory.v_row, count);
+        add_product(y, state.v_row, 1, GROUP, state.v_row, {panel, 1, GROUP}, state.s + begin * state.v_row,
+                    state.v_row, count);
     }
     for (int n = 0; n < COLS; ++n) store(total + n * LANES, sums[n]);
 }
@@ -78,12 +78,12 @@ inline void read_memory(float* y, float* total, const Memory& memory, const floa
 // S_f = keep·S_f + Σ_j m_f(x_j) v_j and z_f = keep·z_f + Σ_j m_f(x_j) w_j over `tokens` tokens in groups of x_group numbers.
 // v [token][v_row]; w is padded to whole groups; panel [ROWS][tokens in whole groups].
 template <bool WEIGHTED>
-inline void write_memory(const Memory& memory, float keep, const float* x, int64_t x_group, int64_t tokens, const float* v,
+inline void write_state(const State& state, float keep, const float* x, int64_t x_group, int64_t tokens, const float* v,
                          const float* w, float* panel) {
     const int64_t padded = round_up(tokens, GROUP);
-    for (int64_t begin = 0; begin < memory.features; begin += ROWS) {
+    for (int64_t begin = 0; begin < state.features; begin += ROWS) {
         for (int64_t f = 0; f < ROWS; ++f) {
-            const Pair pair = memory.pairs[begin + f];
+            const Pair pair = state.pairs[begin + f];
             const float *left = x + pair.first * GROUP, *right = x + (WEIGHTED ? pair.weighted_second : pair.second) * GROUP;
             float* to = panel + f * padded;
             vec sums{};
@@ -93,24 +93,24 @@ inline void write_memory(const Memory& memory, float keep, const float* x, int64
                     sums += monomial * load(w + j + n * LANES);
                     store(to + j + n * LANES, monomial);
                 }
-            memory.z[begin + f] = keep * memory.z[begin + f] + sum(sums);
+            state.z[begin + f] = keep * state.z[begin + f] + sum(sums);
         }
-        add_product(memory.s + begin * memory.v_row, memory.v_row, keep, ROWS, memory.v_row, {panel, padded, 1}, v,
-                    memory.v_row, tokens);
+        add_product(state.s + begin * state.v_row, state.v_row, keep, ROWS, state.v_row, {panel, padded, 1}, v,
+                    state.v_row, tokens);
     }
 }
 
-// The gradient by x of Σ_i y_i·dy_i + total_i·dtotal_i, where y and total are those of read_memory: added to dx
+// The gradient by x of Σ_i y_i·dy_i + total_i·dtotal_i, where y and total are those of read_state: added to dx
 // [channel][GROUP], which has K+1 rows. dy is [value channel][GROUP].
 template <bool WEIGHTED>
-inline void read_memory_backward(float* dx, const Memory& memory, const float* x, const float* dy, const float* dtotal) {
-    for (int64_t begin = 0; begin < memory.features; begin += ROWS) {
+inline void read_state_backward(float* dx, const State& state, const float* x, const float* dy, const float* dtotal) {
+    for (int64_t begin = 0; begin < state.features; begin += ROWS) {
         Tile<COLS> dm;
         for (int f = 0; f < ROWS; ++f)
-            for (int n = 0; n < COLS; ++n) dm.at[f][n] = load(dtotal + n * LANES) * memory.z[begin + f];
-        dm.add_product({memory.s + begin * memory.v_row, memory.v_row, 1}, dy, GROUP, memory.V);
+            for (int n = 0; n < COLS; ++n) dm.at[f][n] = load(dtotal + n * LANES) * state.z[begin + f];
+        dm.add_product({state.s + begin * state.v_row, state.v_row, 1}, dy, GROUP, state.V);
         for (int f = 0; f < ROWS; ++f) {
-            const Pair pair = memory.pairs[begin + f];
+            const Pair pair = state.pairs[begin + f];
             const float* left = x + (WEIGHTED ? pair.weighted_first : pair.first) * GROUP;
             const float* right = x + (WEIGHTED ? pair.weighted_second : pair.second) * GROUP;
             float *d_left = dx + pair.first * GROUP, *d_right = dx + pair.second * GROUP;

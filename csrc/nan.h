@@ -1,4 +1,4 @@
-// Whether a NaN is among numbers: what keeps every call causal, so it is one compare of bits a number.
+// Whether a NaN is among numbers: what keeps every call causal, so it is one comparison of bits per number.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -27,7 +27,7 @@ void parallel_for(int64_t count, int threads, const Function& function) {
 // `count` floats on a cache line's boundary, kept by this thread for its next task; null where memory ran out.
 float* scratch(size_t count);
 
-// Asks for large pages under memory that is about to be written for the first time: a fresh memory of a layer has thousands
+// Asks for large pages under memory that is about to be written for the first time: a fresh state of a layer has thousands
 // of small ones, and to get them from the system one by one takes longer than to fill them.
 void prefer_large_pages(void* data, size_t bytes);
 

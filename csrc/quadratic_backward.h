@@ -1,4 +1,4 @@
-// The backward of the quadratic form: one task a key-value head, because all of its queries add to the same keys.
+// The backward of the quadratic form: one task per key-value head, because all of its queries add to the same keys.
 #pragma once
 #include "attend_backward.h"
 #include "decay_backward.h"

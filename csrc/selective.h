@@ -1,27 +1,27 @@
-// The selective scan h_t = exp(-dt_t rate) h_{t-1} + (dt_t x_t) b_tᵀ, y_t = h_t c_t. A task keeps the memory of its channels
+// The selective scan h_t = exp(-dt_t rate) h_{t-1} + (dt_t x_t) b_tᵀ, y_t = h_t c_t. A task keeps the state of its channels
 // in a first-level cache, as [state dimension][channel]. The gradient walks back over blocks of tokens, each computed again
-// from the memory at its start.
+// from the state at its start.
 #pragma once
 #include "arena.h"
 #include "scan.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-constexpr int64_t SELECTIVE_BLOCK = 16;  // tokens whose memories and decays are kept at a time, backward
+constexpr int64_t SELECTIVE_BLOCK = 16;  // tokens whose states and decays are kept at a time, backward
 
 // Some channels of (C,N) or (B,C,N) as [N][SCAN_CHANNELS], zero where absent; and back.
-inline void read_memory(float* to, const float* from, int64_t N, int64_t count, float times) {
+inline void read_state(float* to, const float* from, int64_t N, int64_t count, float times) {
     if (from == nullptr) return fill(to, N * SCAN_CHANNELS, 0);
     transpose_rows(to, SCAN_CHANNELS, SCAN_CHANNELS, from, N, count, N, times);
 }
-inline void write_memory(float* to, const float* from, int64_t N, int64_t count, float times) {
+inline void write_state(float* to, const float* from, int64_t N, int64_t count, float times) {
     if (to != nullptr) transpose_rows(to, N, N, from, SCAN_CHANNELS, N, count, times);
 }
-MACLAURIN_INLINE const float* memory_of(const MaclaurinSelective& call, const float* memory, int64_t b, int64_t first) {
-    return memory == nullptr ? nullptr : memory + (b * call.C + first) * call.N;
+MACLAURIN_INLINE const float* state_of(const MaclaurinSelective& call, const float* state, int64_t b, int64_t first) {
+    return state == nullptr ? nullptr : state + (b * call.C + first) * call.N;
 }
-MACLAURIN_INLINE float* memory_of(const MaclaurinSelective& call, float* memory, int64_t b, int64_t first) {
-    return memory == nullptr ? nullptr : memory + (b * call.C + first) * call.N;
+MACLAURIN_INLINE float* state_of(const MaclaurinSelective& call, float* state, int64_t b, int64_t first) {
+    return state == nullptr ? nullptr : state + (b * call.C + first) * call.N;
 }
 
 struct SelectiveForwardBuffers {
@@ -50,10 +50,10 @@ inline void selective_forward_channels(const MaclaurinSelective& call, const Sel
         vec y[SCAN_VECTORS] = {};
         for (int64_t n = 0; n < call.N; ++n) {
             const float *rate = buffers.rate + n * SCAN_CHANNELS, in = b_row[n], out = c_row[n];
-            float* memory = buffers.h + n * SCAN_CHANNELS;
+            float* state = buffers.h + n * SCAN_CHANNELS;
             for (int v = 0; v < SCAN_VECTORS; ++v) {
-                const vec h = factor(dt[v] * load(rate + v * LANES)) * load(memory + v * LANES) + u[v] * in;
-                store(memory + v * LANES, h);
+                const vec h = factor(dt[v] * load(rate + v * LANES)) * load(state + v * LANES) + u[v] * in;
+                store(state + v * LANES, h);
                 y[v] += h * out;
             }
         }
@@ -65,11 +65,11 @@ inline bool selective_forward(const MaclaurinSelective& call) {
     bool failed = false;
     over_channels(call, [&](int64_t b, int64_t, int64_t first, int64_t count) {
         const bool done = with_buffers<SelectiveForwardBuffers>(call, [&](const SelectiveForwardBuffers& buffers) {
-            read_memory(buffers.rate, call.rate + first * call.N, call.N, count, -1);
-            read_memory(buffers.h, memory_of(call, call.start, b, first), call.N, count, 1);
+            read_state(buffers.rate, call.rate + first * call.N, call.N, count, -1);
+            read_state(buffers.h, state_of(call, call.start, b, first), call.N, count, 1);
             if (count == SCAN_CHANNELS) selective_forward_channels<true>(call, buffers, b, first, count);
             else selective_forward_channels<false>(call, buffers, b, first, count);
-            write_memory(memory_of(call, call.new_memory, b, first), buffers.h, call.N, count, 1);
+            write_state(state_of(call, call.new_state, b, first), buffers.h, call.N, count, 1);
         });
         if (!done) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
     });
@@ -77,11 +77,11 @@ inline bool selective_forward(const MaclaurinSelective& call) {
 }
 
 struct SelectiveBackwardBuffers {
-    int64_t size;                       // of one memory
+    int64_t size;                       // of one state
     float *rate, *drate, *block_drate;  // with a minus sign
-    float* starts;                      // the memory at the start of every block
+    float* starts;                      // the state at the start of every block
     float *h, *decay;                   // of the tokens of a block, h one more
-    float* g;                           // the gradient of the memory
+    float* g;                           // the gradient of the state
     float *db, *dc, *sums;              // of one token: a vector for each state dimension, and their sums
 
     SelectiveBackwardBuffers(Arena& arena, const MaclaurinSelective& call)
@@ -98,7 +98,7 @@ struct SelectiveBackwardBuffers {
           sums(arena.take(round_up(call.N, LANES))) {}
 };
 
-// The memories and decays of tokens begin .. end-1, from buffers.h on.
+// The states and decays of tokens begin .. end-1, from buffers.h on.
 template <bool WHOLE>
 inline void selective_block(const MaclaurinSelective& call, const SelectiveBackwardBuffers& buffers, int64_t b,
                             int64_t begin, int64_t end, int64_t first, int64_t count) {
@@ -198,16 +198,16 @@ inline bool selective_backward(const MaclaurinSelective& call) {
     bool failed = false;
     over_channels(call, [&](int64_t b, int64_t group, int64_t first, int64_t count) {
         const bool done = with_buffers<SelectiveBackwardBuffers>(call, [&](const SelectiveBackwardBuffers& buffers) {
-            read_memory(buffers.rate, call.rate + first * call.N, call.N, count, -1);
-            read_memory(buffers.h, memory_of(call, call.start, b, first), call.N, count, 1);
-            read_memory(buffers.g, memory_of(call, call.dnew_memory, b, first), call.N, count, 1);
+            read_state(buffers.rate, call.rate + first * call.N, call.N, count, -1);
+            read_state(buffers.h, state_of(call, call.start, b, first), call.N, count, 1);
+            read_state(buffers.g, state_of(call, call.dnew_state, b, first), call.N, count, 1);
             fill(buffers.drate, buffers.size, 0);
             fill(buffers.db, round_up(call.N, LANES) * LANES, 0);
             fill(buffers.dc, round_up(call.N, LANES) * LANES, 0);
             if (count == SCAN_CHANNELS) selective_backward_channels<true>(call, buffers, b, group, first, count);
             else selective_backward_channels<false>(call, buffers, b, group, first, count);
-            write_memory(memory_of(call, call.drate, b, first), buffers.drate, call.N, count, -1);
-            write_memory(memory_of(call, call.dstart, b, first), buffers.g, call.N, count, 1);
+            write_state(state_of(call, call.drate, b, first), buffers.drate, call.N, count, -1);
+            write_state(state_of(call, call.dstart, b, first), buffers.g, call.N, count, 1);
         });
         if (!done) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
     });

@@ -40,10 +40,10 @@ inline MaclaurinAttention as_attention(const MaclaurinBuffer& buffer, const Macl
     call.v = slots_of(buffer.values, buffer.V);
     call.log_decay = slots_of(buffer.log_decays, 1);
     call.y = {token.y, buffer.H * buffer.V, buffer.H * buffer.V, buffer.V};
-    call.memory = buffer.memory;
-    call.new_memory = token.new_memory;
+    call.state = buffer.state;
+    call.new_state = token.new_state;
     call.chunk = 1;
-    call.folded = token.new_memory != nullptr ? token.S : 0;
+    call.folded = token.new_state != nullptr ? token.S : 0;
     call.scale = buffer.scale;
     call.normalize = buffer.normalize;
     call.threads = static_cast<int32_t>(token.threads);

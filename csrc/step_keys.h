@@ -7,11 +7,11 @@ namespace maclaurin::MACLAURIN_VARIANT {
 
 constexpr int64_t STEP_KEYS = LANES;  // at a time
 
-// What is left of every key when the query comes, and of the memory. Keys before `first`, in whole blocks, have decayed to
+// What is left of every key when the query comes, and of the state. Keys before `first`, in whole blocks, have decayed to
 // nothing: they are not read, and `left` is not written there.
 struct Left {
     int64_t first;
-    float memory;
+    float state;
 };
 
 // Sums in float64, from the last key back. Each addition waits for the one before, so four keys share one.
@@ -91,7 +91,7 @@ inline void step_keys(float* sums, int64_t v_row, const float* q, const Maclauri
         for (int64_t j = 0; j < count; ++j) sums[c] += weights[j] * v[j * call.v.time + c];
 }
 
-// y, and the divisor for the backward: with a minus sign where the memory was not used.
+// y, and the divisor for the backward: with a minus sign where the state was not used.
 inline void step_finish(const MaclaurinAttention& call, const float* sums, int64_t v_row, bool silent, int64_t b,
                         int64_t h) {
     const float total = sum(load(sums + v_row)), times = call.normalize ? inverse(total) : 1;
@@ -114,7 +114,7 @@ struct StepOverKeysBuffers {
     }
 };
 
-// Without a memory: one task a key-value head, a block of its keys for all of its queries before the next block.
+// Without a state: one task per key-value head, a block of its keys for all of its queries before the next block.
 inline bool step_over_keys(const MaclaurinAttention& call) {
     return over_heads(call, [&](int64_t b, int64_t g) {
         return with_buffers<StepOverKeysBuffers>(call, [&](const StepOverKeysBuffers& at) {

@@ -5,7 +5,7 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-constexpr int64_t KEYS = 64;  // keys a block: with their values they fill two thirds of a first-level cache at 64 channels
+constexpr int64_t KEYS = 64;  // keys per block: with their values they fill two thirds of a first-level cache at 64 channels
 
 // How much of each other queries and keys see, for every pair (`pairs`) or as a product of two vectors (pairs == null).
 // Factors for squared scores, logarithms for exponential ones.

@@ -55,11 +55,11 @@ def test_one_mixer_or_a_pattern():
 def test_mixers_explains_one():
     (row,) = json.loads(run("mixers", "2mamba", "--d-model", "64", "--num-heads", "4", "--json").stdout)
     assert "w_ts" in row["maths"] and row["bidirectional"]
-    assert row["state"]["attention.memory"] == [4, 136, 17]
+    assert row["state"]["attention.recurrent"] == [4, 136, 17]
     cost = row["multiply_adds"]
     assert cost["1024"]["decoding"] == pytest.approx(cost["4096"]["decoding"], rel=0.1)
     printed = run("mixers", "2mamba", "--d-model", "64", "--num-heads", "4").stdout
-    for part in ("value_discretization", "maths", "state after 4096 tokens", "attention.memory 4 x 136 x 17", "decoding"):
+    for part in ("value_discretization", "maths", "state after 4096 tokens", "attention.recurrent 4 x 136 x 17", "decoding"):
         assert part in printed
 
 

@@ -13,7 +13,7 @@ namespace {
 
 struct Case {
     int64_t B, T, S, H, G, K, V, chunk, folded;
-    bool decay, normalize, exponential, memory;
+    bool decay, normalize, exponential, state;
 };
 
 int64_t features(const Case& c) { return c.K * (c.K + 1) / 2; }
@@ -56,7 +56,7 @@ class Tensor {
 };
 
 struct Inputs {
-    Tensor q, k, v, log_decay, dy, memory, dnew_memory;
+    Tensor q, k, v, log_decay, dy, state, dnew_state;
 
     explicit Inputs(const Case& c)
         : q(c.B, c.T, c.H, c.K),
@@ -64,16 +64,16 @@ struct Inputs {
           v(c.B, c.S, c.G, c.V),
           log_decay(c.B, c.S, c.G, 1),
           dy(c.B, c.T, c.H, c.V),
-          memory(c.B, c.G, features(c), c.memory ? width(c) : 0),
-          dnew_memory(c.B, c.G, features(c), c.folded ? width(c) : 0) {
-        for (Tensor* x : {&q, &k, &v, &dy, &dnew_memory}) x->randomize(-1, 1);
-        memory.randomize(0, 1);
+          state(c.B, c.G, features(c), c.state ? width(c) : 0),
+          dnew_state(c.B, c.G, features(c), c.folded ? width(c) : 0) {
+        for (Tensor* x : {&q, &k, &v, &dy, &dnew_state}) x->randomize(-1, 1);
+        state.randomize(0, 1);
         log_decay.randomize(-0.3f, 0);
     }
 };
 
 struct Outputs {
-    Tensor y, total, dq, dk, dv, dlog_decay, new_memory, dmemory;
+    Tensor y, total, dq, dk, dv, dlog_decay, new_state, dstate;
 
     explicit Outputs(const Case& c)
         : y(c.B, c.T, c.H, c.V),
@@ -82,8 +82,8 @@ struct Outputs {
           dk(c.B, c.S, c.G, c.K),
           dv(c.B, c.S, c.G, c.V),
           dlog_decay(c.B, c.S, c.G, 1),
-          new_memory(c.B, c.G, features(c), c.folded ? width(c) : 0),
-          dmemory(c.B, c.G, features(c), c.memory ? width(c) : 0) {}
+          new_state(c.B, c.G, features(c), c.folded ? width(c) : 0),
+          dstate(c.B, c.G, features(c), c.state ? width(c) : 0) {}
 };
 
 MaclaurinAttention call_of(const Case& c, const Inputs& in, const Outputs& out, int threads) {
@@ -93,14 +93,14 @@ MaclaurinAttention call_of(const Case& c, const Inputs& in, const Outputs& out, 
     if (c.decay) call.log_decay = in.log_decay.view(), call.dlog_decay = out.dlog_decay.view();
     call.y = out.y.view(), call.total = out.total.view();
     call.dq = out.dq.view(), call.dk = out.dk.view(), call.dv = out.dv.view();
-    call.memory = in.memory.data(), call.dnew_memory = in.dnew_memory.data();
-    call.new_memory = out.new_memory.data(), call.dmemory = out.dmemory.data();
+    call.state = in.state.data(), call.dnew_state = in.dnew_state.data();
+    call.new_state = out.new_state.data(), call.dstate = out.dstate.data();
     call.chunk = c.chunk, call.folded = c.folded;
     call.scale = 0.4f, call.exponential = c.exponential, call.normalize = c.normalize, call.threads = threads;
     return call;
 }
 
-// y as the sum over all pairs that it stands for, without a memory; `whole`: those of later keys too, where nothing decays.
+// y as the sum over all pairs that it stands for, without a state; `whole`: those of later keys too, where nothing decays.
 Tensor expected(const Case& c, const Inputs& in, bool whole = false) {
     Tensor y(c.B, c.T, c.H, c.V);
     for (int64_t b = 0; b < c.B; ++b)
@@ -134,7 +134,7 @@ void check(bool good, const char* what, const Case& c, const char* isa, int thre
 }
 
 // A decoding step from buffers of exactly its size: the last key, value and decay come as the new token.
-void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& new_memory, const char* isa, int threads) {
+void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& new_state, const char* isa, int threads) {
     Outputs out(c);
     std::vector<float> keys(c.B * c.G * c.S * c.K), values(c.B * c.G * c.S * c.V), decays(c.B * c.G * c.S);
     for (int64_t b = 0; b < c.B; ++b)
@@ -152,12 +152,12 @@ void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& ne
     strides(buffer.q_strides, in.q), strides(buffer.k_strides, in.k), strides(buffer.v_strides, in.v);
     strides(buffer.log_decay_strides, in.log_decay);
     buffer.keys = keys.data(), buffer.values = values.data(), buffer.log_decays = c.decay ? decays.data() : nullptr;
-    buffer.memory = in.memory.data(), buffer.scale = 0.4f, buffer.normalize = c.normalize;
+    buffer.state = in.state.data(), buffer.scale = 0.4f, buffer.normalize = c.normalize;
     MaclaurinToken token{};
     token.S = c.S, token.threads = threads;
     token.q = in.q.view().data, token.k = last(in.k), token.v = last(in.v), token.log_decay = last(in.log_decay);
-    token.y = out.y.data(), token.new_memory = out.new_memory.data();
-    check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 1e-5 && out.new_memory.distance(new_memory) < 1e-5,
+    token.y = out.y.data(), token.new_state = out.new_state.data();
+    check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 1e-5 && out.new_state.distance(new_state) < 1e-5,
           "decoding step", c, isa, threads);
 }
 
@@ -169,7 +169,7 @@ MaclaurinAttention reversed(MaclaurinAttention call) {
     return call;
 }
 
-// Whole sequences: through one memory, both ways without a decay, which must be the same, and both ways with one.
+// Whole sequences: through one state, both ways without a decay, which must be the same, and both ways with one.
 void run_whole(const Case& c, const Inputs& in, const char* isa, int threads) {
     Outputs out[] = {Outputs(c), Outputs(c), Outputs(c)};
     bool good = true;
@@ -194,18 +194,18 @@ void run(const Case& c, const char* isa, int threads) {
     MaclaurinAttention pairs = call_of(c, in, direct, threads);
     if (!c.exponential) {
         bool good = maclaurin_chunked_forward(&chunks) == 0 && maclaurin_chunked_backward(&chunks) == 0;
-        for (const Tensor* x : {&chunked.y, &chunked.dq, &chunked.dk, &chunked.dv, &chunked.new_memory, &chunked.dmemory})
+        for (const Tensor* x : {&chunked.y, &chunked.dq, &chunked.dk, &chunked.dv, &chunked.new_state, &chunked.dstate})
             good = good && x->finite();
         check(good && (!c.decay || chunked.dlog_decay.finite()), "chunked", c, isa, threads);
-        if (c.T == 1 && c.memory) run_step(c, in, chunked.y, chunked.new_memory, isa, threads);
+        if (c.T == 1 && c.state) run_step(c, in, chunked.y, chunked.new_state, isa, threads);
     }
-    if (c.memory || c.folded || c.T == 0) return;
+    if (c.state || c.folded || c.T == 0) return;
     check(maclaurin_quadratic_forward(&pairs) == 0 && maclaurin_quadratic_backward(&pairs) == 0, "quadratic", c, isa,
           threads);
     const Tensor exact = expected(c, in);
     check(direct.y.distance(exact) < 1e-4, "quadratic outputs", c, isa, threads);
     if (c.exponential) return;
-    if (c.T == 1) run_step(c, in, direct.y, direct.new_memory, isa, threads);
+    if (c.T == 1) run_step(c, in, direct.y, direct.new_state, isa, threads);
     if (c.T == c.S) run_whole(c, in, isa, threads);
     check(chunked.y.distance(exact) < 1e-4, "chunked outputs", c, isa, threads);
     check(chunked.dq.distance(direct.dq) < 1e-3 || c.K == 1, "gradients of q", c, isa, threads);
@@ -217,7 +217,7 @@ void run(const Case& c, const char* isa, int threads) {
 
 int main() {
     const Case cases[] = {
-        // B, T, S, H, G, K, V, chunk, folded, decay, normalize, exponential, memory
+        // B, T, S, H, G, K, V, chunk, folded, decay, normalize, exponential, state
         {1, 1, 1, 1, 1, 1, 1, 1, 0, false, false, false, false},
         {1, 1, 1, 1, 1, 1, 1, 256, 1, true, true, false, true},
         {1, 1, 40, 6, 2, 3, 1, 256, 40, true, true, false, true},

@@ -38,7 +38,7 @@ void check(bool good, const char* what, const char* isa, int threads, int number
 
 struct LinearCase {
     int64_t B, T, H, G, K, V, chunk;
-    bool decay, per_channel, normalize, memory;
+    bool decay, per_channel, normalize, state;
 };
 
 // The last query of the last head, token by token.
@@ -67,28 +67,28 @@ bool last_output_is_exact(const LinearCase& c, const Numbers& q, const Numbers& 
 
 void run(const LinearCase& c, const char* isa, int threads, int number) {
     const int64_t A = c.per_channel ? c.K : 1, W = c.V + (c.normalize ? 1 : 0), tokens = c.B * c.T,
-                  memory_size = c.B * c.G * c.K * W;
+                  state_size = c.B * c.G * c.K * W;
     const Numbers q = random_numbers(tokens * c.H * c.K, 0.1f, 1), k = random_numbers(tokens * c.G * c.K, 0.1f, 1);
     const Numbers v = random_numbers(tokens * c.G * c.V, -1, 1), dy = random_numbers(tokens * c.H * c.V, -1, 1);
-    const Numbers a = random_numbers(tokens * c.G * A, -0.5f, 0), memory = random_numbers(memory_size, 0, 1);
+    const Numbers a = random_numbers(tokens * c.G * A, -0.5f, 0), state = random_numbers(state_size, 0, 1);
     const Numbers y = unwritten(tokens * c.H * c.V), total = unwritten(tokens * c.H), dq = unwritten(q.size()),
                   dk = unwritten(k.size());
     const Numbers dv = unwritten(v.size()), da = unwritten(a.size());
-    Numbers new_memory = unwritten(memory_size), dmemory = unwritten(memory_size);
+    Numbers new_state = unwritten(state_size), dstate = unwritten(state_size);
     MaclaurinLinear call{};
     call.B = c.B, call.T = c.T, call.H = c.H, call.G = c.G, call.K = c.K, call.V = c.V, call.chunk = c.chunk;
     call.q = view(q, c.T, c.H, c.K), call.k = view(k, c.T, c.G, c.K), call.v = view(v, c.T, c.G, c.V);
     call.y = view(y, c.T, c.H, c.V), call.dy = view(dy, c.T, c.H, c.V), call.dq = view(dq, c.T, c.H, c.K);
     call.dk = view(dk, c.T, c.G, c.K), call.dv = view(dv, c.T, c.G, c.V), call.total = view(total, c.T, c.H, 1);
     if (c.decay) call.log_decay = view(a, c.T, c.G, A), call.dlog_decay = view(da, c.T, c.G, A);
-    if (c.memory) call.memory = memory.data(), call.dmemory = dmemory.data();
-    call.new_memory = new_memory.data(), call.dnew_memory = memory.data();
+    if (c.state) call.state = state.data(), call.dstate = dstate.data();
+    call.new_state = new_state.data(), call.dnew_state = state.data();
     call.q_scale = 0.5f, call.k_scale = 1, call.per_channel = c.per_channel, call.normalize = c.normalize,
     call.threads = threads;
     const bool done = maclaurin_linear_forward(&call) == 0 && maclaurin_linear_backward(&call) == 0;
-    check(done && finite(y) && finite(dq) && finite(dk) && finite(dv) && finite(new_memory), "linear", isa, threads, number);
-    check((!c.decay || finite(da)) && (!c.memory || finite(dmemory)), "linear gradients", isa, threads, number);
-    if (!c.memory) check(last_output_is_exact(c, q, k, v, a, y), "linear outputs", isa, threads, number);
+    check(done && finite(y) && finite(dq) && finite(dk) && finite(dv) && finite(new_state), "linear", isa, threads, number);
+    check((!c.decay || finite(da)) && (!c.state || finite(dstate)), "linear gradients", isa, threads, number);
+    if (!c.state) check(last_output_is_exact(c, q, k, v, a, y), "linear outputs", isa, threads, number);
 }
 
 struct ConvCase {
@@ -150,18 +150,18 @@ void run(const ScanCase& c, const char* isa, int threads, int number) {
         const Numbers b = random_numbers(tokens * c.N, -1, 1), out = random_numbers(tokens * c.N, -1, 1);
         const Numbers start = random_numbers(size, -1, 1), dnew = random_numbers(size, -1, 1);
         const Numbers db = unwritten(tokens * groups * c.N), dc = unwritten(tokens * groups * c.N);
-        Numbers drate = unwritten(size), memory = unwritten(size), dstart = unwritten(size);
+        Numbers drate = unwritten(size), state = unwritten(size), dstart = unwritten(size);
         MaclaurinSelective call{};
         call.B = c.B, call.T = c.T, call.C = c.C, call.N = c.N, call.threads = threads;
         call.x = view(x, c.T, 1, c.C), call.dt = view(dt, c.T, 1, c.C), call.y = view(y, c.T, 1, c.C);
         call.b = view(b, c.T, 1, c.N), call.c = view(out, c.T, 1, c.N), call.dy = view(dy, c.T, 1, c.C);
         call.dx = view(dx, c.T, 1, c.C), call.ddt = view(da, c.T, 1, c.C);
         call.db = view(db, c.T, groups, c.N), call.dc = view(dc, c.T, groups, c.N);
-        call.rate = rate.data(), call.drate = drate.data(), call.dnew_memory = dnew.data();
-        call.new_memory = memory.data();
+        call.rate = rate.data(), call.drate = drate.data(), call.dnew_state = dnew.data();
+        call.new_state = state.data();
         if (c.start) call.start = start.data(), call.dstart = dstart.data();
         done = maclaurin_selective_forward(&call) == 0 && maclaurin_selective_backward(&call) == 0;
-        done = done && finite(memory) && finite(db) && finite(dc) && finite(drate) && (!c.start || finite(dstart));
+        done = done && finite(state) && finite(db) && finite(dc) && finite(drate) && (!c.start || finite(dstart));
         for (int64_t i = 0; i < c.C; ++i) {
             std::vector<double> h(c.N);
             for (int64_t n = 0; n < c.N && c.start; ++n) h[n] = start[((c.B - 1) * c.C + i) * c.N + n];
@@ -184,7 +184,7 @@ void run(const ScanCase& c, const char* isa, int threads, int number) {
 
 int main() {
     const LinearCase linear[] = {
-        // B, T, H, G, K, V, chunk, decay, per_channel, normalize, memory
+        // B, T, H, G, K, V, chunk, decay, per_channel, normalize, state
         {1, 1, 1, 1, 1, 1, 1, false, false, false, false},   {2, 37, 4, 2, 3, 5, 64, true, false, true, false},
         {1, 70, 3, 1, 17, 33, 7, true, true, false, true},   {2, 33, 2, 2, 16, 16, 64, true, true, true, false},
         {1, 130, 5, 5, 64, 80, 64, true, false, true, true}, {3, 65, 6, 2, 20, 1, 1, false, false, true, true},

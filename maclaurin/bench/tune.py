@@ -53,7 +53,7 @@ def _races() -> Iterator[_Race]:
         attend = _second_order(backend)
         yield _Race(backend, ((32, 32), (64, 64)), lambda K, _: monomial_count(K, 2), 128, LONGEST[backend], attend)
     decayed = "native decay" if native.available() else "torch decay"
-    for name in ("one memory", decayed):
+    for name in ("one state", decayed):
         yield _Race(name, ((32, 32), (512, 64)), side, 8, 1024, _first_order(name == decayed))
 
 

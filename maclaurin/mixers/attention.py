@@ -27,7 +27,7 @@ from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.features import Kernel
-from maclaurin.ops.folding import MOST_FEATURES, waiting
+from maclaurin.ops.folding import MOST_FEATURES, buffered
 from maclaurin.ops.power import FOLD_EVERY
 from maclaurin.ops.states import LinearState, PowerState, State, TokenState
 
@@ -200,9 +200,9 @@ class Attention(ProjectedMixer):
         elif self.order == 1:
             attention = LinearState(zeros(*self._memory_shape(), dtype=zeros.wide))
         else:
-            kept = waiting(tokens, self._fold_at(self._key_dtype(zeros.dtype)), self.fold_every)
+            kept = buffered(tokens, self._fold_at(self._key_dtype(zeros.dtype)), self.fold_every)
             memory = zeros(*self._memory_shape(), dtype=zeros.wide) if kept < tokens else None
-            attention = replace(self.tokens_of(PowerState, kept, self._state_heads, zeros), memory=memory)
+            attention = replace(self.tokens_of(PowerState, kept, self._state_heads, zeros), recurrent=memory)
         return self.carrying(self.beside_window(attention, tokens, zeros), zeros)
 
     def _key_dtype(self, dtype: torch.dtype) -> torch.dtype:

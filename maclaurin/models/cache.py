@@ -65,7 +65,7 @@ class StateLayer(CacheLayerMixin):
             return
         tokens = state.attention
         kept_whole = isinstance(tokens, TokenState) and tokens.lengths is None and tokens.slots == self.seen
-        folded = isinstance(tokens, PowerState) and tokens.memory is not None
+        folded = isinstance(tokens, PowerState) and tokens.recurrent is not None
         if (
             not isinstance(tokens, TokenState)
             or not kept_whole

@@ -1,8 +1,8 @@
 """Attention over whole sequences: every token sees every token, for encoders and images.
 
 Softmax needs only its mask left out. A mechanism with a decay runs over the sequence and over its reversal, with the same
-queries and keys, and a token's weight on itself is counted once; without one every token reads one memory of all tokens.
-Sequences that are short beside the memory are summed directly, pair by pair:
+queries and keys, and a token's weight on itself is counted once; without one every token reads one state of all tokens.
+Sequences that are short beside the state are summed directly, pair by pair:
 
     w_ts = f(q_t·k_s)·exp(a_{s+1} + … + a_t) for s <= t,   f(q_t·k_s)·exp(a_t + … + a_{s-1}) for s > t
 
@@ -40,14 +40,14 @@ def bidirectional_softmax(
 ) -> Tensor:
     """Softmax attention without a mask but for padding: q (B,T,H,K), k (B,T,G,K), v (B,T,G,V) -> (B,T,H,V).
 
-    lengths (B,): how many tokens of each row are real; those behind them have no influence and give zero.
+    lengths (B,): how many tokens of each sequence are real; those behind them have no influence and give zero.
     """
     checks.heads(q, k, v)
     checks.scale(scale)
     if lengths is None:
         return _softmax(q, k, v, None, default_scale(scale, q))
     q, k, v = (without_padding(x, lengths) for x in (q, k, v))
-    seen = lengths.clamp(min=1)  # an empty row sees its own zeros
+    seen = lengths.clamp(min=1)  # an empty sequence sees its own zeros
     real = torch.arange(q.shape[1], dtype=torch.long, device=q.device) < seen[:, None]
     return without_padding(_softmax(q, k, v, real, default_scale(scale, q)), lengths)
 
@@ -93,7 +93,7 @@ def bidirectional_power(
     if is_native:
         return _squares_natively(call) if kernel.squared else _taylor_natively(call)
     if log_decay is None and order_weights is None and features <= MOST_FEATURES:
-        return _one_power_memory(call, kernel)
+        return _one_power_state(call, kernel)
     terms = kernel.orders if isinstance(order, Iterable) else kernel.orders[0]
 
     def causal(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor:
@@ -126,22 +126,22 @@ def bidirectional_linear(
     form: str = "auto",
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """`linear_attention` over whole sequences; log_decay may have an entry a key channel.
+    """`linear_attention` over whole sequences; log_decay may have an entry per key channel.
 
-    Without a decay every token reads one memory of all tokens, in the forms "chunked" and "recurrent" alike.
+    Without a decay every token reads one state of all tokens, in the forms "chunked" and "recurrent" alike.
     """
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k, per_channel=True)
     one_of("form", form, checks.FORMS)
     checks.scale(scale)
     call = _Call.of(q, k, v, log_decay, scale, normalize, lengths)
-    if log_decay is None or log_decay.dim() == 3:  # a decay a channel is not one number a pair
+    if log_decay is None or log_decay.dim() == 3:  # a decay per channel is not one number per pair
         if form == "auto":
             form = "parallel" if q.shape[1] <= _longest_direct_of_first_order(call) else "chunked"
         if form == "parallel":
             return _pair_by_pair(call, Kernel.of(1))
     if log_decay is None:
-        return _one_memory(call)
+        return _one_state(call)
 
     def causal(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor:
         y, _ = linear_attention(q, k, v, log_decay, scale=call.scale, normalize=False, return_state=False, form=form)
@@ -199,8 +199,8 @@ class _Call(NamedTuple):
 def _longest_direct_of_first_order(call: _Call) -> int:
     features = side(call.k.shape[3], call.v.shape[3])
     if call.log_decay is None:
-        # a memory is made once for the query heads of a group, and read by each of them
-        return longest_direct("one memory", features * (1 + call.k.shape[2] / call.q.shape[2]) / 2)
+        # a state is made once for the query heads of a group, and read by each of them
+        return longest_direct("one state", features * (1 + call.k.shape[2] / call.q.shape[2]) / 2)
     return longest_direct("native decay" if native.refusal(call.q, call.q.dtype) is None else "torch decay", features)
 
 
@@ -264,34 +264,34 @@ def _decay_between(a_BGRT: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @without_autocast
-def _one_power_memory(call: _Call, kernel: Kernel) -> Tensor:
+def _one_power_state(call: _Call, kernel: Kernel) -> Tensor:
     """Segment by segment, so that features are used while they are in the cache."""
     B, _T, G = call.k.shape[:3]
     k_NKT = (call.k * call.scale).permute(0, 2, 3, 1).flatten(0, 1)
     v_NTW = call.counted_values().transpose(1, 2).flatten(0, 1)
-    memory_NFW: Tensor | None = None
+    state_NFW: Tensor | None = None
     for k_NKS, v_NSW in zip(k_NKT.split(SEGMENT, dim=2), v_NTW.split(SEGMENT, dim=1), strict=True):
         added = monomials(k_NKS.contiguous(), kernel.orders) @ v_NSW
-        memory_NFW = added if memory_NFW is None else memory_NFW + added
-    assert memory_NFW is not None
-    memory_NWF = (memory_NFW * kernel.feature_weights(call.q.shape[3], memory_NFW)[:, None]).transpose(1, 2)
+        state_NFW = added if state_NFW is None else state_NFW + added
+    assert state_NFW is not None
+    state_NWF = (state_NFW * kernel.feature_weights(call.q.shape[3], state_NFW)[:, None]).transpose(1, 2)
     q_NKRT = call.q.unflatten(2, (G, -1)).permute(0, 2, 4, 3, 1).flatten(0, 1)
     pieces = []
     for q_NKRS in q_NKRT.split(SEGMENT, dim=3):
         q_NKS = q_NKRS.flatten(2).contiguous()
-        y_NWS = memory_NWF @ monomials(q_NKS, kernel.orders)
+        y_NWS = state_NWF @ monomials(q_NKS, kernel.orders)
         if call.normalize and kernel.never_negative:
-            used_NS1 = above_rounding(y_NWS[:, -1, :, None], q_NKS.transpose(1, 2), memory_NFW[..., -1], kernel, None)
+            used_NS1 = above_rounding(y_NWS[:, -1, :, None], q_NKS.transpose(1, 2), state_NFW[..., -1], kernel, None)
             y_NWS = y_NWS * used_NS1.transpose(1, 2)
         pieces.append(y_NWS.unflatten(2, q_NKRS.shape[2:]))
     return call.divided(torch.cat(pieces, dim=3).unflatten(0, (B, G)).permute(0, 4, 1, 3, 2).flatten(2, 3))
 
 
 @without_autocast
-def _one_memory(call: _Call) -> Tensor:
-    memory_BGKW = call.scaled(torch.einsum("bsgk,bsgw->bgkw", call.k, call.counted_values()))
+def _one_state(call: _Call) -> Tensor:
+    state_BGKW = call.scaled(torch.einsum("bsgk,bsgw->bgkw", call.k, call.counted_values()))
     q_BTGRK = call.q.unflatten(2, (call.k.shape[2], -1))
-    return call.divided(torch.einsum("btgrk,bgkw->btgrw", q_BTGRK, memory_BGKW).flatten(2, 3))
+    return call.divided(torch.einsum("btgrk,bgkw->btgrw", q_BTGRK, state_BGKW).flatten(2, 3))
 
 
 def _both_ways(call: _Call, causal: Causal, weight_of: Callable[[Tensor], Tensor]) -> Tensor:

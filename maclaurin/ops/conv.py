@@ -1,4 +1,4 @@
-"""The causal short convolution: a few taps a channel over time, with the last inputs carried as its state."""
+"""The causal short convolution: a few taps per channel over time, with the last inputs carried as its state."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def short_conv(
 
 
 def _taps(x_BTC: Tensor, weight_CW: Tensor, bias_C: Tensor | None) -> Tensor:
-    """Summed in float32 at least: one product a tap, each over the whole contiguous block."""
+    """Summed in float32 at least: one product per tap, each over the whole contiguous block."""
     given, dtype = x_BTC.dtype, torch.promote_types(x_BTC.dtype, torch.float32)
     T = x_BTC.shape[1] - weight_CW.shape[1] + 1
     x_BTC, weight_CW = x_BTC.to(dtype), weight_CW.to(dtype)
@@ -90,7 +90,7 @@ def with_past(x: Tensor, before: Tensor | None, width: int) -> Tensor:
 
 
 def last_inputs(x: Tensor, before: Tensor | None, count: int, lengths: Tensor | None) -> Tensor:
-    """The last inputs of every row, those before the first new token included."""
+    """The last inputs of every sequence, those before the first new token included."""
     if lengths is None and x.shape[1] >= count:
         return x[:, x.shape[1] - count :].clone()  # a view would keep all of the input alive
     padded = with_past(x, before, count + 1)

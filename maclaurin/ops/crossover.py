@@ -1,4 +1,4 @@
-"""Up to how many queries the direct sum over all keys beats a memory, by the kind of memory: measured, in this one place.
+"""Up to how many queries the direct sum over all keys beats a state, by the kind of state: measured, in this one place.
 
 `maclaurin doctor --tune` measures it again for the machine it runs on and stores what it found beside the cached tokens.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from maclaurin.common.files import read_json, write_json
 
-MOST = 10**9  # tokens, and tokens a feature
+MOST = 10**9  # tokens, and tokens per feature
 
 
 @dataclass(frozen=True)
@@ -29,25 +29,25 @@ class Line:
 # Second order: "torch" and "native". `maclaurin bench attention` prints the times of both forms that these come from. The
 # native start is two chunks, because a chunk meets its own keys directly in any case; its slope is that of the
 # multiplications, 2 features (V+1) against T·V.
-# First order over whole sequences, where `side` counts the features: one memory of all tokens, or a pass in either direction
+# First order over whole sequences, where `side` counts the features: one state of all tokens, or a pass in either direction
 # where there is a decay. `maclaurin doctor --tune` prints such crossovers.
 DIRECT_QUERIES = {
     "torch": Line(0, 0.25),
     "native": Line(256, 1.8),
-    "one memory": Line(-6, 0.78),
+    "one state": Line(-6, 0.78),
     "native decay": Line(6, 1.8),
     "torch decay": Line(100, 3.5),
 }
 
 
 def longest_direct(rival: str, features: float) -> int:
-    """The largest number of queries for which the direct sum beats a memory of so many features."""
+    """The largest number of queries for which the direct sum beats a state of so many features."""
     line = _tuned().get(rival) or DIRECT_QUERIES[rival]
     return line.start + int(line.per_feature * features)
 
 
 def side(key_channels: int, value_channels: int) -> float:
-    """Of a square with as many numbers as a memory of first order: it is written and read whole, as the T x T matrix is."""
+    """Of a square with as many numbers as a state of first order: it is written and read whole, as the T x T matrix is."""
     return math.sqrt(key_channels * value_channels)
 
 

@@ -1,10 +1,10 @@
-"""The delta rule: a memory that corrects what it holds under a key instead of adding to it.
+"""The delta rule: a state that corrects what it holds under a key instead of adding to it.
 
     S_t = exp(a_t)·S_{t-1} + β_t φ(k_t) (v_t - exp(a_t)·S_{t-1}ᵀφ(k_t))ᵀ
         = exp(a_t)·(I - β_t φ(k_t)φ(k_t)ᵀ) S_{t-1} + β_t φ(k_t) v_tᵀ
     y_t = S_tᵀφ(scale·q_t)
 
-The memory decays, then the share β of what it holds under the key is replaced by the value. φ is the identity (order 1),
+The state decays, then the share β of what it holds under the key is replaced by the value. φ is the identity (order 1),
 or the symmetric power with φ(x)·φ(y) = (x·y)^order. The transition I - βφφᵀ has the eigenvalues 1 and 1 - β|k|^(2·order):
 with keys of unit length and 0 <= β <= 2 nothing can grow. At β = 1 a key is overwritten, above it one eigenvalue is
 negative. With longer keys the recurrence itself may grow without bound, in every form.
@@ -31,7 +31,7 @@ from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import DeltaState, State
 
 CHUNKS = {1: 64}  # by order
-CHUNK_OF_HIGHER_ORDERS = 256  # a larger memory is better read and written by more tokens at a time
+CHUNK_OF_HIGHER_ORDERS = 256  # a larger state is better read and written by more tokens at a time
 
 
 def delta_rule(
@@ -55,7 +55,7 @@ def delta_rule(
 
     Keys should have at most unit length, see above; the op takes them as they are. scale is 1/√K unless given, and is
     taken to the power `order` with the score. Ragged batches and forms as in `linear_attention`: "parallel" is one chunk
-    of all tokens. The state holds the memory (B,G,F,V), or (B,H,F,V) where beta or log_decay have an entry a query head.
+    of all tokens. The state is (B,G,F,V), or (B,H,F,V) where beta or log_decay have an entry per query head.
     """
     checks.heads(q, k, v)
     checks.log_decay(log_decay, q, k)
@@ -71,11 +71,11 @@ def delta_rule(
     k, v, beta = (repeat_heads(x, heads) for x in (k, v, beta))
     log_decay = None if log_decay is None else repeat_heads(log_decay, heads)
     initial = checks.sound_state(state, DeltaState, q)
-    memory_shape = (heads, kernel.feature_count(k.shape[3]), v.shape[3])
-    if initial is not None and initial.memory.shape[1:] != memory_shape:
+    state_shape = (heads, kernel.feature_count(k.shape[3]), v.shape[3])
+    if initial is not None and initial.recurrent.shape[1:] != state_shape:
         raise ValueError(
-            f"state must hold a memory of {memory_shape} (heads, features, value channels) a row, "
-            f"got {tuple(initial.memory.shape[1:])}"
+            f"state must be {state_shape} (heads, features, value channels) per sequence, "
+            f"got {tuple(initial.recurrent.shape[1:])}"
         )
     if form == "auto":
         form = "recurrent" if q.shape[1] == 1 else "chunked"
@@ -112,21 +112,21 @@ class _Rule:
         q_NRTK = q.unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
         k_NTK, v_NTV, beta_NT = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (k, v, beta))
         a_NT = None if log_decay is None else log_decay.transpose(1, 2).flatten(0, 1)
-        memory_NFV = None if state is None else state.memory.to(dtype).flatten(0, 1)
+        state_NFV = None if state is None else state.recurrent.to(dtype).flatten(0, 1)
         tokens = (q_NRTK, k_NTK, v_NTV, beta_NT, a_NT)
         if self.recurrent:
-            y_NRTV, memory_NFV = _recurrent(*tokens, memory_NFV, self.kernel)
+            y_NRTV, state_NFV = _recurrent(*tokens, state_NFV, self.kernel)
         else:
             # the state holds φ(k); chunks compute with plain monomials, which the roots turn into φ
             root_F1 = self.kernel.feature_weights(k.shape[3], v_NTV)[:, None].sqrt()
-            start_NFV = None if memory_NFV is None else memory_NFV / root_F1
+            start_NFV = None if state_NFV is None else state_NFV / root_F1
             y_NRTV, end_NFV = delta_chunked.chunked(*tokens, start_NFV, self.kernel, self.chunk_size, return_state)
-            memory_NFV = None if end_NFV is None else end_NFV * root_F1
+            state_NFV = None if end_NFV is None else end_NFV * root_F1
         y = y_NRTV.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(given_dtype)
         if not return_state:
             return y, None
-        assert memory_NFV is not None
-        return y, DeltaState(memory_NFV.unflatten(0, (B, G)))
+        assert state_NFV is not None
+        return y, DeltaState(state_NFV.unflatten(0, (B, G)))
 
 
 def _recurrent(
@@ -135,29 +135,29 @@ def _recurrent(
     v_NTV: Tensor,
     beta_NT: Tensor,
     a_NT: Tensor | None,
-    memory_NFV: Tensor | None,
+    state_NFV: Tensor | None,
     kernel: Kernel,
 ) -> tuple[Tensor, Tensor]:
-    """Token by token. Key and queries read the memory at once; what the token itself writes, a query sees by its score.
+    """Token by token. Key and queries read the state at once; what the token itself writes, a query sees by its score.
 
-    Autograd keeps the memory of every token here: this form is for decoding.
+    Autograd keeps the state of every token here: this form is for decoding.
     """
-    if memory_NFV is None:
-        memory_NFV = v_NTV.new_zeros(v_NTV.shape[0], kernel.feature_count(k_NTK.shape[2]), v_NTV.shape[2])
+    if state_NFV is None:
+        state_NFV = v_NTV.new_zeros(v_NTV.shape[0], kernel.feature_count(k_NTK.shape[2]), v_NTV.shape[2])
     root_F1 = kernel.feature_weights(k_NTK.shape[2], v_NTV)[:, None].sqrt()
     outputs = []
     for t in range(v_NTV.shape[1]):
         q_NRK, k_N1K, beta_N11 = q_NRTK[:, :, t], k_NTK[:, t, None], beta_NT[:, t, None, None]
         readers_NKX = torch.cat([k_N1K, q_NRK], dim=1).transpose(1, 2)
         features_NFX = monomials(readers_NKX, kernel.orders) * root_F1
-        read_NXV = torch.bmm(features_NFX.transpose(1, 2), memory_NFV)
+        read_NXV = torch.bmm(features_NFX.transpose(1, 2), state_NFV)
         if a_NT is None:
-            kept_NFV = memory_NFV.clone()
+            kept_NFV = state_NFV.clone()
         else:
             left_N11 = decay.factor(a_NT[:, t], v_NTV.dtype)[:, None, None]
-            read_NXV, kept_NFV = read_NXV * left_N11, memory_NFV * left_N11
+            read_NXV, kept_NFV = read_NXV * left_N11, state_NFV * left_N11
         u_N1V = beta_N11 * (v_NTV[:, t, None] - read_NXV[:, :1])
         own_NR1 = kernel(torch.bmm(q_NRK, k_N1K.transpose(1, 2)))
         outputs.append(torch.baddbmm(read_NXV[:, 1:], own_NR1, u_N1V))
-        memory_NFV = kept_NFV.baddbmm_(features_NFX[:, :, :1], u_N1V)  # in place: a second copy of a large memory is slow
-    return torch.stack(outputs, dim=2), memory_NFV
+        state_NFV = kept_NFV.baddbmm_(features_NFX[:, :, :1], u_N1V)  # in place: a second copy of a large state is slow
+    return torch.stack(outputs, dim=2), state_NFV

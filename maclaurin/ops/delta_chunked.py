@@ -1,16 +1,16 @@
 """The delta rule in chunks: linear time, and memory that does not grow with T, forward and backward.
 
-A token reads the memory twice, with its key to find what is stored there and with its query for the output. Keys and
+A token reads the state twice, with its key to find what is stored there and with its query for the output. Keys and
 queries are therefore readers of one kind. With L the sum of log decay inside a chunk, φ the features, f(x·y) = φ(x)·φ(y),
-S the memory at its start, and u_j = β_j e_j what token j writes:
+S the state at its start, and u_j = β_j e_j what token j writes:
 
     1. e_i = v_i - exp(L_i) Sᵀφ(k_i) - Σ_{j<i}  f(k_i·k_j) exp(L_i - L_j) u_j         a unit triangular system in e
     2. y_i =       exp(L_i) Sᵀφ(q_i) + Σ_{j<=i} f(q_i·k_j) exp(L_i - L_j) u_j
     3. S'  = exp(L_C) S + Σ_j exp(L_C - L_j) φ(k_j) u_jᵀ
 
-Products of scores stand for all pairs inside a chunk, so features exist only beside the memory, a chunk at a time.
+Products of scores stand for all pairs inside a chunk, so features exist only beside the state, a chunk at a time.
 
-The backward keeps no memories. Gradients by what was written need no S, so one walk backwards carries dS; then one walk
+The backward keeps no states. Gradients by what was written need no S, so one walk backwards carries dS; then one walk
 forwards rebuilds S from the errors e, which were kept, and gives the gradients by what was read:
 
     4. w_j = Σ_{i>=j} f(q_i·k_j) exp(L_i - L_j) dy_i + exp(L_C - L_j) dS'ᵀφ(k_j) - Σ_{i>j} f(k_i·k_j) exp(L_i - L_j) β_i w_i
@@ -22,7 +22,7 @@ and the gradient of the decay is that of power attention: what readers receive l
 y·dy - (v - e)·dv - u·w = y·dy - v·dv, so da_u = Σ_{t>=u} (y_t·dy_t - v_t·dv_t) + <S_end, dS_end>.
 """
 
-# N heads of the batch, T time, C chunk, K key channels, F monomials, V value channels, R query heads a key-value head,
+# N heads of the batch, T time, C chunk, K key channels, F monomials, V value channels, R query heads per key-value head,
 # X = 1+R readers: the key, then the queries; Q = X·C rows, reader by reader
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch.linalg import solve_triangular
 from maclaurin.ops import decay
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.features import Kernel
-from maclaurin.ops.power_chunked import Chunk, Plan, initial_memory, some_heads_at_a_time
+from maclaurin.ops.power_chunked import Chunk, Plan, initial_state, some_heads_at_a_time
 
 
 def chunked(
@@ -46,15 +46,15 @@ def chunked(
     v_NTV: Tensor,
     beta_NT: Tensor,
     log_decay_NT: Tensor | None,
-    memory_NFV: Tensor | None,
+    state_NFV: Tensor | None,
     kernel: Kernel,
     chunk: int,
-    return_memory: bool,
+    return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Outputs (N,R,T,V), and the memory (N,F,V) after the last token, both memories in the basis of plain monomials."""
+    """Outputs (N,R,T,V), and the state (N,F,V) after the last token, both states in the basis of plain monomials."""
     R, T = q_NRTK.shape[1:3]
-    plan = Plan(kernel, min(chunk, T), folded=T if return_memory else 0)
-    inputs = (q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, memory_NFV)
+    plan = Plan(kernel, min(chunk, T), folded=T if return_state else 0)
+    inputs = (q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, state_NFV)
     return some_heads_at_a_time(_Chunked, inputs, plan, (1 + R) * plan.chunk)
 
 
@@ -67,12 +67,12 @@ class _Chunked(torch.autograd.Function):
         v_NTV: Tensor,
         beta_NT: Tensor,
         log_decay_NT: Tensor | None,
-        memory_NFV: Tensor | None,
+        state_NFV: Tensor | None,
         plan: Plan,
     ) -> tuple[Tensor, Tensor | None]:
         R, T, K = q_NRTK.shape[1:]
         y_NRTV, error_NTV = v_NTV.new_empty(*q_NRTK.shape[:3], v_NTV.shape[2]), torch.empty_like(v_NTV)
-        memory, empty = initial_memory(memory_NFV, k_NTK, v_NTV, plan.kernel), memory_NFV is None
+        state, empty = initial_state(state_NFV, k_NTK, v_NTV, plan.kernel), state_NFV is None
         c_F1 = plan.kernel.feature_weights(K, k_NTK)[:, None]
         for start in range(0, T, plan.chunk):
             chunk = _chunk(q_NRTK, k_NTK, v_NTV, log_decay_NT, plan, start)
@@ -82,7 +82,7 @@ class _Chunked(torch.autograd.Function):
             m_NFQ = None if empty else chunk.monomials_of_q()
             read_NQV, unexplained_NCV = None, chunk.v_NCW
             if m_NFQ is not None:
-                read_NQV = chunk.from_start(torch.bmm(m_NFQ.transpose(1, 2), c_F1 * memory))
+                read_NQV = chunk.from_start(torch.bmm(m_NFQ.transpose(1, 2), c_F1 * state))
                 unexplained_NCV = chunk.v_NCW - read_NQV[:, :C]
             system_NCC = weight_NXCC[:, 0] * beta_NT[:, None, now]
             error_NCV = solve_triangular(system_NCC, unexplained_NCV, upper=False, unitriangular=True)
@@ -94,18 +94,18 @@ class _Chunked(torch.autograd.Function):
             error_NTV[:, now] = error_NCV
             if now.stop < T or plan.folded:
                 m_NFC = chunk.monomials_of_k() if m_NFQ is None else m_NFQ[:, :, :C]
-                memory, empty = torch.baddbmm(chunk.across(memory), m_NFC, chunk.to_end(u_NCV)), False
-        result = memory if plan.folded else None
+                state, empty = torch.baddbmm(chunk.across(state), m_NFC, chunk.to_end(u_NCV)), False
+        result = state if plan.folded else None
         ctx.plan = plan
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, memory_NFV, y_NRTV, error_NTV, result)
+        ctx.save_for_backward(q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, state_NFV, y_NRTV, error_NTV, result)
         return y_NRTV, result
 
     @staticmethod
     @once_differentiable
     @without_autocast
     def backward(ctx: Any, dy_NRTV: Tensor | None, d_result_NFV: Tensor | None) -> tuple[Tensor | None, ...]:
-        q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, memory_NFV, y_NRTV, error_NTV, result_NFV = ctx.saved_tensors
+        q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, state_NFV, y_NRTV, error_NTV, result_NFV = ctx.saved_tensors
         plan: Plan = ctx.plan
         T, K = k_NTK.shape[1:]
         if dy_NRTV is None:
@@ -117,8 +117,8 @@ class _Chunked(torch.autograd.Function):
         # what readers receive less what writers give, in the widest dtype: neighbours cancel, and there are T of them
         given_NT = torch.zeros_like(beta_NT, dtype=decay.widest(v_NTV.device))
 
-        # backwards, with the gradient of the memory: steps 4 and 5
-        dmemory, carried = initial_memory(d_result_NFV, k_NTK, v_NTV, plan.kernel), d_result_NFV is not None
+        # backwards, with the gradient of the state: steps 4 and 5
+        dstate, carried = initial_state(d_result_NFV, k_NTK, v_NTV, plan.kernel), d_result_NFV is not None
         for start in reversed(starts):
             chunk = _chunk(q_NRTK, k_NTK, v_NTV, log_decay_NT, plan, start)
             now, C = chunk.keys, chunk.k_NCK.shape[1]
@@ -126,10 +126,10 @@ class _Chunked(torch.autograd.Function):
             weight_NXCC = plan.kernel(score_NXCC) * between
             dy_NRCV, u_NCV = dy_NRTV[:, :, now], beta_NT[:, now, None] * error_NTV[:, now]
             du_NCV = torch.bmm(weight_NXCC[:, 1:].flatten(1, 2).transpose(1, 2), dy_NRCV.flatten(1, 2))
-            reads = start > 0 or memory_NFV is not None
+            reads = start > 0 or state_NFV is not None
             m_NFQ = chunk.monomials_of_q() if reads or carried else None
             if m_NFQ is not None and carried:
-                du_NCV += chunk.to_end(torch.bmm(m_NFQ[:, :, :C].transpose(1, 2), dmemory))
+                du_NCV += chunk.to_end(torch.bmm(m_NFQ[:, :, :C].transpose(1, 2), dstate))
             system_NCC = (beta_NT[:, now, None] * weight_NXCC[:, 0]).transpose(1, 2)
             w_NCV = solve_triangular(system_NCC, du_NCV, upper=True, unitriangular=True)
             dv_NTV[:, now] = beta_NT[:, now, None] * w_NCV
@@ -146,25 +146,25 @@ class _Chunked(torch.autograd.Function):
             dq_NRTK[:, :, now] = d_readers_NXCK[:, 1:]
             dk_NTK[:, now] = torch.baddbmm(d_readers_NXCK[:, 0], d_score_NQC.transpose(1, 2), chunk.rows_of_q())
             if carried:
-                dk_NTK[:, now] += chunk.grad_k(torch.bmm(dmemory, chunk.to_end(u_NCV).transpose(1, 2)))
-                dmemory = chunk.across(dmemory)
+                dk_NTK[:, now] += chunk.grad_k(torch.bmm(dstate, chunk.to_end(u_NCV).transpose(1, 2)))
+                dstate = chunk.across(dstate)
             if m_NFQ is not None and reads:
-                dmemory, carried = torch.addcmul(dmemory, c_F1, torch.bmm(m_NFQ, chunk.from_start(received_NQV))), True
+                dstate, carried = torch.addcmul(dstate, c_F1, torch.bmm(m_NFQ, chunk.from_start(received_NQV))), True
 
-        # forwards, with the memory: step 6
-        memory, empty = initial_memory(memory_NFV, k_NTK, v_NTV, plan.kernel), memory_NFV is None
+        # forwards, with the state: step 6
+        state, empty = initial_state(state_NFV, k_NTK, v_NTV, plan.kernel), state_NFV is None
         for start in starts:
             chunk = _chunk(q_NRTK, k_NTK, v_NTV, log_decay_NT, plan, start)
             now, C = chunk.keys, chunk.k_NCK.shape[1]
             if not empty:
                 received_NQV = chunk.from_start(_received(dv_NTV[:, now], dy_NRTV[:, :, now]))
-                d_m_NFQ = torch.bmm(c_F1 * memory, received_NQV.transpose(1, 2))
+                d_m_NFQ = torch.bmm(c_F1 * state, received_NQV.transpose(1, 2))
                 d_readers_NXCK = chunk.grad_q(d_m_NFQ).unflatten(1, (-1, C))
                 dk_NTK[:, now] += d_readers_NXCK[:, 0]
                 dq_NRTK[:, :, now] += d_readers_NXCK[:, 1:]
             if now.stop < T:
                 u_NCV = beta_NT[:, now, None] * error_NTV[:, now]
-                memory = torch.baddbmm(chunk.across(memory), chunk.monomials_of_k(), chunk.to_end(u_NCV))
+                state = torch.baddbmm(chunk.across(state), chunk.monomials_of_k(), chunk.to_end(u_NCV))
                 empty = False
 
         d_decay_NT = None
@@ -173,7 +173,7 @@ class _Chunked(torch.autograd.Function):
                 given_NT[:, -1] += (result_NFV * d_result_NFV).sum((1, 2), dtype=given_NT.dtype)
             d_decay_NT = given_NT.flip(1).cumsum(1).flip(1).to(log_decay_NT.dtype)
             d_decay_NT = d_decay_NT * (log_decay_NT > decay.SMALLEST_LOG_DECAY)
-        return dq_NRTK, dk_NTK, dv_NTV, d_beta_NT, d_decay_NT, None if memory_NFV is None else dmemory, None
+        return dq_NRTK, dk_NTK, dv_NTV, d_beta_NT, d_decay_NT, None if state_NFV is None else dstate, None
 
 
 def _chunk(q_NRTK: Tensor, k_NTK: Tensor, v_NTV: Tensor, log_decay_NT: Tensor | None, plan: Plan, start: int) -> Chunk:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 R = TypeVar("R")
 
-GATHER_BELOW = 8  # tokens a head
+GATHER_BELOW = 8  # tokens per head
 HIGHEST_ORDER = 170  # whose factorial float64 holds
 
 

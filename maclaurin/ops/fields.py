@@ -2,7 +2,7 @@
 
     keys: Annotated[Tensor, Axes("B S G K")]
 
-A letter is one size within a state, and B, the rows, one size in all the states inside it.
+A letter is one size within a state, and B, the batch, one size in all the states inside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WHOLE = (torch.int64,)
-ROWS, SLOTS = "B", "S"  # the sizes that a mechanism leaves open: how many sequences, and how many kept tokens
+BATCH, SLOTS = "B", "S"  # the sizes that a mechanism leaves open: how many sequences, and how many kept tokens
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""When tokens are folded into a memory: from the length on at which the memory is the smaller one."""
+"""When tokens are folded into a recurrent state: from the length on at which the recurrent state is the smaller one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from maclaurin.ops.features import Kernel
 
-MOST_FEATURES = 2**16  # beyond it a memory is larger than any cache it could replace: tokens are kept instead
+MOST_FEATURES = 2**16  # beyond it a recurrent state is larger than any cache it could replace: tokens are kept instead
 
 
 def fold_length(
@@ -20,9 +20,9 @@ def fold_length(
     normalize: bool = True,
     dtype: torch.dtype = torch.float32,
 ) -> int:
-    """The number of tokens at which the memory is no larger than their keys and values: 1057 for d = 64, order 2.
+    """The number of tokens at which the recurrent state is no larger than their keys and values: 1057 for d = 64, order 2.
 
-    `dtype` is that of the tokens. The memory is float32 at least, so it takes twice as many tokens in bfloat16.
+    `dtype` is that of the tokens. The recurrent state is float32 at least, so it takes twice as many tokens in bfloat16.
     """
     return fold_length_of(Kernel.of(order), key_dim, value_dim, normalize, dtype)
 
@@ -37,11 +37,11 @@ def fold_length_of(kernel: Kernel, key_dim: int, value_dim: int, normalize: bool
     features = kernel.feature_count(key_dim)
     if features > MOST_FEATURES:
         return 2**62
-    memory_bytes = features * (value_dim + normalize) * torch.promote_types(dtype, torch.float32).itemsize
+    state_bytes = features * (value_dim + normalize) * torch.promote_types(dtype, torch.float32).itemsize
     token_bytes = (key_dim + value_dim) * dtype.itemsize
-    return -(-memory_bytes // token_bytes)
+    return -(-state_bytes // token_bytes)
 
 
-def waiting(tokens: int, fold_at: int, fold_every: int) -> int:
+def buffered(tokens: int, fold_at: int, fold_every: int) -> int:
     """How many of the last tokens are not folded yet, if all were when they were `fold_at`, and then every so many."""
     return tokens if tokens < fold_at else (tokens - fold_at) % fold_every

@@ -4,7 +4,7 @@
 
 Weights sum to 1 and may be negative. With φ = identity they are the first-order expansion of softmax(s·q·k) about uniform
 attention. Over a whole sequence the centred keys meet the values once. Causally the mean moves with t; it is a running sum
-of keys beside the memory, and the rest is first-order attention with one more key channel, which holds 1 for every token:
+of keys beside the state, and the rest is first-order attention with one more key channel, which holds 1 for every token:
 
     y_t = Σ_s q'_t·k'_s v_s,    q'_t = [s·φ(q_t)/t, (1 − (s/t)·φ(q_t)·z_t)/t],    k'_s = [φ(k_s), 1],    z_t = Σ_{s≤t} φ(k_s)
 
@@ -36,7 +36,7 @@ from maclaurin.ops.tokens import without_padding
 class InlineState(State):
     """What a prefix leaves behind: Σ φ(k) vᵀ, and as its last row Σ v; Σ φ(k); and how many tokens there were."""
 
-    memory: Annotated[Tensor, Axes("B G K+1 V")]
+    recurrent: Annotated[Tensor, Axes("B G K+1 V")]
     key_sum: Annotated[Tensor, Axes("B G K")]
     count: Annotated[Tensor, Axes("B", WHOLE)]
 
@@ -64,11 +64,11 @@ def inline_attention(
     call.check()
     checks.scale(scale)
     checks.sound_state(state, InlineState, q)
-    memory_shape = (k.shape[2], k.shape[3] + 1, v.shape[3])
-    if state is not None and tuple(state.memory.shape[1:]) != memory_shape:
+    state_shape = (k.shape[2], k.shape[3] + 1, v.shape[3])
+    if state is not None and tuple(state.recurrent.shape[1:]) != state_shape:
         raise ValueError(
-            f"state must hold a memory of {memory_shape} (heads, key channels + 1, value channels) a row, "
-            f"got {tuple(state.memory.shape[1:])}"
+            f"state must be {state_shape} (heads, key channels + 1, value channels) per sequence, "
+            f"got {tuple(state.recurrent.shape[1:])}"
         )
     run = partial(_causal, scale=default_scale(scale, q), chunk_size=chunk_size, call=call)
     return call.over_documents(run, (q, k, v), state)
@@ -94,14 +94,14 @@ def _causal(
         v_BTGV,
         scale=1.0,
         normalize=False,
-        state=None if state is None else LinearState(state.memory.to(dtype)),
+        state=None if state is None else LinearState(state.recurrent.to(dtype)),
         chunk_size=chunk_size,
         **call.without_documents() | {"lengths": lengths},
     )
     if inner is None:
         return y.to(q.dtype), None
     end = count_BT[:, 0] - 1 + (q.shape[1] if lengths is None else lengths)
-    return y.to(q.dtype), InlineState(inner.memory, z_BTGK[:, -1].clone(), end)
+    return y.to(q.dtype), InlineState(inner.recurrent, z_BTGK[:, -1].clone(), end)
 
 
 def bidirectional_inline(
@@ -109,7 +109,7 @@ def bidirectional_inline(
 ) -> Tensor:
     """InLine attention over whole sequences, in linear time: q (B,T,H,K), k (B,T,G,K), v (B,T,G,V) -> (B,T,H,V).
 
-    lengths (B,): how many tokens of each row are real; those behind them have no influence and give zero.
+    lengths (B,): how many tokens of each sequence are real; those behind them have no influence and give zero.
     """
     checks.heads(q, k, v)
     checks.scale(scale)
@@ -124,8 +124,8 @@ def _whole(q: Tensor, k: Tensor, v: Tensor, scale: float, lengths: Tensor | None
     centred_BTGK = without_padding(k_BTGK - mean(k_BTGK, lengths), lengths)
     # the 1/N stands with the values, so that sums over a large image stay in range
     v_BTGV = v_BTGV / real_tokens(v_BTGV, lengths)
-    memory_BGKV = torch.einsum("btgk,btgv->bgkv", centred_BTGK, v_BTGV * scale)
-    read = torch.einsum("btgrk,bgkv->btgrv", q_BTHK.unflatten(2, (G, -1)), memory_BGKV).flatten(2, 3)
+    state_BGKV = torch.einsum("btgk,btgv->bgkv", centred_BTGK, v_BTGV * scale)
+    read = torch.einsum("btgrk,bgkv->btgrv", q_BTHK.unflatten(2, (G, -1)), state_BGKV).flatten(2, 3)
     y = read + repeat_heads(v_BTGV.sum(1, keepdim=True), q.shape[2])
     return without_padding(y, lengths).to(q.dtype)
 
@@ -136,7 +136,7 @@ def mean(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def real_tokens(x: Tensor, lengths: Tensor | None) -> Tensor | int:
-    """How many tokens of each row of x (B, T, ...) are real, at least 1, in a shape that divides x."""
+    """How many tokens of each sequence of x (B, T, ...) are real, at least 1, in a shape that divides x."""
     if lengths is None:
         return x.shape[1]
     return lengths.clamp(min=1).view(-1, *(1,) * (x.dim() - 1))

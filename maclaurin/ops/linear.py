@@ -71,11 +71,11 @@ def linear_attention(
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
     scale = default_scale(scale, q)
     initial = checks.sound_state(first_order(state, scale), LinearState, q)
-    memory_shape = (k.shape[2], k.shape[3], v.shape[3] + normalize)
-    if initial is not None and initial.memory.shape[1:] != memory_shape:
+    state_shape = (k.shape[2], k.shape[3], v.shape[3] + normalize)
+    if initial is not None and initial.recurrent.shape[1:] != state_shape:
         raise ValueError(
-            f"state must have been made with the same heads and channels: it holds {tuple(initial.memory.shape[1:])} "
-            f"(heads, key channels, value channels), the new ones need {memory_shape}"
+            f"state must have been made with the same heads and channels: it holds {tuple(initial.recurrent.shape[1:])} "
+            f"(heads, key channels, value channels), the new ones need {state_shape}"
         )
     engine = _Engine(scale, normalize, call.form, chunk_size, not call.natively(q))
     return call.causally(engine.run, (q, k, v, log_decay), initial)
@@ -85,7 +85,7 @@ def first_order(state: State | None, scale: float) -> State | None:
     """As a LinearState what older files hold for a decay per head: a PowerState without tokens, its keys scaled."""
     if type(state) is not PowerState or state.slots > 0:
         return state
-    return None if state.memory is None else LinearState(state.memory / scale)
+    return None if state.recurrent is None else LinearState(state.recurrent / scale)
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class _Engine:
     ) -> tuple[Tensor, LinearState | None]:
         q, k, v, log_decay = inputs
         assert q is not None and k is not None and v is not None
-        memory = None if state is None else state.memory
-        y, memory = (self._in_torch if self.in_torch else self._natively)(q, k, v, log_decay, memory, return_state)
-        return y.to(q.dtype), None if memory is None else LinearState(memory)
+        recurrent = None if state is None else state.recurrent
+        y, recurrent = (self._in_torch if self.in_torch else self._natively)(q, k, v, log_decay, recurrent, return_state)
+        return y.to(q.dtype), None if recurrent is None else LinearState(recurrent)
 
     @property
     def _size(self) -> int | None:
@@ -114,14 +114,14 @@ class _Engine:
         return {"parallel": None, "chunked": self.chunk_size, "recurrent": 1}[self.form]
 
     def _natively(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, memory: Tensor | None, keep: bool
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, recurrent: Tensor | None, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
-        tensors = (None if x is None else x.float() for x in (q, k, v, log_decay, memory))
-        y, _, new_memory = native.call("linear", *tensors, self.scale, 1.0, self.normalize, self._size or q.shape[1], keep)
-        return y, new_memory if keep else None
+        tensors = (None if x is None else x.float() for x in (q, k, v, log_decay, recurrent))
+        y, _, new_state = native.call("linear", *tensors, self.scale, 1.0, self.normalize, self._size or q.shape[1], keep)
+        return y, new_state if keep else None
 
     def _in_torch(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, memory: Tensor | None, keep: bool
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, recurrent: Tensor | None, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
         B, _, H, _ = q.shape
         G = k.shape[2]
@@ -132,13 +132,13 @@ class _Engine:
         q_NRTK = q.to(dtype).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1) * self.scale
         k_NTK, v_NTW = (x.transpose(1, 2).flatten(0, 1) for x in (k.to(dtype), values))
         a_NT = None if log_decay is None else log_decay.to(dtype).transpose(1, 2).flatten(0, 1)
-        memory_NKW = None if memory is None else memory.to(dtype).flatten(0, 1)
+        state_NKW = None if recurrent is None else recurrent.to(dtype).flatten(0, 1)
         run = _per_channel if a_NT is not None and a_NT.dim() == 3 else _per_head
-        y_NRTW, memory_NKW = run(q_NRTK, k_NTK, v_NTW, a_NT, memory_NKW, self._size, keep)
+        y_NRTW, state_NKW = run(q_NRTK, k_NTK, v_NTW, a_NT, state_NKW, self._size, keep)
         y = y_NRTW.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
         if self.normalize:
             y = safe_divide(y[..., :-1], y[..., -1:])
-        return y, None if memory_NKW is None else memory_NKW.unflatten(0, (B, G))
+        return y, None if state_NKW is None else state_NKW.unflatten(0, (B, G))
 
 
 # --- no decay, or one per head
@@ -149,40 +149,40 @@ def _per_head(
     k_NTK: Tensor,
     v_NTW: Tensor,
     a_NT: Tensor | None,
-    memory_NKW: Tensor | None,
+    state_NKW: Tensor | None,
     size: int | None,
     keep: bool,
 ) -> tuple[Tensor, Tensor | None]:
     T = k_NTK.shape[1]
     if size is not None and size > 1:
-        return chunked(q_NRTK, k_NTK, v_NTW, a_NT, memory_NKW, None, Plan(Kernel.of(1), size, T if keep else 0))
+        return chunked(q_NRTK, k_NTK, v_NTW, a_NT, state_NKW, None, Plan(Kernel.of(1), size, T if keep else 0))
     outputs = []
     for now in (slice(start, start + (size or T)) for start in range(0, T, size or T)):
         a_NC = None if a_NT is None else a_NT[:, now]
-        y, memory_NKW = _pairs(q_NRTK[:, :, now], k_NTK[:, now], v_NTW[:, now], a_NC, memory_NKW)
+        y, state_NKW = _pairs(q_NRTK[:, :, now], k_NTK[:, now], v_NTW[:, now], a_NC, state_NKW)
         outputs.append(y)
-    return torch.cat(outputs, dim=2), memory_NKW if keep else None
+    return torch.cat(outputs, dim=2), state_NKW if keep else None
 
 
 def _pairs(
-    q_NRCK: Tensor, k_NCK: Tensor, v_NCW: Tensor, a_NC: Tensor | None, memory_NKW: Tensor | None
+    q_NRCK: Tensor, k_NCK: Tensor, v_NCW: Tensor, a_NC: Tensor | None, state_NKW: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """All pairs as a matrix, what the state says, and the state behind the last token."""
     dtype = q_NRCK.dtype
     weight_NRCC = torch.einsum("nrck,njk->nrcj", q_NRCK, k_NCK)
     if a_NC is None:
         y_NRCW = torch.einsum("nrcj,njw->nrcw", weight_NRCC.tril(), v_NCW)
-        if memory_NKW is None:
+        if state_NKW is None:
             return y_NRCW, k_NCK.transpose(1, 2) @ v_NCW
-        return y_NRCW + q_NRCK @ memory_NKW[:, None], torch.baddbmm(memory_NKW, k_NCK.transpose(1, 2), v_NCW)
+        return y_NRCW + q_NRCK @ state_NKW[:, None], torch.baddbmm(state_NKW, k_NCK.transpose(1, 2), v_NCW)
     sums_NC = decay.cumulative(a_NC, 1)
     y_NRCW = torch.einsum("nrcj,njw->nrcw", weight_NRCC * decay.between(sums_NC, sums_NC, dtype)[:, None], v_NCW)
     left_NCK = k_NCK * decay.factor(sums_NC[:, -1:] - sums_NC, dtype)[..., None]
     added_NKW = left_NCK.transpose(1, 2) @ v_NCW
-    if memory_NKW is None:
+    if state_NKW is None:
         return y_NRCW, added_NKW
-    read_NRCW = q_NRCK @ memory_NKW[:, None] * decay.factor(sums_NC, dtype)[:, None, :, None]
-    return y_NRCW + read_NRCW, memory_NKW * decay.factor(sums_NC[:, -1:, None], dtype) + added_NKW
+    read_NRCW = q_NRCK @ state_NKW[:, None] * decay.factor(sums_NC, dtype)[:, None, :, None]
+    return y_NRCW + read_NRCW, state_NKW * decay.factor(sums_NC[:, -1:, None], dtype) + added_NKW
 
 
 # --- one decay per channel
@@ -193,34 +193,34 @@ def _per_channel(
     k_NTK: Tensor,
     v_NTW: Tensor,
     a_NTK: Tensor | None,
-    memory_NKW: Tensor | None,
+    state_NKW: Tensor | None,
     size: int | None,
     keep: bool,
 ) -> tuple[Tensor, Tensor | None]:
     assert a_NTK is not None
     N, T, K = k_NTK.shape
-    if memory_NKW is None:
-        memory_NKW = v_NTW.new_zeros(N, K, v_NTW.shape[2])
+    if state_NKW is None:
+        state_NKW = v_NTW.new_zeros(N, K, v_NTW.shape[2])
     outputs = []
     for now in (slice(start, start + (size or T)) for start in range(0, T, size or T)):
-        pieces = (q_NRTK[:, :, now], k_NTK[:, now], v_NTW[:, now], a_NTK[:, now], memory_NKW)
+        pieces = (q_NRTK[:, :, now], k_NTK[:, now], v_NTW[:, now], a_NTK[:, now], state_NKW)
         if torch.is_grad_enabled():
-            y, memory_NKW = checkpoint(_chunk, *pieces, use_reentrant=False)
+            y, state_NKW = checkpoint(_chunk, *pieces, use_reentrant=False)
         else:
-            y, memory_NKW = _chunk(*pieces)
+            y, state_NKW = _chunk(*pieces)
         outputs.append(y)
-    return torch.cat(outputs, dim=2), memory_NKW if keep else None
+    return torch.cat(outputs, dim=2), state_NKW if keep else None
 
 
-def _chunk(q_NRCK: Tensor, k_NCK: Tensor, v_NCW: Tensor, a_NCK: Tensor, memory_NKW: Tensor) -> tuple[Tensor, Tensor]:
+def _chunk(q_NRCK: Tensor, k_NCK: Tensor, v_NCW: Tensor, a_NCK: Tensor, state_NKW: Tensor) -> tuple[Tensor, Tensor]:
     dtype = q_NRCK.dtype
     sums_NCK = decay.cumulative(a_NCK, 1)
     end_N1K = sums_NCK[:, -1:]
-    read_NRCW = torch.einsum("nrck,nkw->nrcw", q_NRCK * decay.factor(sums_NCK, dtype)[:, None], memory_NKW)
+    read_NRCW = torch.einsum("nrck,nkw->nrcw", q_NRCK * decay.factor(sums_NCK, dtype)[:, None], state_NKW)
     y_NRCW = read_NRCW + torch.einsum("nrcj,njw->nrcw", _within(q_NRCK, k_NCK, sums_NCK), v_NCW)
     left_NCK = k_NCK * decay.factor(end_N1K - sums_NCK, dtype)
-    memory_NKW = torch.baddbmm(memory_NKW * decay.factor(end_N1K, dtype).transpose(1, 2), left_NCK.transpose(1, 2), v_NCW)
-    return y_NRCW, memory_NKW
+    state_NKW = torch.baddbmm(state_NKW * decay.factor(end_N1K, dtype).transpose(1, 2), left_NCK.transpose(1, 2), v_NCW)
+    return y_NRCW, state_NKW
 
 
 def _within(q_NRCK: Tensor, k_NCK: Tensor, sums_NCK: Tensor) -> Tensor:

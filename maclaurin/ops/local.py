@@ -1,4 +1,4 @@
-"""Depthwise filters whose taps come with the data: one filter a token (causally), or one a sequence or image.
+"""Depthwise filters whose taps come with the data: one filter per token (causally), or one per sequence or image.
 
 Values have G heads and taps H: a key-value head serves the filters of H/G heads. Sums are float32 at least.
 """
@@ -55,7 +55,7 @@ def _repeated(v_BTGV: Tensor, taps_BTHVW: Tensor) -> Tensor:
 
 
 def _sum_of_taps(shifted: list[Tensor], taps_BTHVW: Tensor) -> Tensor:
-    """Taps are taken apart once: a slice a tap would make a gradient as large as all taps for each of them."""
+    """Taps are taken apart once: a slice per tap would make a gradient as large as all taps for each of them."""
     y, *rest = (v * tap for v, tap in zip(shifted, taps_BTHVW.to(shifted[0].dtype).unbind(-1), strict=True))
     for term in rest:
         y = y + term

@@ -7,8 +7,8 @@ exp(i) has no bound, so the state is kept as exp(-m)·(C, n), and then every fac
 
     m_t = max(0, log σ(f_t) + m_{t-1}, i_t)     decay exp(log σ(f_t) + m_{t-1} - m_t)     input exp(i_t - m_t)
 
-which is `linear_attention` with another decay and other keys: its kernels, its forms and its memory are used as they are,
-n being the memory of one more value that is always 1. A sigmoid input gate needs no m. The units m cancel everywhere but
+which is `linear_attention` with another decay and other keys: its kernels, its forms and its state are used as they are,
+n being the state of one more value that is always 1. A sigmoid input gate needs no m. The units m cancel everywhere but
 in ε·exp(m); m starts at 0 and is never below, so neither exp(-m) nor the difference of two -inf can overflow, and
 padding (key 0, i = 0, log σ(f) = 0) changes nothing.
 
@@ -117,7 +117,7 @@ class _Cell:
             log_decay.to(dtype),
             scale=1.0,
             normalize=False,
-            state=None if state is None else LinearState(state.memory),
+            state=None if state is None else LinearState(state.recurrent),
             chunk_size=self.chunk_size,
             **self.call.without_documents(),
         )
@@ -125,13 +125,13 @@ class _Cell:
             y = _divided(y, m, self.eps)
         if after is None:
             return y.to(q.dtype), None
-        memory = after.memory
+        recurrent = after.recurrent
         if m is None:
-            return y.to(q.dtype), MLSTMState(memory)
+            return y.to(q.dtype), MLSTMState(recurrent)
         if m.requires_grad:
-            # a factor of 1: the memory is in units of exp(m), which was a constant on the way here
-            memory = memory * (m.detach() - m)[:, -1, :, None, None].exp().to(dtype)
-        return y.to(q.dtype), MLSTMState(memory, m[:, -1].clone())
+            # a factor of 1: the state is in units of exp(m), which was a constant on the way here
+            recurrent = recurrent * (m.detach() - m)[:, -1, :, None, None].exp().to(dtype)
+        return y.to(q.dtype), MLSTMState(recurrent, m[:, -1].clone())
 
 
 def _stabilised(i: Tensor, log_forget: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,8 +164,8 @@ def _check_state(state: MLSTMState | None, k: Tensor, v: Tensor, normalize: bool
     if state is None:
         return
     expected = (*k.shape[2:], v.shape[3] + normalize)
-    if tuple(state.memory.shape[1:]) != expected or (state.log_scale is None) != (kind == "sigmoid"):
+    if tuple(state.recurrent.shape[1:]) != expected or (state.log_scale is None) != (kind == "sigmoid"):
         raise ValueError(
-            f"state must have been made with the same heads, channels, normalize and input_gate_kind: its memory must be "
-            f"{expected} (heads, key channels, value channels) a row, got {tuple(state.memory.shape[1:])}"
+            f"state must have been made with the same heads, channels, normalize and input_gate_kind: it must be "
+            f"{expected} (heads, key channels, value channels) per sequence, got {tuple(state.recurrent.shape[1:])}"
         )

@@ -1,4 +1,4 @@
-"""A ReLU network of one number, evaluated as what it is: a piecewise linear function with one knot a hidden unit.
+"""A ReLU network of one number, evaluated as what it is: a piecewise linear function with one knot per hidden unit.
 
     f(u) = c + Σ_i A_i relu(w_i u + b_i) = slope_j u + intercept_j,   j = how many of the knots −b_i/w_i lie below u
 
@@ -21,7 +21,7 @@ from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.decay import widest
 
 BLOCK = 2**16  # numbers that are looked up at a time, so that what is made for them stays in the cache
-DIRECT_UP_TO = 2  # numbers a hidden unit: for so few, as in decoding, the sum itself is quicker than the table
+DIRECT_UP_TO = 2  # numbers per hidden unit: for so few, as in decoding, the sum itself is quicker than the table
 
 
 @without_autocast

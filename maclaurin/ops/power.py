@@ -1,11 +1,12 @@
 """Power attention: the score (q·k)² behind a decay, or any orders of the exponential's series, in three exact forms.
 
-The state. Order 2 with d = 64 has a memory of 2080 x 65 numbers a head, as much as 1057 cached keys and values. Until a
-sequence is that long the state simply keeps its tokens; then it folds them into the memory, once. From there on new
-tokens wait in a small buffer that is folded in every `fold_every` tokens, so that a decoding step reads the memory once
-and rarely writes it. All forms follow the same rule: a state depends on the tokens, not on the form that made it.
+The state. Order 2 with d = 64 has a recurrent state of 2080 x 65 numbers per head, as much as 1057 cached keys and values.
+Until a sequence is that long the state is a KV cache; then its tokens are folded into the recurrent state, all at once. From
+there on new tokens go to a small buffer, which is folded in every `fold_every` tokens, so that a decoding step reads the
+recurrent state once and rarely writes it. All forms follow the same rule: a state depends on the tokens, not on the form
+that made it.
 
-Waiting tokens meet the query as (q·k)², not as φ(q)·φ(k). That is also the more accurate way: where q and k are nearly
+Buffered tokens meet the query as (q·k)², not as φ(q)·φ(k). That is also the more accurate way: where q and k are nearly
 orthogonal, the product of features keeps only half the digits of the score.
 """
 
@@ -28,7 +29,7 @@ from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, w
 from maclaurin.ops.blocks import over_query_blocks
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
-from maclaurin.ops.folding import MOST_FEATURES, fold_length_of, waiting
+from maclaurin.ops.folding import MOST_FEATURES, buffered, fold_length_of
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, Plan, chunked
 from maclaurin.ops.ragged import Inputs, token_by_token
@@ -36,12 +37,12 @@ from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
 
-# queries, scaled keys, values, log decays, memory, weights of the orders: heads first, time next to channels
+# queries, scaled keys, values, log decays, recurrent state, weights of the orders: heads first, time next to channels
 Heads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 FOLD_EVERY = 32
-DIRECT_BLOCK = 512  # queries whose weights exist at a time where `auto` needs no memory
-# Where there is a memory, the C++ kernels take one token at a time, or so many that converting the memory pays off.
+DIRECT_BLOCK = 512  # queries whose weights exist at a time where `auto` needs no recurrent state
+# Where there is a recurrent state, the C++ kernels take one token at a time, or so many that converting it pays off.
 NATIVE_FROM = 16
 LONG_SERIES = 8  # orders above it are summed in float64: their powers leave the range of float32 at ordinary scores
 
@@ -67,13 +68,13 @@ def power_attention(
     """Causal attention with the weights f(scale·q_t·k_s)·exp(a_{s+1} + … + a_t), s <= t, divided by their sum.
 
     q (B,T,H,K), k (B,T,G,K), v (B,T,G,V) with G dividing H; log_decay a (B,T,G) or (B,T,H), <= 0. Returns y (B,T,H,V) in
-    the dtype of q, and the state. A row whose weights sum to zero gives zero.
+    the dtype of q, and the state. An output whose weights sum to zero is zero.
 
     order: a number p for f(x) = x^p, or a sequence such as (0, 1, 2) for those terms of exp(x) = Σ xⁿ/n!.
-    order_weights: (number of orders,) or (H, number of orders), one factor a term.
+    order_weights: (number of orders,) or (H, number of orders), one factor per term.
     scale: 1/√K unless given. normalize: False leaves out the division.
     causal: False for whole sequences, in which every token sees every token: no state, and backend="auto".
-    fold_at, fold_every: when kept tokens are folded into the memory; by default where the memory becomes the smaller one.
+    fold_at, fold_every: when kept tokens are folded into the recurrent state; by default where it becomes the smaller one.
     Other arguments as in `Options`; the native backend has order 2 in float32.
     """
     call = Options(**options)
@@ -109,7 +110,7 @@ def power_attention(
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
         log_decay = None if log_decay is None else repeat_heads(log_decay, q.shape[2])
     checks.token_state(state, k, v)
-    _check_memory(state, kernel, k.shape[3], v.shape[3] + normalize)
+    _check_recurrent_state(state, kernel, k.shape[3], v.shape[3] + normalize)
     return call.causally(engine.run, (q, k, v, log_decay), state)
 
 
@@ -145,20 +146,20 @@ class _Engine:
         dtype = decay.widest(q.device) if self.kernel.orders[-1] > LONG_SERIES else wide
         log_decay = None if log_decay is None else log_decay.to(wide)
         tokens = Tokens.gather(state, k, v, log_decay, lengths)
-        memory = None if state is None else state.memory
-        folded = self._folded(tokens, memory is not None) if return_state else 0
+        recurrent = None if state is None else state.recurrent
+        folded = self._folded(tokens, recurrent is not None) if return_state else 0
 
-        if self._is_native(q, tokens, dtype, memory is not None):
-            y, memory = self._natively(q, tokens, memory, folded)
+        if self._is_native(q, tokens, dtype, recurrent is not None):
+            y, recurrent = self._natively(q, tokens, recurrent, folded)
         else:
-            y, memory = self._in_torch(q, tokens, memory, folded, dtype)
+            y, recurrent = self._in_torch(q, tokens, recurrent, folded, dtype)
         if not return_state:
             return y.to(q.dtype), None
         kept = tokens.after(folded)
-        return y.to(q.dtype), PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, memory)
+        return y.to(q.dtype), PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, recurrent)
 
-    def _is_native(self, q: Tensor, tokens: Tokens, dtype: torch.dtype, has_memory: bool) -> bool:
-        """Whether the C++ kernels run. A few tokens at a time, but more than one, are read from a memory in torch."""
+    def _is_native(self, q: Tensor, tokens: Tokens, dtype: torch.dtype, has_state: bool) -> bool:
+        """Whether the C++ kernels run. A few tokens at a time, but more than one, read a recurrent state in torch."""
         if self.backend == "torch":
             return False
         refusal = None if self._squared else f"order=2 without order_weights, not {self.kernel}"
@@ -169,37 +170,37 @@ class _Engine:
             return True
         if refusal is not None or q.shape[1] == 1:
             return refusal is None
-        return not has_memory or q.shape[1] >= NATIVE_FROM
+        return not has_state or q.shape[1] >= NATIVE_FROM
 
     @property
     def _squared(self) -> bool:
         return self.weights is None and self.kernel.squared
 
-    def _natively(self, q: Tensor, tokens: Tokens, memory: Tensor | None, folded: int) -> tuple[Tensor, Tensor | None]:
+    def _natively(self, q: Tensor, tokens: Tokens, recurrent: Tensor | None, folded: int) -> tuple[Tensor, Tensor | None]:
         """Padding needs no mask: the score of a key of zeros is zero."""
         q, k, v = (x.float() for x in (q, tokens.keys, tokens.values))
-        memory = None if memory is None else memory.float()
+        recurrent = None if recurrent is None else recurrent.float()
         options = (self.scale, self.normalize, self.chunk_size, folded)
-        if memory is not None or self._through_memory(q, "native"):
-            inputs = (q, k, v, tokens.log_decay, memory)
+        if recurrent is not None or self._through_state(q, "native"):
+            inputs = (q, k, v, tokens.log_decay, recurrent)
             if with_gradients := q.shape[1] == 1 < tokens.slots and native.needs_gradients(inputs):
-                # the kernel of one token meets waiting ones apart from the memory, the backward of chunks only inside one
+                # the kernel of one token meets buffered ones apart from the recurrent state, the backward of chunks within
                 q = pad(q, (0, 0, 0, 0, tokens.slots - 1, 0))
-            y, _, new_memory = native.call("chunked", q, k, v, tokens.log_decay, memory, *options)
-            return y[:, -1:] if with_gradients else y, new_memory if folded else memory
+            y, _, new_state = native.call("chunked", q, k, v, tokens.log_decay, recurrent, *options)
+            return y[:, -1:] if with_gradients else y, new_state if folded else recurrent
         y, _ = native.call("quadratic", q, k, v, tokens.log_decay, self.scale, False, self.normalize)
         if folded:
             a = None if tokens.log_decay is None else tokens.log_decay[:, :folded]
-            _, _, memory = native.call("chunked", q[:, :0], k[:, :folded], v[:, :folded], a, None, *options)
-        return y, memory
+            _, _, recurrent = native.call("chunked", q[:, :0], k[:, :folded], v[:, :folded], a, None, *options)
+        return y, recurrent
 
-    def _through_memory(self, q: Tensor, backend: str) -> bool:
+    def _through_state(self, q: Tensor, backend: str) -> bool:
         T, K = q.shape[1], q.shape[3]
         wanted = self.form == "chunked" or (self.form == "auto" and longest_direct(backend, self._features(K)) < T)
-        return wanted and self._has_memory(K)
+        return wanted and self._has_state(K)
 
     def _in_torch(
-        self, q: Tensor, tokens: Tokens, memory: Tensor | None, folded: int, dtype: torch.dtype
+        self, q: Tensor, tokens: Tokens, recurrent: Tensor | None, folded: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor | None]:
         B, T, H, _ = q.shape
         G = tokens.keys.shape[2]
@@ -207,41 +208,41 @@ class _Engine:
         k_NSK = (tokens.keys.to(dtype) * self.scale).transpose(1, 2).flatten(0, 1)
         v_NSW = self._with_ones(tokens, dtype).transpose(1, 2).flatten(0, 1)
         a_NS = None if tokens.log_decay is None else tokens.log_decay.transpose(1, 2).flatten(0, 1)
-        memory_NFW = None if memory is None else memory.to(dtype).flatten(0, 1)
+        state_NFW = None if recurrent is None else recurrent.to(dtype).flatten(0, 1)
         weights_NO = None if self.weights is None else self.weights.to(dtype).repeat(B, 1)
 
-        if self._through_memory(q, "torch"):
-            y_NRTW, new_NFW = self._chunked((q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO), folded)
+        if self._through_state(q, "torch"):
+            y_NRTW, new_NFW = self._chunked((q_NRTK, k_NSK, v_NSW, a_NS, state_NFW, weights_NO), folded)
         else:
             block = {"auto": DIRECT_BLOCK, "chunked": self.chunk_size}.get(self.form, T)
 
             def attend(q_block: Tensor, seen: int) -> Tensor:
                 a_seen = None if a_NS is None else a_NS[:, :seen]
-                return self._directly((q_block, k_NSK[:, :seen], v_NSW[:, :seen], a_seen, memory_NFW, weights_NO))
+                return self._directly((q_block, k_NSK[:, :seen], v_NSW[:, :seen], a_seen, state_NFW, weights_NO))
 
             y_NRTW = over_query_blocks(attend, q_NRTK, tokens.slots, block)
             new_NFW = None
             if folded:
-                _, new_NFW = self._chunked((q_NRTK[:, :, :0], k_NSK, v_NSW, a_NS, memory_NFW, None), folded)
+                _, new_NFW = self._chunked((q_NRTK[:, :, :0], k_NSK, v_NSW, a_NS, state_NFW, None), folded)
         if new_NFW is not None:
-            memory = new_NFW.unflatten(0, (B, G))
+            recurrent = new_NFW.unflatten(0, (B, G))
         y = y_NRTW.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
         if self.normalize:
             y = safe_divide(y[..., :-1], y[..., -1:])
-        return y, memory
+        return y, recurrent
 
     def _chunked(self, heads: Heads, folded: int) -> tuple[Tensor, Tensor | None]:
-        """Through the memory. It holds φ(k); chunks compute with plain monomials, which the roots turn into φ."""
-        q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO = heads
+        """Through the recurrent state. It holds φ(k); chunks compute with plain monomials, which the roots turn into φ."""
+        q_NRTK, k_NSK, v_NSW, a_NS, state_NFW, weights_NO = heads
         root_F1 = self.kernel.feature_weights(k_NSK.shape[-1], k_NSK)[:, None].sqrt()
-        start_NFW = None if memory_NFW is None else memory_NFW / root_F1
+        start_NFW = None if state_NFW is None else state_NFW / root_F1
         plan = Plan(self.kernel, self.chunk_size, folded, self._averages)
         y_NRTW, end_NFW = chunked(q_NRTK, k_NSK, v_NSW, a_NS, start_NFW, weights_NO, plan)
         return y_NRTW, None if end_NFW is None else end_NFW * root_F1
 
     def _directly(self, heads: Heads) -> Tensor:
-        """The weights as a matrix, and the memory of what came before the first key."""
-        q_NRTK, k_NSK, v_NSW, a_NS, memory_NFW, weights_NO = heads
+        """The weights as a matrix, and the recurrent state of what came before the first key."""
+        q_NRTK, k_NSK, v_NSW, a_NS, state_NFW, weights_NO = heads
         T, S = q_NRTK.shape[2], k_NSK.shape[1]
         score_NRTS = torch.einsum("nrtk,nsk->nrts", q_NRTK, k_NSK)
         weight_NRTS = self.kernel(score_NRTS, None if weights_NO is None else weights_NO.T[:, :, None, None, None])
@@ -251,14 +252,14 @@ class _Engine:
             sums_NS = decay.cumulative(a_NS, 1)
             weight_NRTS = weight_NRTS * decay.between(sums_NS[:, S - T :], sums_NS, q_NRTK.dtype)[:, None]
         y_NRTW = torch.einsum("nrts,nsw->nrtw", weight_NRTS, v_NSW)
-        if memory_NFW is None:
+        if state_NFW is None:
             return y_NRTW
-        # the weights go on the few features of q, not on the large memory: it is read once
+        # the weights go on the few features of q, not on the large recurrent state: it is read once
         q_NKQ = q_NRTK.flatten(1, 2).transpose(1, 2).contiguous()
         features_NFQ = monomials(q_NKQ, self.kernel.orders) * self.kernel.query_weights(k_NSK, weights_NO)
-        read_NQW = torch.bmm(features_NFQ.transpose(1, 2), memory_NFW)
+        read_NQW = torch.bmm(features_NFQ.transpose(1, 2), state_NFW)
         if self._averages:
-            totals_NF = memory_NFW[..., -1] / self.kernel.feature_weights(k_NSK.shape[-1], k_NSK).sqrt()
+            totals_NF = state_NFW[..., -1] / self.kernel.feature_weights(k_NSK.shape[-1], k_NSK).sqrt()
             used_NQ1 = above_rounding(read_NQW[..., -1:], q_NKQ.transpose(1, 2), totals_NF, self.kernel, weights_NO)
             read_NQW = read_NQW * used_NQ1  # not filled: NaN stays NaN
         read_NRTW = read_NQW.view_as(y_NRTW)
@@ -266,13 +267,13 @@ class _Engine:
             read_NRTW = read_NRTW * decay.factor(sums_NS[:, None, S - T :, None], read_NRTW.dtype)
         return y_NRTW + read_NRTW
 
-    def _folded(self, tokens: Tokens, has_memory: bool) -> int:
-        """How many slots go into the memory: all, each time that enough of them wait."""
-        if not self._has_memory(tokens.keys.shape[3]):
+    def _folded(self, tokens: Tokens, has_state: bool) -> int:
+        """How many slots go into the recurrent state: all, each time that enough of them are buffered."""
+        if not self._has_state(tokens.keys.shape[3]):
             return 0
-        waited = tokens.slots - tokens.new
-        first = max(self.fold_every if has_memory else self.fold_at, waited + 1)
-        return tokens.slots - waiting(tokens.slots, first, self.fold_every)
+        kept = tokens.slots - tokens.new
+        first = max(self.fold_every if has_state else self.fold_at, kept + 1)
+        return tokens.slots - buffered(tokens.slots, first, self.fold_every)
 
     def _with_ones(self, tokens: Tokens, dtype: torch.dtype) -> Tensor:
         """The values, and where outputs are normalised a column that counts the tokens."""
@@ -291,18 +292,18 @@ class _Engine:
     def _features(self, key_dim: int) -> int:
         return self.kernel.feature_count(key_dim)
 
-    def _has_memory(self, key_dim: int) -> bool:
+    def _has_state(self, key_dim: int) -> bool:
         return self._features(key_dim) <= MOST_FEATURES
 
 
-def _check_memory(state: PowerState | None, kernel: Kernel, key_dim: int, width: int) -> None:
-    if state is None or state.memory is None:
+def _check_recurrent_state(state: PowerState | None, kernel: Kernel, key_dim: int, width: int) -> None:
+    if state is None or state.recurrent is None:
         return
     expected = (kernel.feature_count(key_dim), width)
-    if tuple(state.memory.shape[2:]) != expected:
+    if tuple(state.recurrent.shape[2:]) != expected:
         raise ValueError(
-            f"state must have been made with the same order and normalize: its memory must be {expected} "
-            f"(features, value channels) a head, got {tuple(state.memory.shape[2:])}"
+            f"state must have been made with the same order and normalize: its recurrent state must be {expected} "
+            f"(features, value channels) per head, got {tuple(state.recurrent.shape[2:])}"
         )
 
 
@@ -315,6 +316,6 @@ def _checked_weights(weights: Tensor | None, kernel: Kernel, q: Tensor) -> Tenso
         raise TypeError(f"order_weights must be a tensor, got {type(weights).__name__}")
     if tuple(weights.shape) not in ((orders,), (H, orders)):
         raise ValueError(
-            f"order_weights must have shape ({orders},) or ({H}, {orders}), one a term of order, got {checks.shape(weights)}"
+            f"order_weights must have shape ({orders},) or ({H}, {orders}), one per term, got {checks.shape(weights)}"
         )
     return weights.expand(H, orders)

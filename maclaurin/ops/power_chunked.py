@@ -17,7 +17,7 @@ and the gradient of the decay needs no pass at all: a pair (i, j) depends on a_u
     6. da_u = Σ_{t>=u} (y_t·dy_t - v_t·dv_t) + <S_end, dS_end>
 """
 
-# N heads of the batch, R query heads a key-value head, T queries, S keys (the queries are the last T of them),
+# N heads of the batch, R query heads per key-value head, T queries, S keys (the queries are the last T of them),
 # C chunk, K key channels, F monomials, W value channels (with the column of ones, if the output is normalised)
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Plan:
     kernel: Kernel
     chunk: int
     folded: int  # the state is returned as it stands after this many keys
-    guarded: bool = False  # averages: what the memory says within its rounding error is not used
+    guarded: bool = False  # averages: what the state says within its rounding error is not used
 
     def spans(self, S: int, T: int) -> Iterator[tuple[int, int]]:
         """Chunks of keys; one ends where the queries begin, and one where the returned state is taken."""
@@ -62,23 +62,23 @@ def chunked(
     k_NSK: Tensor,
     v_NSW: Tensor,
     log_decay_NS: Tensor | None,
-    memory_NFW: Tensor | None,
+    state_NFW: Tensor | None,
     weights_NO: Tensor | None,
     plan: Plan,
 ) -> tuple[Tensor, Tensor | None]:
     """Unnormalised outputs (N,R,T,W), and the state (N,F,W) after `plan.folded` keys, in the basis m(k).
 
-    Where `plan.folded` is 0 there is no new state: None. `weights_NO` weighs the orders of the kernel, one row a head.
+    Where `plan.folded` is 0 there is no new state: None. `weights_NO` weighs the orders of the kernel, one row per head.
     """
     rows = q_NRTK.shape[1] * min(plan.chunk, k_NSK.shape[1])
-    inputs = (q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO)
+    inputs = (q_NRTK, k_NSK, v_NSW, log_decay_NS, state_NFW, weights_NO)
     return some_heads_at_a_time(_Chunked, inputs, plan, rows)
 
 
 def some_heads_at_a_time(
     function: type[torch.autograd.Function], inputs: tuple[Tensor | None, ...], plan: Plan, rows: int
 ) -> tuple[Tensor, Tensor | None]:
-    """(y, memory) = function(*inputs, plan), for as many heads at a time as m(x) of `rows` tokens each has room for."""
+    """(y, state) = function(*inputs, plan), for as many heads at a time as m(x) of `rows` tokens each has room for."""
     q_NRTK = inputs[0]
     assert q_NRTK is not None
     per_head = plan.kernel.feature_count(q_NRTK.shape[-1]) * rows * q_NRTK.element_size()
@@ -90,7 +90,7 @@ def some_heads_at_a_time(
     if len(pieces) == 1:
         return pieces[0][0], pieces[0][1]
     y_NRTW = torch.cat([y for y, _ in pieces])
-    return y_NRTW, torch.cat([memory for _, memory in pieces]) if plan.folded else None
+    return y_NRTW, torch.cat([state for _, state in pieces]) if plan.folded else None
 
 
 @dataclass
@@ -148,8 +148,8 @@ class Chunk:
             return x_NQW
         return x_NQW * decay.factor(self.sums_NC, x_NQW.dtype).repeat(1, self.groups)[..., None]
 
-    def of_memory(self, dy_NRTW: Tensor, used_NRT1: Tensor | None) -> Tensor:
-        """The gradient of what these queries read from the memory."""
+    def of_state(self, dy_NRTW: Tensor, used_NRT1: Tensor | None) -> Tensor:
+        """The gradient of what these queries read from the state."""
         dy_NRCW = dy_NRTW[:, :, self.queries]
         if used_NRT1 is not None:
             dy_NRCW = dy_NRCW * used_NRT1[:, :, self.queries]
@@ -161,11 +161,11 @@ class Chunk:
             return x_NCW
         return x_NCW * decay.factor(self.sums_NC[:, -1:] - self.sums_NC, x_NCW.dtype)[..., None]
 
-    def across(self, memory_NFW: Tensor) -> Tensor:
-        """memory times exp(L_C)."""
+    def across(self, state_NFW: Tensor) -> Tensor:
+        """state times exp(L_C)."""
         if self.sums_NC is None:
-            return memory_NFW
-        return memory_NFW * decay.factor(self.sums_NC[:, -1], memory_NFW.dtype)[:, None, None]
+            return state_NFW
+        return state_NFW * decay.factor(self.sums_NC[:, -1], state_NFW.dtype)[:, None, None]
 
     def scores(self) -> tuple[Tensor, Tensor]:
         """q_i·k_j (N,R,C,C), and the decay between them, zero above the diagonal."""
@@ -193,14 +193,14 @@ class _Chunked(torch.autograd.Function):
         k_NSK: Tensor,
         v_NSW: Tensor,
         log_decay_NS: Tensor | None,
-        memory_NFW: Tensor | None,
+        state_NFW: Tensor | None,
         weights_NO: Tensor | None,
         plan: Plan,
     ) -> tuple[Tensor, Tensor | None]:
         y_NRTW = v_NSW.new_empty(*q_NRTK.shape[:3], v_NSW.shape[2])
         used_NRT1 = torch.ones_like(q_NRTK[..., :1], dtype=torch.bool) if plan.guarded else None
-        memory = initial_memory(memory_NFW, k_NSK, v_NSW, plan.kernel)
-        empty = memory_NFW is None
+        state = initial_state(state_NFW, k_NSK, v_NSW, plan.kernel)
+        empty = state_NFW is None
         result = None
         c_NF1 = plan.kernel.monomial_weights(k_NSK, weights_NO)
         for chunk in Chunk.walk((q_NRTK, k_NSK, v_NSW, log_decay_NS, weights_NO), plan):
@@ -209,28 +209,28 @@ class _Chunked(torch.autograd.Function):
                 weight_NQC = (plan.kernel(score, chunk.order_weights()) * between).flatten(1, 2)
                 y_NQW = torch.bmm(weight_NQC, chunk.v_NCW)
                 if not empty:
-                    read_NQW = torch.bmm(chunk.monomials_of_q().transpose(1, 2), c_NF1 * memory)
+                    read_NQW = torch.bmm(chunk.monomials_of_q().transpose(1, 2), c_NF1 * state)
                     if used_NRT1 is not None:
-                        used_NQ1 = above_rounding(read_NQW[..., -1:], chunk.q_NQK, memory[..., -1], plan.kernel, weights_NO)
+                        used_NQ1 = above_rounding(read_NQW[..., -1:], chunk.q_NQK, state[..., -1], plan.kernel, weights_NO)
                         read_NQW *= used_NQ1
                         used_NRT1[:, :, chunk.queries] = used_NQ1.unflatten(1, (chunk.groups, -1))
                     y_NQW += chunk.from_start(read_NQW)
                 y_NRTW[:, :, chunk.queries] = y_NQW.unflatten(1, (chunk.groups, -1))
             if chunk.keys.stop < k_NSK.shape[1] or chunk.keys.stop <= plan.folded:
-                memory = torch.baddbmm(chunk.across(memory), chunk.monomials_of_k(), chunk.to_end(chunk.v_NCW))
+                state = torch.baddbmm(chunk.across(state), chunk.monomials_of_k(), chunk.to_end(chunk.v_NCW))
                 empty = False
             if chunk.keys.stop == plan.folded:
-                result = memory
+                result = state
         ctx.plan = plan
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO, y_NRTW, result, used_NRT1)
+        ctx.save_for_backward(q_NRTK, k_NSK, v_NSW, log_decay_NS, state_NFW, weights_NO, y_NRTW, result, used_NRT1)
         return y_NRTW, result
 
     @staticmethod
     @once_differentiable
     @without_autocast
     def backward(ctx: Any, dy_NRTW: Tensor | None, d_result_NFW: Tensor | None) -> tuple[Tensor | None, ...]:
-        q_NRTK, k_NSK, v_NSW, log_decay_NS, memory_NFW, weights_NO, y_NRTW, result_NFW, used_NRT1 = ctx.saved_tensors
+        q_NRTK, k_NSK, v_NSW, log_decay_NS, state_NFW, weights_NO, y_NRTW, result_NFW, used_NRT1 = ctx.saved_tensors
         plan: Plan = ctx.plan
         if dy_NRTW is None:
             dy_NRTW = torch.zeros_like(y_NRTW)
@@ -240,7 +240,7 @@ class _Chunked(torch.autograd.Function):
         d_weights_NO = None if weights_NO is None else torch.zeros_like(weights_NO)
 
         # forwards, with the state: steps 1-3
-        memory = initial_memory(memory_NFW, k_NSK, v_NSW, plan.kernel)
+        state = initial_state(state_NFW, k_NSK, v_NSW, plan.kernel)
         for position, chunk in enumerate(chunks):
             if chunk.q_NQK is not None:
                 dy_NQW = dy_NRTW[:, :, chunk.queries].flatten(1, 2)
@@ -253,30 +253,30 @@ class _Chunked(torch.autograd.Function):
                 dv_NSW[:, chunk.keys] += torch.bmm(weight_NQC.transpose(1, 2), dy_NQW)
                 if d_weights_NO is not None:
                     d_weights_NO += _grad_of_weights(plan.kernel, score, dw_NRCC)
-                if position or memory_NFW is not None:
-                    decayed_NQW = chunk.of_memory(dy_NRTW, used_NRT1)
-                    dq_NQK += chunk.grad_q(torch.bmm(c_NF1 * memory, decayed_NQW.transpose(1, 2)))
+                if position or state_NFW is not None:
+                    decayed_NQW = chunk.of_state(dy_NRTW, used_NRT1)
+                    dq_NQK += chunk.grad_q(torch.bmm(c_NF1 * state, decayed_NQW.transpose(1, 2)))
                     if d_weights_NO is not None:
-                        read_NF = (torch.bmm(chunk.monomials_of_q(), decayed_NQW) * memory).sum(-1)
+                        read_NF = (torch.bmm(chunk.monomials_of_q(), decayed_NQW) * state).sum(-1)
                         d_weights_NO += _sum_by_order(plan.kernel, read_NF, k_NSK.shape[-1])
                 dq_NRTK[:, :, chunk.queries] = dq_NQK.unflatten(1, (chunk.groups, -1))
             if chunk.keys.stop < k_NSK.shape[1]:
-                memory = torch.baddbmm(chunk.across(memory), chunk.monomials_of_k(), chunk.to_end(chunk.v_NCW))
+                state = torch.baddbmm(chunk.across(state), chunk.monomials_of_k(), chunk.to_end(chunk.v_NCW))
 
         # backwards, with the gradient of the state: steps 4 and 5
-        dmemory = torch.zeros_like(memory)
+        dstate = torch.zeros_like(state)
         carried = False
         for chunk in reversed(chunks):
             if chunk.keys.stop == plan.folded and d_result_NFW is not None:
-                dmemory, carried = dmemory + d_result_NFW, True
+                dstate, carried = dstate + d_result_NFW, True
             if carried:
-                dm_NFC = torch.bmm(dmemory, chunk.to_end(chunk.v_NCW).transpose(1, 2))
+                dm_NFC = torch.bmm(dstate, chunk.to_end(chunk.v_NCW).transpose(1, 2))
                 dk_NSK[:, chunk.keys] += chunk.grad_k(dm_NFC)
-                dv_NSW[:, chunk.keys] += chunk.to_end(torch.bmm(chunk.monomials_of_k().transpose(1, 2), dmemory))
-                dmemory = chunk.across(dmemory)
-            if chunk.q_NQK is not None and (chunk.keys.start > 0 or memory_NFW is not None):
-                dy_NQW = chunk.of_memory(dy_NRTW, used_NRT1)
-                dmemory = torch.addcmul(dmemory, c_NF1, torch.bmm(chunk.monomials_of_q(), dy_NQW))
+                dv_NSW[:, chunk.keys] += chunk.to_end(torch.bmm(chunk.monomials_of_k().transpose(1, 2), dstate))
+                dstate = chunk.across(dstate)
+            if chunk.q_NQK is not None and (chunk.keys.start > 0 or state_NFW is not None):
+                dy_NQW = chunk.of_state(dy_NRTW, used_NRT1)
+                dstate = torch.addcmul(dstate, c_NF1, torch.bmm(chunk.monomials_of_q(), dy_NQW))
                 carried = True
 
         d_decay_NS = None
@@ -289,12 +289,12 @@ class _Chunked(torch.autograd.Function):
                 d_sums_NS[:, plan.folded - 1] += (result_NFW * d_result_NFW).sum((1, 2), dtype=wide)
             d_decay_NS = d_sums_NS.flip(1).cumsum(1).flip(1).to(log_decay_NS.dtype)
             d_decay_NS = d_decay_NS * (log_decay_NS > decay.SMALLEST_LOG_DECAY)
-        return dq_NRTK, dk_NSK, dv_NSW, d_decay_NS, None if memory_NFW is None else dmemory, d_weights_NO, None
+        return dq_NRTK, dk_NSK, dv_NSW, d_decay_NS, None if state_NFW is None else dstate, d_weights_NO, None
 
 
-def initial_memory(memory_NFW: Tensor | None, k_NSK: Tensor, v_NSW: Tensor, kernel: Kernel) -> Tensor:
-    if memory_NFW is not None:
-        return memory_NFW
+def initial_state(state_NFW: Tensor | None, k_NSK: Tensor, v_NSW: Tensor, kernel: Kernel) -> Tensor:
+    if state_NFW is not None:
+        return state_NFW
     return v_NSW.new_zeros(k_NSK.shape[0], kernel.feature_count(k_NSK.shape[-1]), v_NSW.shape[-1])
 
 

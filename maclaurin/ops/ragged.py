@@ -1,6 +1,6 @@
 """Ragged batches: padding masks and packed documents, turned into dense batches of documents of similar length.
 
-There is one rule for all ops and mixers. Every document becomes a row of its own, right-padded, beside documents of at
+There is one rule for all ops and mixers. Every document becomes a sequence of its own, right-padded, beside documents of at
 most twice its length, so that documents cannot meet, padding cannot enter a state, and at most half the work is padding.
 """
 
@@ -35,7 +35,8 @@ def over_documents(
     """Apply `op(inputs, state, lengths)`, which knows dense right-padded batches only, to ragged inputs.
 
     inputs have shape (B, T, ...). `attention_mask` (B, T) is 1 at real tokens; `cu_seqlens` (N+1,) bounds the N documents
-    packed in one row, and the state then has N rows. The output has the layout of the inputs and is zero at padding.
+    packed in one sequence, and the state is then one of N sequences. The output has the layout of the inputs, with zeros at
+    padding.
     The op finds zeros at padding, whatever the caller left there: a NaN times a gradient of zero would still be NaN.
     """
     output, after = _by_document(op, inputs, state, attention_mask, cu_seqlens, lengths)
@@ -79,7 +80,7 @@ def _by_document(
         if bool(real.all()):
             attention_mask = None
         else:
-            # a stable sort moves the real tokens of each row to the front and keeps their order
+            # a stable sort moves the real tokens of each sequence to the front and keeps their order
             row = torch.arange(B, dtype=torch.long, device=x.device)[:, None] * T
             positions = row + real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
             return _in_buckets(op, inputs, state, positions, real.sum(1))
@@ -158,7 +159,7 @@ def _buckets(lengths: list[int]) -> list[list[int]]:
 
 def _check_rows(state: State | None, expected: int) -> None:
     if state is not None and state.batch_size != expected:
-        raise ValueError(f"state must hold one row for each of the {expected} sequences, got {state.batch_size}")
+        raise ValueError(f"state must hold {expected} sequences, got {state.batch_size}")
 
 
 def _checked_mask(mask: Tensor, x: Tensor) -> Tensor:
@@ -175,16 +176,18 @@ def _checked_lengths(lengths: Tensor, x: Tensor) -> Tensor:
     lengths = torch.as_tensor(lengths, device=x.device)
     B, T = x.shape[:2]
     if tuple(lengths.shape) != (B,) or lengths.is_floating_point():
-        raise ValueError(f"lengths must be {B} whole numbers, one a row, got {lengths.dtype} of shape {shape(lengths)}")
+        raise ValueError(
+            f"lengths must be {B} whole numbers, one per sequence, got {lengths.dtype} of shape {shape(lengths)}"
+        )
     if bool(((lengths < 0) | (lengths > T)).any()):
-        raise ValueError(f"lengths must lie between 0 and the {T} tokens of a row, got {lengths.tolist()}")
+        raise ValueError(f"lengths must lie between 0 and the {T} tokens of a sequence, got {lengths.tolist()}")
     return lengths.long()
 
 
 def _checked_cu_seqlens(cu_seqlens: Tensor | Sequence[int], x: Tensor) -> Tensor:
     B, T = x.shape[:2]
     if B != 1:
-        raise ValueError(f"cu_seqlens describes documents packed in one row, but the batch has {B} rows")
+        raise ValueError(f"cu_seqlens describes documents packed in one sequence, but the batch has {B}")
     try:
         bounds = torch.as_tensor(cu_seqlens, device=x.device)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -194,5 +197,5 @@ def _checked_cu_seqlens(cu_seqlens: Tensor | Sequence[int], x: Tensor) -> Tensor
             f"cu_seqlens must be a list of at least 2 whole numbers, got {bounds.dtype} of shape {shape(bounds)}"
         )
     if int(bounds[0]) != 0 or int(bounds[-1]) != T or bool((bounds.diff() < 0).any()):
-        raise ValueError(f"cu_seqlens must rise from 0 to the {T} tokens of the row, got {bounds.tolist()[:16]}")
+        raise ValueError(f"cu_seqlens must rise from 0 to the {T} tokens of the sequence, got {bounds.tolist()[:16]}")
     return bounds.long()

@@ -82,7 +82,7 @@ def linear_attention(
     scale: float | None = None,
     normalize: bool = True,
 ) -> Tensor:
-    """First order: w_ts = scale · Σ_c q_tc k_sc exp(a_{s+1,c} + … + a_tc), with a decay a head or a key channel."""
+    """First order: w_ts = scale · Σ_c q_tc k_sc exp(a_{s+1,c} + … + a_tc), with a decay per head or key channel."""
     if log_decay is None or log_decay.dim() == 3:
         return power_attention(q_BTHK, k_BTHK, v_BTHV, log_decay, order=1, scale=scale, normalize=normalize)
     H, K = q_BTHK.shape[2:]
@@ -144,7 +144,7 @@ def delta_rule(
     order: int = 1,
     scale: float | None = None,
 ) -> Tensor:
-    """The memory decays, then token t moves what its key recalls towards its value by the share β_t.
+    """The state decays, then token t moves what its key recalls towards its value by the share β_t.
 
     S_t = exp(a_t) S_{t-1} + β_t φ(k_t) (v_t - exp(a_t) S_{t-1}ᵀ φ(k_t))ᵀ;   y_t = S_tᵀ φ(scale·q_t)
     """
@@ -152,15 +152,15 @@ def delta_rule(
     k_BTHK, v_BTHV, beta_BTH = (repeat_heads(x, H) for x in (k_BTHK, v_BTHV, beta_BTH))
     key_BTHF = symmetric_power(k_BTHK, order)
     query_BTHF = symmetric_power(default_scale(scale, q_BTHK) * q_BTHK, order)
-    memory_BHFV = torch.zeros_like(key_BTHF[:, 0, :, :, None] * v_BTHV[:, 0, :, None, :])
+    state_BHFV = torch.zeros_like(key_BTHF[:, 0, :, :, None] * v_BTHV[:, 0, :, None, :])
     outputs = []
     for t in range(q_BTHK.shape[1]):
         if log_decay_BTH is not None:
-            memory_BHFV = memory_BHFV * repeat_heads(log_decay_BTH, H)[:, t, :, None, None].exp()
-        error_BHV = v_BTHV[:, t] - torch.einsum("bhf,bhfv->bhv", key_BTHF[:, t], memory_BHFV)
+            state_BHFV = state_BHFV * repeat_heads(log_decay_BTH, H)[:, t, :, None, None].exp()
+        error_BHV = v_BTHV[:, t] - torch.einsum("bhf,bhfv->bhv", key_BTHF[:, t], state_BHFV)
         change_BHV = beta_BTH[:, t, :, None] * error_BHV
-        memory_BHFV = memory_BHFV + key_BTHF[:, t, :, :, None] * change_BHV[:, :, None]
-        outputs.append(torch.einsum("bhf,bhfv->bhv", query_BTHF[:, t], memory_BHFV))
+        state_BHFV = state_BHFV + key_BTHF[:, t, :, :, None] * change_BHV[:, :, None]
+        outputs.append(torch.einsum("bhf,bhfv->bhv", query_BTHF[:, t], state_BHFV))
     return torch.stack(outputs, dim=1)
 
 

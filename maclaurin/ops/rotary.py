@@ -19,7 +19,7 @@ def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0, interleaved:
     tensor("x", x, "batch, time, heads, channels")
     K = x.shape[-1]
     if K % 2:
-        raise ValueError(f"rotary positions need an even number of channels a head, got {K}")
+        raise ValueError(f"rotary positions need an even number of channels per head, got {K}")
     if not isinstance(positions, Tensor) or tuple(positions.shape) not in ((x.shape[1],), tuple(x.shape[:2])):
         got = shape(positions) if isinstance(positions, Tensor) else type(positions).__name__
         raise ValueError(f"positions must have shape ({x.shape[1]},) or {tuple(x.shape[:2])}, got {got}")

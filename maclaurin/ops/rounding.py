@@ -1,9 +1,9 @@
-"""Where a memory has no digits left: its denominator is smaller than the rounding error of the terms that it sums.
+"""Where a state has no digits left: its denominator is smaller than the rounding error of the terms that it sums.
 
-For a kernel that is never negative an output is an average of values. The memory's share of the denominator,
+For a kernel that is never negative an output is an average of values. The state's share of the denominator,
 Σ_j w_j f(q·k_j) = φ(q)·Σ_j w_j φ(k_j), is a sum over features. Its terms of order n are as large as c_n |q|ⁿ Σ_j w_j |k_j|ⁿ
 and cancel where q and the keys are nearly orthogonal. |k|ⁿ is itself a sum of monomials of order n, for even n those that
-are squares, so Σ_j w_j |k_j|ⁿ stands in the memory. Odd orders of the exponential's series lie below their even neighbours.
+are squares, so Σ_j w_j |k_j|ⁿ stands in the state. Odd orders of the exponential's series lie below their even neighbours.
 """
 
 # N heads of the batch, Q queries, K key channels, F monomials, O orders
@@ -21,7 +21,7 @@ ROUNDING = 2  # machine epsilons of the largest terms, times the order: a monomi
 def above_rounding(
     read_NQ1: Tensor, q_NQK: Tensor, totals_NF: Tensor, kernel: Kernel, order_weights_NO: Tensor | None
 ) -> Tensor:
-    """Which denominators (N,Q,1), read from the totals of the memory in the basis of plain monomials, have digits.
+    """Which denominators (N,Q,1), read from the totals of the state in the basis of plain monomials, have digits.
 
     Dividing by the others would give values of any size. Where a head weighs an order by less than zero its outputs are
     no averages, and all that it reads is used.

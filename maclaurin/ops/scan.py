@@ -1,4 +1,4 @@
-"""The elementwise linear recurrence h_t = exp(a_t)·h_{t-1} + x_t: every channel is a memory of its own.
+"""The elementwise linear recurrence h_t = exp(a_t)·h_{t-1} + x_t: every channel has a state of its own.
 
 Neighbours are joined in pairs, (λ, x) then (λ', x') being (λλ', λ'x + x'); the sequence of pairs, half as long, is solved in
 the same way, and the tokens in between follow from it in one step. That is about twice the work of the loop over tokens, in
@@ -7,7 +7,7 @@ the same way, and the tokens in between follow from it in one step. That is abou
 The gradient is the same recurrence from the other end, g_t = dh_t + exp(a_{t+1})·g_{t+1}, with dx_t = g_t and
 da_t = g_t·exp(a_t)·h_{t-1}. It needs the inputs and outputs and nothing else, so memory is linear in time.
 
-A decay is a number near 1, which float32 knows to 6e-8: a memory of n tokens is exact to about n times that.
+A decay is a number near 1, which float32 knows to 6e-8: a state of n tokens is exact to about n times that.
 """
 
 # B batch, T time, C channels
@@ -54,15 +54,15 @@ def linear_scan(
 
     @without_autocast
     def dense(inputs: Inputs, state: ScanState | None, lengths: Tensor | None) -> tuple[Tensor, ScanState | None]:
-        # lengths make no difference: padding has x = 0 and the log decay 0, so the memory passes through it unchanged
+        # lengths make no difference: padding has x = 0 and the log decay 0, so the state passes through it unchanged
         x, log_decay = inputs
         assert x is not None and log_decay is not None
         x_BTC, a_BTC = (tensor.to(dtype).flatten(2) for tensor in (x, log_decay))
-        start_BC = None if state is None else state.memory.to(dtype).flatten(1)
+        start_BC = None if state is None else state.recurrent.to(dtype).flatten(1)
         inner = (x_BTC, a_BTC, start_BC)
         h_BTC: Tensor = native.call("linear_scan", *inner) if natively else scanned(*inner, step)
-        memory = ScanState(h_BTC[:, -1].clone().view(x.shape[0], *x.shape[2:])) if call.return_state else None
-        return h_BTC.view(x.shape).to(x.dtype), memory
+        after = ScanState(h_BTC[:, -1].clone().view(x.shape[0], *x.shape[2:])) if call.return_state else None
+        return h_BTC.view(x.shape).to(x.dtype), after
 
     return call.over_documents(dense, (x, log_decay), state)
 
@@ -127,5 +127,5 @@ def _check(x: Tensor, log_decay: Tensor, state: ScanState | None) -> None:
     if log_decay.shape != x.shape:
         raise ValueError(f"log_decay must have the shape of x {checks.shape(x)}, got {checks.shape(log_decay)}")
     checks.sound_state(state, ScanState, x)
-    if state is not None and state.memory.shape[1:] != x.shape[2:]:
-        raise ValueError(f"state must hold a memory of {tuple(x.shape[2:])} a row, got {tuple(state.memory.shape[1:])}")
+    if state is not None and state.recurrent.shape[1:] != x.shape[2:]:
+        raise ValueError(f"state must be {tuple(x.shape[2:])} per sequence, got {tuple(state.recurrent.shape[1:])}")

@@ -4,7 +4,7 @@
 
 The decay differs in every entry of h, so there is no matrix over pairs of tokens to fall back on: h itself is needed at
 every token. It is written out for one chunk of tokens at a time, read, and forgotten; the backward pass computes it again
-from the memory at the chunk's start. The native kernel keeps it in registers.
+from the state at the chunk's start. The native kernel keeps it in registers.
 """
 
 # B batch, T time, C channels, N state dimensions
@@ -40,7 +40,7 @@ def selective_scan(
     chunk_size: int = CHUNK,
     **options: Unpack[CallOptions],
 ) -> tuple[Tensor, ScanState | None]:
-    """x (B,T,C), dt (B,T,C) >= 0, rate (C,N) >= 0, b and c (B,T,N) -> y (B,T,C) and the memory (B,C,N).
+    """x (B,T,C), dt (B,T,C) >= 0, rate (C,N) >= 0, b and c (B,T,N) -> y (B,T,C) and the state (B,C,N).
 
     The forms differ in how many tokens are taken at a time: all, `chunk_size` or one; natively in nothing.
     """
@@ -56,12 +56,12 @@ def selective_scan(
     def dense(inputs: Inputs, state: ScanState | None, lengths: Tensor | None) -> tuple[Tensor, ScanState | None]:
         # lengths make no difference: padding has dt = 0, which neither decays nor adds
         x, dt, b, c = (tensor.to(dtype) for tensor in inputs if tensor is not None)
-        start = None if state is None else state.memory.to(dtype)
+        start = None if state is None else state.recurrent.to(dtype)
         if natively:
-            y, memory = native.call("selective_scan", x, dt, rate.to(dtype), b, c, start)
+            y, recurrent = native.call("selective_scan", x, dt, rate.to(dtype), b, c, start)
         else:
-            y, memory = _in_chunks(x, dt, rate.to(dtype), b, c, start, step)
-        return y.to(given), ScanState(memory) if call.return_state else None
+            y, recurrent = _in_chunks(x, dt, rate.to(dtype), b, c, start, step)
+        return y.to(given), ScanState(recurrent) if call.return_state else None
 
     given = x.dtype
     return call.over_documents(dense, (x, dt, b, c), state)
@@ -70,25 +70,25 @@ def selective_scan(
 def _in_chunks(
     x_BTC: Tensor, dt_BTC: Tensor, rate_CN: Tensor, b_BTN: Tensor, c_BTN: Tensor, start: Tensor | None, step: int
 ) -> tuple[Tensor, Tensor]:
-    memory_BCN = x_BTC.new_zeros(x_BTC.shape[0], *rate_CN.shape) if start is None else start
+    state_BCN = x_BTC.new_zeros(x_BTC.shape[0], *rate_CN.shape) if start is None else start
     outputs = []
     for start_time in range(0, x_BTC.shape[1], step):
         now = slice(start_time, start_time + step)
-        pieces = (x_BTC[:, now], dt_BTC[:, now], rate_CN, b_BTN[:, now], c_BTN[:, now], memory_BCN)
+        pieces = (x_BTC[:, now], dt_BTC[:, now], rate_CN, b_BTN[:, now], c_BTN[:, now], state_BCN)
         if torch.is_grad_enabled():
-            y, memory_BCN = checkpoint(_chunk, *pieces, use_reentrant=False)
+            y, state_BCN = checkpoint(_chunk, *pieces, use_reentrant=False)
         else:
-            y, memory_BCN = _chunk(*pieces)
+            y, state_BCN = _chunk(*pieces)
         outputs.append(y)
-    return torch.cat(outputs, dim=1), memory_BCN
+    return torch.cat(outputs, dim=1), state_BCN
 
 
 def _chunk(
-    x_BTC: Tensor, dt_BTC: Tensor, rate_CN: Tensor, b_BTN: Tensor, c_BTN: Tensor, memory_BCN: Tensor
+    x_BTC: Tensor, dt_BTC: Tensor, rate_CN: Tensor, b_BTN: Tensor, c_BTN: Tensor, state_BCN: Tensor
 ) -> tuple[Tensor, Tensor]:
     x_BTCN = (dt_BTC * x_BTC)[..., None] * b_BTN[:, :, None]
     log_decay_BTCN = -dt_BTC[..., None] * rate_CN
-    h = scanned(x_BTCN.flatten(2), log_decay_BTCN.flatten(2), memory_BCN.flatten(1), x_BTC.shape[1])
+    h = scanned(x_BTCN.flatten(2), log_decay_BTCN.flatten(2), state_BCN.flatten(1), x_BTC.shape[1])
     h_BTCN = h.view(x_BTCN.shape)
     return torch.einsum("btcn,btn->btc", h_BTCN, c_BTN), h_BTCN[:, -1].clone()
 
@@ -110,5 +110,5 @@ def _check(x: Tensor, dt: Tensor, rate: Tensor, b: Tensor, c: Tensor, state: Sca
     for name, value in (("dt", dt), ("rate", rate)):
         checks.not_negative(name, value)
     checks.sound_state(state, ScanState, x)
-    if state is not None and state.memory.shape[1:] != rate.shape:
-        raise ValueError(f"state must hold a memory of {tuple(rate.shape)} a row, got {tuple(state.memory.shape[1:])}")
+    if state is not None and state.recurrent.shape[1:] != rate.shape:
+        raise ValueError(f"state must be {tuple(rate.shape)} per sequence, got {tuple(state.recurrent.shape[1:])}")

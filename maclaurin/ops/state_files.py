@@ -22,6 +22,7 @@ from maclaurin.ops.states import State
 DTYPES = ("F16", "BF16", "F32", "F64", "I64")
 LONGEST_REASON = 300  # characters of safetensors' message, which may quote the file
 DEEPEST = 8  # states inside states
+OLD_NAMES = {"memory": "recurrent"}  # of fields, in files of older versions
 MOST_OF_NOTHING = 2**31  # the sizes of an empty tensor, which take no room in a file, multiplied but for the zeros
 
 
@@ -115,15 +116,17 @@ def _built(description: Any, tensors: dict[str, Tensor], prefix: str) -> State:
     cls = State._classes[parts["class"]]
     fields = {field.name: field for field in fields_of(cls)}
     values: dict[str, Any] = dict.fromkeys(fields)
+    described = []
     for name in (*parts["states"], *parts["tensors"], *parts["names"]):
-        if not isinstance(name, str) or name not in fields:
+        if not isinstance(name, str) or OLD_NAMES.get(name, name) not in fields:
             raise ValueError(f"a {cls.__name__} has no field {name!r:.80}")
-    if len({*parts["states"], *parts["tensors"], *parts["names"]}) < sum(len(parts[key]) for key in kinds if key != "class"):
+        described.append(OLD_NAMES.get(name, name))
+    if len(set(described)) < len(described):
         raise ValueError(f"a field of a {cls.__name__} is described twice")
     for name in parts["tensors"]:
         if (tensor := tensors.pop(prefix + name, None)) is None:
             raise ValueError(f"the saved {cls.__name__} has lost its tensor {prefix + name!r}")
-        values[name] = tensor
+        values[OLD_NAMES.get(name, name)] = tensor
     for name, nested in parts["states"].items():
         values[name] = _built(nested, tensors, f"{prefix}{name}.")
     values.update(parts["names"])

@@ -1,4 +1,4 @@
-"""States: small dataclasses of tensors, one row a sequence, that carry a mechanism from one call to the next.
+"""States: small dataclasses of tensors, one entry per sequence, that carry a mechanism from one call to the next.
 
 Nothing is kept on modules; a state goes in as an argument and comes out as a result. Anybody can make one, so what its
 fields may hold is declared beside them (`fields.py`), and every op looks whether they do before it uses them.
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from maclaurin.ops.fields import ROWS, SLOTS, WHOLE, Axes, Field, fields_of
+from maclaurin.ops.fields import BATCH, SLOTS, WHOLE, Axes, Field, fields_of
 
 
 @dataclass
 class Common:
     """What all tensors of a state and of the states inside it share."""
 
-    rows: int | None = None
+    batch: int | None = None
     device: torch.device | None = None
 
 
@@ -88,8 +88,8 @@ class State:
 
     def _check(self, name: str, like: State | None, common: Common) -> None:
         sizes: dict[str, int] = {} if like is None else like._fixed_sizes()
-        if common.rows is not None:
-            sizes[ROWS] = common.rows
+        if common.batch is not None:
+            sizes[BATCH] = common.batch
         for field in fields_of(type(self)):
             value = getattr(self, field.name)
             given = None
@@ -102,7 +102,7 @@ class State:
                     )
             if isinstance(value, Tensor) and field.binds(value, sizes):
                 if common.device is None:
-                    common.rows, common.device = sizes[ROWS], value.device
+                    common.batch, common.device = sizes[BATCH], value.device
                 elif value.device != common.device:
                     raise ValueError(f"{name}.{field.name} must be on {common.device} as others are, got {value.device}")
             elif value is not None or not field.optional:
@@ -122,8 +122,8 @@ class State:
             if given is not None and type(value) is not type(given) and not of_first_order:
                 raise TypeError(f"{name} must be a {type(given).__name__}, got {type(value).__name__}")
             value._check(name, given if isinstance(given, State) and not of_first_order else None, common)
-            if common.rows is not None:
-                sizes[ROWS] = common.rows
+            if common.batch is not None:
+                sizes[BATCH] = common.batch
 
     def _fixed_sizes(self) -> dict[str, int]:
         """The sizes that another state of the same mechanism has as well."""
@@ -132,7 +132,7 @@ class State:
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
                 field.binds(value, sizes)
-        return {letter: size for letter, size in sizes.items() if letter not in (ROWS, SLOTS)}
+        return {letter: size for letter, size in sizes.items() if letter not in (BATCH, SLOTS)}
 
     def check_values(self) -> None:
         """What shapes do not tell and is too slow to look at in every call: counts are not negative."""
@@ -155,13 +155,13 @@ class State:
         return self._map(Tensor.clone)
 
     def select(self, batch_indices: Tensor | Sequence[int]) -> Self:
-        """Rows by index, in any order and with repeats: beams, reordering, dropping finished sequences."""
+        """Sequences by index, in any order and with repeats: beams, reordering, dropping finished sequences."""
         rows = _checked_rows(batch_indices, self)
         return self._map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
 
     @classmethod
     def cat(cls, states: Sequence[Self]) -> Self:
-        """The rows of several states as one. Token buffers of different length are padded on the left."""
+        """The sequences of several states as one. Token buffers of different length are padded on the left."""
         if cls is State and isinstance(states, Sequence) and states and isinstance(states[0], State):
             return type(states[0]).cat(states)
         _check_joinable(cls, states)
@@ -209,7 +209,7 @@ def _checked_rows(batch_indices: Tensor | Sequence[int], state: State) -> Tensor
         raise TypeError(f"batch_indices must be a list of whole numbers, got {rows.dtype} of shape {tuple(rows.shape)}")
     count = state.batch_size
     if not torch.compiler.is_compiling() and bool(((rows < 0) | (rows >= count)).any()):
-        raise ValueError(f"batch_indices must lie between 0 and {count - 1}, the last row, got {rows.tolist()[:16]}")
+        raise ValueError(f"batch_indices must lie between 0 and {count - 1}, the last sequence, got {rows.tolist()[:16]}")
     return rows.long()
 
 
@@ -241,40 +241,40 @@ class ConvState(State):
 class LinearState(State):
     """The state of first-order attention, Σ k vᵀ behind its decays. W = V, or V+1 where the last column sums the keys."""
 
-    memory: Annotated[Tensor, Axes("B G K W")]
+    recurrent: Annotated[Tensor, Axes("B G K W")]
 
 
 @dataclass(frozen=True)
 class DeltaState(State):
-    """The memory of the delta rule: rows are the features of keys. It has its full size from the first token on."""
+    """The state of the delta rule: rows are the features of keys. It has its full size from the first token on."""
 
-    memory: Annotated[Tensor, Axes("B G F V")]
+    recurrent: Annotated[Tensor, Axes("B G F V")]
 
 
 @dataclass(frozen=True)
 class ScanState(State):
-    """The memory of an elementwise recurrence: one number a channel, or a channel and state dimension."""
+    """The state of an elementwise recurrence: one number per channel, or per channel and state dimension."""
 
-    memory: Annotated[Tensor, Axes("B ...")]
+    recurrent: Annotated[Tensor, Axes("B ...")]
 
 
 @dataclass(frozen=True)
 class MLSTMState(State):
-    """The memory of an mLSTM: C and, as its last column where the output is normalised, n; both times exp(-log_scale).
+    """The state of an mLSTM: C and, as its last column where the output is normalised, n; both times exp(-log_scale).
 
     log_scale is the stabiliser m, float64 where the device has it; None where the input gate is a sigmoid. W = V, or V+1.
     """
 
-    memory: Annotated[Tensor, Axes("B G K W")]
+    recurrent: Annotated[Tensor, Axes("B G K W")]
     log_scale: Annotated[Tensor | None, Axes("B G")] = None
 
 
 @dataclass(frozen=True)
 class TokenState(State):
-    """Tokens kept as they are, right-aligned: the newest one of every row is last.
+    """Tokens kept as they are, right-aligned: the newest one of every sequence is last.
 
-    `log_decay` is what each token brought. `lengths` counts the real tokens of each row (those before them are padding);
-    None means all are real.
+    `log_decay` is what each token brought. `lengths` counts the real tokens of each sequence (before them is padding); None
+    means all are real.
     """
 
     keys: Annotated[Tensor, Axes("B S G K")]
@@ -334,19 +334,19 @@ class TokenViews(Protocol):
 
 @dataclass(frozen=True)
 class PowerState(TokenState):
-    """The state of power attention: a folded memory, and the tokens that are not folded into it yet.
+    """The state of power attention: a recurrent state, and the tokens that are not folded into it yet.
 
-    While the sequence is short there is no memory at all, only tokens; see `power.py`. W = V, or V+1 where the last column
-    of the memory sums the features.
+    While the sequence is short there is no recurrent state at all, only tokens; see `power.py`. W = V, or V+1 where the last
+    column of the recurrent state sums the features.
     """
 
-    memory: Annotated[Tensor | None, Axes("B G F W", later=True)] = None
+    recurrent: Annotated[Tensor | None, Axes("B G F W", later=True)] = None
 
     @classmethod
-    def within(cls, tokens: TokenViews, slots: int, memory: Tensor | None) -> Self:
+    def within(cls, tokens: TokenViews, slots: int, recurrent: Tensor | None) -> Self:
         """A state whose tokens become tensors when somebody looks at them, which decoding does not."""
         state = object.__new__(cls)
-        state.__dict__.update(lengths=None, memory=memory, source=(tokens, slots))
+        state.__dict__.update(lengths=None, recurrent=recurrent, source=(tokens, slots))
         return state
 
     def __getattr__(self, name: str) -> Any:
@@ -363,19 +363,19 @@ class PowerState(TokenState):
 
     def _check(self, name: str, like: State | None, common: Common) -> None:
         super()._check(name, like, common)
-        if self.memory is not None and self.memory.shape[3] - self.values.shape[3] not in (0, 1):
+        if self.recurrent is not None and self.recurrent.shape[3] - self.values.shape[3] not in (0, 1):
             widths = f"{self.values.shape[3]} or {self.values.shape[3] + 1}"
-            raise ValueError(f"{name}.memory must have {widths} value channels, got {tuple(self.memory.shape)}")
+            raise ValueError(f"{name}.recurrent must have {widths} value channels, got {tuple(self.recurrent.shape)}")
 
     @classmethod
     def cat(cls, states: Sequence[Self]) -> Self:
         _check_joinable(cls, states)
-        folded = [state.memory for state in states if state.memory is not None]
+        folded = [state.recurrent for state in states if state.recurrent is not None]
         if folded:
             shape = folded[0].shape[1:]
             states = [
-                dataclasses.replace(state, memory=folded[0].new_zeros(state.keys.shape[0], *shape))
-                if state.memory is None
+                dataclasses.replace(state, recurrent=folded[0].new_zeros(state.keys.shape[0], *shape))
+                if state.recurrent is None
                 else state
                 for state in states
             ]

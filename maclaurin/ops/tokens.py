@@ -13,7 +13,7 @@ from maclaurin.ops.token_buffer import append, without_first
 
 @dataclass(frozen=True)
 class Tokens:
-    """S slots = the kept tokens of a state, then the new ones. The real tokens of a row are slots [first, end).
+    """S slots = the kept tokens of a state, then the new ones. The real tokens of a sequence are slots [first, end).
 
     Padding is neutral: its key, value and log decay are zero (`ragged.py` sees to that). `first` and `end` are None where
     nothing is padding.
@@ -61,7 +61,7 @@ class Tokens:
         return self._aligned(self.slots - start, self.first.clamp(min=start))
 
     def last(self, count: int) -> TokenState:
-        """The last `count` tokens of every row, right-aligned."""
+        """The last `count` tokens of every sequence, right-aligned."""
         if self.first is None:
             return self.after(max(self.slots - count, 0))
         return self._aligned(min(count, self.slots), self.first)
@@ -73,7 +73,7 @@ class Tokens:
         return tokens if start == 0 else without_first(tokens, start)
 
     def _aligned(self, kept: int, begin: Tensor) -> TokenState:
-        """The last `kept` slots of every row that ends at `end`; those before slot `begin` are padding."""
+        """The last `kept` slots of every sequence that ends at `end`; those before slot `begin` are padding."""
         assert self.end is not None
         slot = torch.arange(kept, dtype=torch.long, device=self.keys.device) + self.end[:, None] - kept
         keep = slot >= begin[:, None]
@@ -89,7 +89,7 @@ class Tokens:
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """x (B, T, ...) with zeros behind the first `lengths` tokens of each row."""
+    """x (B, T, ...) with zeros behind the first `lengths` tokens of each sequence."""
     if lengths is None:
         return x
     real = torch.arange(x.shape[1], dtype=torch.long, device=x.device) < lengths[:, None]

@@ -66,9 +66,9 @@ def test_every_crossover_is_looked_for_under_the_name_that_ops_know(monkeypatch)
     heard = []
     lines = tune.measure(heard.append)
     decays = {"native", "native decay"} if native.available() else {"torch decay"}
-    assert lines.keys() == {"torch", "one memory", *decays} <= DIRECT_QUERIES.keys()
+    assert lines.keys() == {"torch", "one state", *decays} <= DIRECT_QUERIES.keys()
     assert len(heard) == 2 * len(lines)
-    first_order = lines["one memory"]  # to the quarter of an octave to which it is found
+    first_order = lines["one state"]  # to the quarter of an octave to which it is found
     assert first_order.start + first_order.per_feature * 100 == pytest.approx(200, rel=0.2)
 
 

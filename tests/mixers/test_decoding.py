@@ -35,7 +35,7 @@ def test_decoding_is_exact_across_the_real_switch():
         got, state, sizes = decode(mixer, x[:, 1040:], state)
     torch.testing.assert_close(got, expected[:, 1040:], rtol=1e-10, atol=1e-10)
     folded = sizes[1058 - 1040 - 1 :]
-    assert state.attention.memory is not None
+    assert state.attention.recurrent is not None
     assert max(folded) - min(folded) == 31 * (sizes[1] - sizes[0])
 
 
@@ -57,7 +57,7 @@ def test_the_memory_is_written_rarely_and_never_in_place():
     with torch.no_grad():
         for t in range(x.shape[1]):
             _, state = mixer(x[:, t : t + 1], state)
-            memories.append(state.attention.memory)
+            memories.append(state.attention.recurrent)
     distinct = {memory.data_ptr() for memory in memories if memory is not None}
     assert len(distinct) == 5
 

@@ -91,7 +91,7 @@ def test_rotary_positions_survive_every_split(name):
             left, state = mixer(x[:, :11], form=form)
             right, final = mixer(x[:, 11:], state, form=form)
             torch.testing.assert_close(torch.cat([left, right], 1), whole, rtol=1e-10, atol=1e-10)
-            torch.testing.assert_close(final.attention.memory, end.attention.memory, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(final.attention.recurrent, end.attention.recurrent, rtol=1e-10, atol=1e-10)
     assert end.nbytes == 2 * mixer.state_nbytes(30)
 
 

@@ -143,9 +143,9 @@ def test_bad_options(arguments, options, message):
         (lambda m, x: m(x, form="fast"), "form must be one of"),
         (lambda m, x: m(x, attention_mask=torch.ones(2, 5)), r"attention_mask must be a tensor of shape \(2, 6\)"),
         (lambda m, x: m(x, attention_mask=torch.full((2, 6), torch.nan)), "attention_mask must hold only 1"),
-        (lambda m, x: m(x, cu_seqlens=[0, 6]), "the batch has 2 rows"),
+        (lambda m, x: m(x, cu_seqlens=[0, 6]), "the batch has 2"),
         (lambda m, x: m(x[:1], cu_seqlens=[0, 4, 3, 6]), "cu_seqlens must rise from 0 to the 6 tokens"),
-        (lambda m, x: m(x, m.init_state(3)), "state must hold one row for each of the 2 sequences, got 3"),
+        (lambda m, x: m(x, m.init_state(3)), "state must hold 2 sequences, got 3"),
         (
             lambda m, x: m(x[:1], cu_seqlens=[0, 6], attention_mask=torch.ones(1, 6)),
             "give at most one of attention_mask, cu_seqlens and lengths",

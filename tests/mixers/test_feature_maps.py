@@ -115,7 +115,7 @@ def test_segments_meet_without_a_seam(monkeypatch, lengths):
     monkeypatch.setattr("maclaurin.mixers.mechanisms.SEGMENT", 7)
     split, split_state = mixer(x, attention_mask=mask, form="chunked")
     torch.testing.assert_close(split, whole, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(split_state.attention.memory, state.attention.memory, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(split_state.attention.recurrent, state.attention.recurrent, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(mixer(x, attention_mask=mask, return_state=False)[0], whole, rtol=1e-12, atol=1e-12)
 
 
@@ -276,7 +276,7 @@ def test_variants_of_luna_agree_in_all_forms(options, norm):
     for form in ("chunked", "recurrent"):
         y, other = mixer(x, form=form)
         torch.testing.assert_close(y, parallel, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(other.attention.memory, state.attention.memory, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(other.attention.recurrent, state.attention.recurrent, rtol=1e-10, atol=1e-10)
     assert state.nbytes == 2 * mixer.state_nbytes(30)
 
 

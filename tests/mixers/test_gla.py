@@ -26,7 +26,7 @@ def test_it_is_the_published_recurrence():
             first, state = mixer(x[:, :33], form=form)
             second, state = mixer(x[:, 33:], state, form=form)
             torch.testing.assert_close(torch.cat([first, second], 1), expected, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(state.attention.memory, memory, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(state.attention.recurrent, memory, rtol=1e-4, atol=1e-5)
 
 
 def test_the_published_sizes():

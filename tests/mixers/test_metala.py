@@ -88,7 +88,7 @@ def test_a_token_overwrites_one_slot_and_leaves_the_others():
     def written(key, log_decay):
         q = key.new_zeros(1, 1, 1, K)
         _, after = linear_attention(q, key.view(1, 1, 1, K), new, log_decay.view(1, 1, 1, K), normalize=False, state=state)
-        return after.memory[0, 0]
+        return after.recurrent[0, 0]
 
     expected = torch.cat([new[0, 0], old[1:]])
     assert torch.equal(written(1 - alpha, alpha.log()), expected)

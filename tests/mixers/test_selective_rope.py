@@ -244,8 +244,8 @@ def test_phases_may_start_anew_if_the_memory_turns_back():
         angles = steps[:, now].cumsum(1)
         turned = (rotate(x[:, now], angles) for x in (q, k))
         y, state = linear_attention(*turned, v[:, now], decay[:, now], normalize=False, state=state)
-        memory = state.memory.permute(0, 3, 1, 2)  # (B, V, G, K): each value channel holds a key
-        state = replace(state, memory=rotate(memory, -angles[:, -1:].expand(-1, 8, -1, -1)).permute(0, 2, 3, 1))
+        memory = state.recurrent.permute(0, 3, 1, 2)  # (B, V, G, K): each value channel holds a key
+        state = replace(state, recurrent=rotate(memory, -angles[:, -1:].expand(-1, 8, -1, -1)).permute(0, 2, 3, 1))
         outputs.append(y)
     assert (torch.cat(outputs, 1) - whole).abs().max() <= 1e-12
 

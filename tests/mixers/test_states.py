@@ -18,7 +18,10 @@ NEW = 3  # tokens that are handed over with a state
 
 def may_lack(state, what):
     """A name, and while no token is folded the memory of powers."""
-    powers = {"attention.memory: None": state.attention, "attention.far.memory: None": getattr(state.attention, "far", None)}
+    powers = {
+        "attention.recurrent: None": state.attention,
+        "attention.far.recurrent: None": getattr(state.attention, "far", None),
+    }
     return what == "kind: None" or isinstance(powers.get(what), PowerState)
 
 

@@ -105,7 +105,7 @@ def test_padding_has_no_influence():
 
 
 @pytest.mark.parametrize("order", [2, (0, 1, 2)])
-def test_one_memory_is_the_matrix_beyond_a_segment(order):
+def test_one_state_is_the_matrix_beyond_a_segment(order):
     """600 tokens, some of them padding: outputs and gradients of both forms agree."""
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, 600, heads, 4, generator=generator, dtype=torch.float64) for heads in (H, G, G)]
@@ -147,7 +147,7 @@ def test_first_order_is_its_matrix_on_both_sides_of_the_crossover(decay, s, leng
     wanted = gradients(projections([expected]), leaves)
     for form in FORMS:
         options = {"normalize": normalize, "lengths": torch.tensor(lengths) if padded else None, "form": form}
-        with mock.patch.object(crossover, "_tuned", return_value={"one memory": nearby, "torch decay": nearby}):
+        with mock.patch.object(crossover, "_tuned", return_value={"one state": nearby, "torch decay": nearby}):
             y = ops.bidirectional_linear(**leaves, **options)
             assert torch.equal(y, ops.bidirectional_power(**leaves, order=1, **options))
         assert_close(y, expected, 1e-10, form)
@@ -225,10 +225,10 @@ def test_the_automatic_form_of_first_order_changes_at_a_length(dtype, decay, mon
     through = bidirectional._pair_by_pair
     monkeypatch.setattr(bidirectional, "_pair_by_pair", lambda *call: direct.append(1) or through(*call))
     monkeypatch.setattr(crossover, "_tuned", dict)
-    rival = "one memory" if decay is None else "torch decay"
+    rival = "one state" if decay is None else "torch decay"
     if decay and dtype == torch.float32 and native.available():
         rival = "native decay"
-    groups = 1 if decay else 3 / 4  # of two query heads: half of the work of a memory is done once for both
+    groups = 1 if decay else 3 / 4  # of two query heads: half of the work of a state is done once for both
     longest = crossover.longest_direct(rival, 24 * groups)
     assert longest > 1
     for T, times in ((longest, 1), (longest + 1, 0)):

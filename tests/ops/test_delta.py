@@ -1,4 +1,4 @@
-"""What the delta rule promises beyond the laws of every op: peers, special cases, and a memory that cannot grow."""
+"""What the delta rule promises beyond the laws of every op: peers, special cases, and a state that cannot grow."""
 
 import math
 from itertools import pairwise
@@ -48,7 +48,7 @@ def test_the_reference_is_the_product_of_its_transitions(order):
     assert_close(y[0, :, 0], torch.stack(expected), 1e-12)
     for form in EVERY_FORM:
         _, state = ops.delta_rule(**x, order=order, form=form, chunk_size=3)
-        assert_close(state.memory[0, 0], memory, 1e-12, form)
+        assert_close(state.recurrent[0, 0], memory, 1e-12, form)
 
 
 @pytest.mark.parametrize("form", EVERY_FORM)
@@ -63,12 +63,12 @@ def test_delta_rule_against_flash_linear_attention(form):
     for peer in (naive.delta_rule_recurrence, naive.delta_rule_chunkwise):
         expected, memory = peer(*theirs)
         assert_close(y, expected.transpose(1, 2), 1e-5, peer.__name__)
-        assert_close(state.memory, memory, 1e-5, peer.__name__)
+        assert_close(state.recurrent, memory, 1e-5, peer.__name__)
 
 
 @pytest.mark.parametrize("form", EVERY_FORM)
 def test_gated_delta_rule_against_flash_linear_attention(form):
-    """State included: they decay the memory first and then correct it, as here."""
+    """State included: they decay the state first and then correct it, as here."""
     naive = pytest.importorskip(
         "fla.ops.gated_delta_rule.naive", reason="flash-linear-attention (the extra `peers`) is not installed"
     )
@@ -81,7 +81,7 @@ def test_gated_delta_rule_against_flash_linear_attention(form):
         naive.naive_chunk_gated_delta_rule(q, k, v, g, beta, initial_state=start, output_final_state=True),
     ):
         assert_close(y, expected, 1e-5)
-        assert_close(state.memory, memory, 1e-5)
+        assert_close(state.recurrent, memory, 1e-5)
 
 
 @pytest.mark.parametrize("form", EVERY_FORM)
@@ -110,19 +110,19 @@ def test_at_beta_one_the_last_value_under_a_key_is_read_back_exactly(order, form
 
 @pytest.mark.parametrize("form", EVERY_FORM)
 @pytest.mark.parametrize("order", [1, 2])
-def test_at_beta_zero_the_memory_only_decays(order, form):
+def test_at_beta_zero_the_state_only_decays(order, form):
     x = draw(9)
     _, state = ops.delta_rule(**x, order=order)
     x["beta"] = torch.zeros_like(x["beta"])
     y, after = ops.delta_rule(**x, order=order, state=state, form=form, chunk_size=4)
     sums = x["log_decay"].cumsum(1)
-    assert_close(after.memory, state.memory * sums[:, -1, :, None, None].exp(), 1e-12)
-    read = torch.einsum("bthf,bhfv->bthv", ops.symmetric_power(x["q"] * 5**-0.5, order), state.memory)
+    assert_close(after.recurrent, state.recurrent * sums[:, -1, :, None, None].exp(), 1e-12)
+    read = torch.einsum("bthf,bhfv->bthv", ops.symmetric_power(x["q"] * 5**-0.5, order), state.recurrent)
     assert_close(y, read * sums[..., None].exp(), 1e-12)
 
 
 def test_at_beta_two_a_key_turns_round_what_it_holds():
-    """The eigenvalue -1: the sign of a memory counts the ones of a bit string modulo two."""
+    """The eigenvalue -1: the sign of a state counts the ones of a bit string modulo two."""
     bits = torch.randint(0, 2, (1, 100, 1), generator=torch.Generator().manual_seed(0)).double()
     ones = torch.ones(1, 100, 1, 1, dtype=torch.float64)
     start = ops.DeltaState(torch.ones(1, 1, 1, 1, dtype=torch.float64))
@@ -145,22 +145,22 @@ def test_the_second_order_recalls_as_many_patterns_as_it_has_features():
     wrong = {}
     for order in (1, 2):
         _, state = ops.delta_rule(k, k, v, torch.ones(k.shape[:3], dtype=torch.float64), order=order, scale=1.0)
-        wrong[order] = distance(ops.symmetric_power(keys, order) @ state.memory[0, 0], values)
+        wrong[order] = distance(ops.symmetric_power(keys, order) @ state.recurrent[0, 0], values)
     assert wrong[2] < 1e-6
     assert wrong[1] > 0.3
 
 
 @pytest.mark.parametrize("order", [1, 2])
-def test_with_unit_keys_the_memory_cannot_grow(order):
+def test_with_unit_keys_the_state_cannot_grow(order):
     """Without new values its norm never rises, for any β up to 2; and no output exceeds the sum of what was written."""
     x = draw(300, K=4, B=1, H=1)
     x["beta"] = 2 * x["beta"]
     _, state = ops.delta_rule(**x, order=order)
     x["v"] = torch.zeros_like(x["v"])
-    norms = [state.memory.norm()]
+    norms = [state.recurrent.norm()]
     for t in range(0, 300, 10):
         _, state = ops.delta_rule(**{name: part[:, t : t + 10] for name, part in x.items()}, order=order, state=state)
-        norms.append(state.memory.norm())
+        norms.append(state.recurrent.norm())
     assert all(after <= before * (1 + 1e-12) for before, after in pairwise(norms))
 
 
@@ -191,7 +191,7 @@ def test_hostile_inputs(order, changes, every):
     single = {name: part.detach().float() for name, part in x.items()}
     for form in EVERY_FORM:
         y, state = ops.delta_rule(**leaves, order=order, form=form, chunk_size=16)
-        assert state.memory.isfinite().all()
+        assert state.recurrent.isfinite().all()
         assert_close(y, expected, 1e-10, form)
         found = gradients(projections([y]), leaves)
         if "log_decay" in changes:  # a decay of nothing at all has no slope: e^-750 is zero
@@ -231,7 +231,7 @@ def test_bad_calls():
         ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
         ({"form": "wy"}, ValueError, "form must be one of"),
         ({"scale": math.nan}, ValueError, "scale must be a finite number"),
-        ({"state": second}, ValueError, r"state must hold a memory of \(2, 5, 3\) .* got \(2, 15, 3\)"),
+        ({"state": second}, ValueError, r"state must be \(2, 5, 3\) .* got \(2, 15, 3\)"),
         ({"state": power}, TypeError, "state must be a DeltaState or None, got PowerState"),
     ):
         with pytest.raises(error, match=match) as caught:

@@ -78,7 +78,7 @@ RAGGED = [
     ({"lengths": torch.tensor([1.0, 2.0])}, "lengths must be 2 whole numbers"),
     ({"lengths": torch.tensor([5, 6])}, "lengths must lie between 0 and the 5 tokens"),
     ({"lengths": torch.tensor([-1, 5])}, "lengths must lie between 0 and the 5 tokens"),
-    ({"cu_seqlens": [0, 5]}, "cu_seqlens describes documents packed in one row, but the batch has 2 rows"),
+    ({"cu_seqlens": [0, 5]}, "cu_seqlens describes documents packed in one sequence, but the batch has 2"),
     (
         {"lengths": torch.tensor([5, 5]), "attention_mask": torch.ones(2, 5)},
         "at most one of .* got attention_mask and lengths",
@@ -174,14 +174,14 @@ def test_states_are_checked(attention):
     other = ops.ConvState(torch.zeros(2, 3, 4))
     refused(attention, TypeError, "state must be a .*State or None, got ConvState", **qkv(), state=other)
     refused(attention, TypeError, "state must be a .*State or None, got dict", **qkv(), state={})
-    refused(attention, ValueError, "state must hold one row for each of the 3 sequences, got 2", **qkv(B=3), state=state)
+    refused(attention, ValueError, "state must hold 3 sequences, got 2", **qkv(B=3), state=state)
     match = "state must have been made with the same heads and channels: it holds"
     refused(attention, ValueError, match, **qkv(H=3, G=3), state=state)
     refused(attention, ValueError, match, **qkv(K=4), state=state)
     refused(attention, ValueError, match, **qkv(V=4), state=state)
     mask = torch.tensor([[1] * 5, [0] * 5, [1] * 5])
-    refused(attention, ValueError, "state must hold one row for each of the 3", **qkv(B=3), state=state, attention_mask=mask)
-    refused(attention, ValueError, "state must hold one row for each of the 1", **qkv(B=1), state=state, cu_seqlens=[0, 5])
+    refused(attention, ValueError, "state must hold 3", **qkv(B=3), state=state, attention_mask=mask)
+    refused(attention, ValueError, "state must hold 1", **qkv(B=1), state=state, cu_seqlens=[0, 5])
 
 
 @pytest.mark.parametrize("decay", [None, torch.zeros(2, 5, 2), torch.zeros(2, 5, 2, 3)], ids=["none", "head", "channel"])
@@ -197,7 +197,7 @@ def test_states_of_first_order_are_of_one_class_whatever_the_decay(decay):
 
 
 @pytest.mark.parametrize("options", [{"order": 3}, {"order": (0, 1, 2)}, {"normalize": False}])
-def test_a_memory_of_another_order_is_refused(options):
+def test_a_state_of_another_order_is_refused(options):
     _, state = ops.power_attention(**qkv(), fold_at=2)
     match = "state must have been made with the same order and normalize"
     refused(ops.power_attention, ValueError, match, **qkv(), state=state, **options)
@@ -222,6 +222,6 @@ def test_convolutions_are_checked():
     state = ops.ConvState(torch.zeros(2, 2, 3))
     refused(ops.short_conv, ValueError, "state must hold the last 3 inputs of 3 channels", x=x, weight=weight, state=state)
     state = ops.ConvState(torch.zeros(1, 3, 3))
-    refused(ops.short_conv, ValueError, "state must hold one row for each of the 2", x=x, weight=weight, state=state)
+    refused(ops.short_conv, ValueError, "state must hold 2", x=x, weight=weight, state=state)
     _, tokens = ops.softmax_attention(**qkv())
     refused(ops.short_conv, TypeError, "state must be a ConvState or None", x=x, weight=weight, state=tokens)

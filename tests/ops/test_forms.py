@@ -123,7 +123,7 @@ def test_orders_without_a_finite_state_keep_their_tokens(form):
     assert ops.fold_length(24, 3, orders) > 2**40
     y, state = op(batch, form=form)
     assert_close(y, op.reference(batch), 1e-10)
-    assert state.memory is None and state.slots == 10
+    assert state.recurrent is None and state.slots == 10
     first, state = op(batch.between(0, 4), form=form)
     second, state = op(batch.between(4, None), form=form, state=state)
     assert_close(torch.cat([first, second], dim=1), y, 1e-10)
@@ -145,8 +145,8 @@ def test_heads_that_wait_for_memory_are_the_same_heads(name, monkeypatch):
     for limit in (2**30, 3000, 1):
         monkeypatch.setattr(power_chunked, "EXPANSION_BYTES", limit)
         y, state = op(batch, form="chunked")
-        loss = y.square().sum() + state.memory.square().sum()
-        results.append((y, state.memory, *torch.autograd.grad(loss, list(batch.all().values()))))
+        loss = y.square().sum() + state.recurrent.square().sum()
+        results.append((y, state.recurrent, *torch.autograd.grad(loss, list(batch.all().values()))))
     for other in results[1:]:
         for actual, expected in zip(other, results[0], strict=True):
             assert_close(actual, expected, 1e-12)

@@ -22,7 +22,7 @@ from tests.ops.helpers import (
     sizes,
     state_of,
 )
-from tests.ops.test_handover import folded_memory
+from tests.ops.test_handover import folded_state
 
 FOLDS = st.tuples(st.integers(1, 21), st.integers(1, 8))
 
@@ -76,20 +76,20 @@ def test_gradients_of_states_do_not_depend_on_the_form(op, s, chunk, fold, cut):
 @pytest.mark.parametrize("name", ["power-2-decay", "power-3", "taylor-2", "taylor-gaps", "power-2-sums"])
 @settings(max_examples=12)
 @given(s=sizes(T=12), fold=st.tuples(st.integers(1, 12), st.integers(1, 4)), chunk=st.integers(1, 5))
-def test_gradients_from_the_memory_are_those_of_its_definition(name, s, fold, chunk):
+def test_gradients_from_the_state_are_those_of_its_definition(name, s, fold, chunk):
     op = BY_NAME[name]
     batch = op.draw(s).leaves()
     for form in FORMS:
         y, state = op(batch, chunk, fold, form=form)
         folded = s.T - state.slots
         k, v, a = (batch.tokens[x][:, :folded] for x in ("k", "v", "log_decay"))
-        expected = projections([op.reference(batch), folded_memory(k, v, a, **op.options)])
-        actual = projections([y, state.memory])
+        expected = projections([op.reference(batch), folded_state(k, v, a, **op.options)])
+        actual = projections([y, state.recurrent])
         assert_same_gradients(gradients(actual, batch.all()), gradients(expected, batch.all()))
 
 
 @pytest.mark.parametrize("name", ["linear-channel", "linear-channel-sums"])
-def test_gradients_from_a_memory_with_channel_decays_are_those_of_its_definition(name):
+def test_gradients_from_a_state_with_channel_decays_are_those_of_its_definition(name):
     op = BY_NAME[name]
     batch = op.draw(Sizes(T=9)).leaves()
     k, v, a = (batch.tokens[x] for x in ("k", "v", "log_decay"))
@@ -99,7 +99,7 @@ def test_gradients_from_a_memory_with_channel_decays_are_those_of_its_definition
     expected = gradients(projections([memory]), batch.all())
     for form in FORMS:
         _, state = op(batch, form=form)
-        assert_same_gradients(gradients(projections([state.memory]), batch.all()), expected)
+        assert_same_gradients(gradients(projections([state.recurrent]), batch.all()), expected)
 
 
 @every(FEW)
@@ -131,7 +131,7 @@ def test_chunked_power_passes_gradcheck(order, normalize):
     def function(q, k, v, log_decay):
         options = {"order": order, "normalize": normalize, "form": "chunked", "chunk_size": 2, "fold_at": 3, "fold_every": 2}
         y, state = ops.power_attention(q, k, v, log_decay, **options)
-        return y, state.memory
+        return y, state.recurrent
 
     assert torch.autograd.gradcheck(function, list(batch.all().values()))
 

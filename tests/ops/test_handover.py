@@ -97,8 +97,8 @@ def test_a_state_owns_no_more_memory_than_it_says(op):
 @pytest.mark.parametrize("name", ["power-2-decay", "power-3", "taylor-2", "taylor-gaps", "power-2-sums"])
 @settings(max_examples=15)
 @given(s=sizes(T=12), fold=st.tuples(st.integers(1, 12), st.integers(1, 4)))
-def test_the_memory_is_the_sum_of_decayed_features(name, s, fold):
-    """memory = Σ_s exp(a_{s+1} + … + a_n) φ(scale·k_s) [v_s, 1]ᵀ over the n tokens that are folded."""
+def test_the_state_is_the_sum_of_decayed_features(name, s, fold):
+    """state = Σ_s exp(a_{s+1} + … + a_n) φ(scale·k_s) [v_s, 1]ᵀ over the n tokens that are folded."""
     op = BY_NAME[name]
     batch = op.draw(s)
     for form in FORMS:
@@ -106,12 +106,12 @@ def test_the_memory_is_the_sum_of_decayed_features(name, s, fold):
         folded = s.T - state.slots
         assert folded >= fold[0] and state.slots < fold[1]
         k, v, a = (batch.tokens[x][:, :folded] for x in ("k", "v", "log_decay"))
-        assert_close(state.memory, folded_memory(k, v, a, **op.options), 1e-12, form)
+        assert_close(state.recurrent, folded_state(k, v, a, **op.options), 1e-12, form)
         for kept, given_ in (("keys", "k"), ("values", "v"), ("log_decay", "log_decay")):
             assert torch.equal(state.tensors()[kept], batch.tokens[given_][:, folded:])
 
 
-def folded_memory(k, v, log_decay, *, order, scale=None, normalize=True):
+def folded_state(k, v, log_decay, *, order, scale=None, normalize=True):
     """(B, G, F, V or V+1), from the reference's features and decays."""
     scale = reference.default_scale(scale, k)
     orders = (order,) if isinstance(order, int) else order
@@ -148,7 +148,7 @@ def test_a_decoding_state_is_never_larger_than_a_cache(dtype, decay):
 def test_the_fold_of_64_channels_comes_after_1057_tokens():
     assert ops.fold_length(64, 64) == 1057  # 2080·65 numbers against 128 a token
     assert ops.fold_length(64, 64, normalize=False) == 1040
-    assert ops.fold_length(64, 64, dtype=torch.bfloat16) == 2113  # the memory stays float32
+    assert ops.fold_length(64, 64, dtype=torch.bfloat16) == 2113  # the state stays float32
     assert ops.fold_length(64, 64, dtype=torch.float64) == 1057
 
 
@@ -160,7 +160,7 @@ def test_the_default_fold_is_invisible(form):
     op = BY_NAME["power-2-decay"]
     batch = op.draw(Sizes(B=1, T=T, G=1, R=1, K=K, V=V)).to(torch.float32)
     y, state = ops.power_attention(**batch.all(), form=form)
-    assert state.memory is not None and state.slots == 6
+    assert state.recurrent is not None and state.slots == 6
     assert_close(y, op.reference(batch.to(torch.float64)), 2e-4)
 
 
@@ -195,12 +195,12 @@ def test_a_first_order_state_goes_on_whatever_the_rank_of_the_decay(scale, backe
 
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_a_first_order_state_of_an_older_file_goes_on(scale):
-    """It was a PowerState without tokens, whose memory held scaled keys."""
+    """It was a PowerState without tokens, whose state held scaled keys."""
     q, k, v = torch.rand(3, 2, 8, 2, 3, generator=torch.Generator().manual_seed(0))
     whole, _ = ops.linear_attention(q, k, v, scale=scale)
     _, state = ops.linear_attention(q[:, :5], k[:, :5], v[:, :5], scale=scale)
-    scaled = state.memory * (3**-0.5 if scale is None else scale)
-    old = ops.PowerState(k[:, :0], v[:, :0], memory=scaled)
+    scaled = state.recurrent * (3**-0.5 if scale is None else scale)
+    old = ops.PowerState(k[:, :0], v[:, :0], recurrent=scaled)
     rest, after = ops.linear_attention(q[:, 5:], k[:, 5:], v[:, 5:], scale=scale, state=old)
     torch.testing.assert_close(rest, whole[:, 5:])
     assert type(after) is ops.LinearState

@@ -271,7 +271,7 @@ def test_nan_is_never_hidden(name, form):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
 @pytest.mark.parametrize("exact", [True, False])
-def test_orthogonal_to_everything_in_the_memory_is_zero(dtype, form, exact):
+def test_orthogonal_to_everything_in_the_state_is_zero(dtype, form, exact):
     """Keys share a direction and the query has none of it: what is left of their weights is rounding error."""
     k = torch.randn(1, 40, 1, 8, dtype=dtype)
     q = torch.randn(1, 40, 1, 8, dtype=dtype)
@@ -299,8 +299,8 @@ def at_an_angle(cosine, size, T=64, K=6, V=4):
     return (size * q).float(), (size * k).float(), torch.randn(1, T, 1, V)
 
 
-def through_a_memory(q, k, v, form, **options):
-    """The outputs, of which all but the first come from a memory as well: of the parallel form that of a state."""
+def through_a_state(q, k, v, form, **options):
+    """The outputs, of which all but the first come from a state as well: of the parallel form that of a state."""
     options = {"chunk_size": 16, "fold_at": 24, "fold_every": 8, **options}
     if form != "parallel":
         return ops.power_attention(q, k, v, form=form, **options)[0]
@@ -316,12 +316,12 @@ AVERAGING = [2, 4, 6, (2, 4), (0, 2), (0, 2, 4), (0, 1, 2), (0, 1, 2, 3, 4)]
 @pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
 @pytest.mark.parametrize("order", AVERAGING, ids=str)
 def test_weights_without_signs_give_averages_at_any_angle(order, form, size):
-    """No output leaves the range of its values, and as long as a memory has digits they are right."""
+    """No output leaves the range of its values, and as long as a state has digits they are right."""
     orders = (order,) if isinstance(order, int) else order
     coefficients = [1.0 if isinstance(order, int) else 1 / math.factorial(n) for n in orders]
     for cosine in (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-6):
         q, k, v = (x.requires_grad_() for x in at_an_angle(cosine, size))
-        y = through_a_memory(q, k, v, form, order=order)
+        y = through_a_state(q, k, v, form, order=order)
         assert y.abs().max() <= 1.05 * v.abs().max(), cosine
         dk, dv = torch.autograd.grad(y.square().sum(), (k, v))
         # how much larger the terms of a sum over features are than the sum: machine epsilons of them are what it loses
@@ -348,30 +348,30 @@ def test_weights_of_even_orders_give_averages_at_any_angle(order, form):
     heads = torch.rand(1, 1 if isinstance(order, int) else 2)
     for cosine in (1e-1, 1e-3, 1e-5):
         q, k, v = at_an_angle(cosine, 2.0)
-        y = through_a_memory(q, k, v, form, order=order, order_weights=heads)
+        y = through_a_state(q, k, v, form, order=order, order_weights=heads)
         assert y.abs().max() <= 1.05 * v.abs().max(), cosine
 
 
 @pytest.mark.parametrize("order", AVERAGING, ids=str)
-def test_one_memory_of_a_whole_sequence_gives_averages_at_any_angle(order):
+def test_one_state_of_a_whole_sequence_gives_averages_at_any_angle(order):
     for cosine in (1e-1, 1e-3, 1e-5):
         q, k, v = at_an_angle(cosine, 2.0)
         y = ops.bidirectional_power(q, k, v, order=order, form="chunked")
         assert y.abs().max() <= 1.05 * v.abs().max(), cosine
 
 
-def test_orders_of_both_signs_read_all_of_their_memory():
+def test_orders_of_both_signs_read_all_of_their_state():
     """1.0·x² - 0.3·x⁴ has negative sums, which are as good as others."""
     q, k, v = (torch.randn(1, 60, 1, 4, dtype=torch.float64) for _ in range(3))
     weights = torch.tensor([[2.0, -7.2]], dtype=torch.float64)
     expected = reference.power_attention(q, k, v, order=(2, 4), order_weights_HN=weights)
     for form in FORMS:
-        y = through_a_memory(q, k, v, form, order=(2, 4), order_weights=weights)
+        y = through_a_state(q, k, v, form, order=(2, 4), order_weights=weights)
         assert_close(y, expected, 1e-8, form)
 
 
 @pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
-def test_gradients_are_those_of_what_was_computed_where_a_memory_is_silent(form):
+def test_gradients_are_those_of_what_was_computed_where_a_state_is_silent(form):
     """In float64 the sixth order has no digits left below a cosine of 4e-3, where differences still tell the gradients."""
     q, k, v = (x.double().requires_grad_() for x in at_an_angle(1e-3, 1.0, T=6, K=3, V=1))
 
@@ -387,11 +387,11 @@ def test_gradients_are_those_of_what_was_computed_where_a_memory_is_silent(form)
 
 
 @pytest.mark.parametrize("cosine", [1e-1, 1e-4, 1e-5])
-def test_backends_have_the_same_gradients_where_a_memory_is_silent(cosine):
+def test_backends_have_the_same_gradients_where_a_state_is_silent(cosine):
     leaves = [x.requires_grad_() for x in at_an_angle(cosine, 2.0)]
     found = []
     for backend in ("torch", "native"):
-        y = through_a_memory(*leaves, "recurrent", backend=backend)
+        y = through_a_state(*leaves, "recurrent", backend=backend)
         found.append(torch.autograd.grad(y.square().sum(), leaves))
     for plain, native in zip(*found, strict=True):
         assert (plain - native).abs().max() < 1e-2 * max(found[0][1].abs().max(), plain.abs().max())

@@ -208,7 +208,7 @@ def test_the_causal_form_is_its_recurrence(form):
         S, z, u = S + k[t, :, None] * v[t], z + k[t], u + v[t]
         expected = s / (t + 1) * (q[t] @ S - (q[t] @ z) / (t + 1) * u) + u / (t + 1)
         assert (y[0, t, 0] - expected).abs().max() < 1e-14
-    torch.testing.assert_close(state.memory[0, 0], torch.cat([S, u[None]]))
+    torch.testing.assert_close(state.recurrent[0, 0], torch.cat([S, u[None]]))
     torch.testing.assert_close(state.key_sum[0, 0], z)
     assert state.count.tolist() == [N]
 
@@ -222,7 +222,7 @@ def test_the_last_token_sees_what_it_would_see_in_the_whole_sequence():
 def test_a_state_of_other_sizes_is_refused():
     q, k, v = one_head(*drawn())
     _, state = ops.inline_attention(q, k, v)
-    with pytest.raises(ValueError, match="state must hold a memory of"):
+    with pytest.raises(ValueError, match="state must be"):
         ops.inline_attention(q, k, v[..., :-1], state=state)
     with pytest.raises(ValueError, match="scale must be a finite number"):
         ops.inline_attention(q, k, v, scale=math.inf)
@@ -239,7 +239,7 @@ def test_running_sums_in_blocks(count):
 
 
 def test_long_sequences_are_the_matrix():
-    """Over several blocks of the running sum and chunks of the memory, with a state handed over between them."""
+    """Over several blocks of the running sum and chunks of the state, with a state handed over between them."""
     q, k, v = one_head(*drawn(count=300))
     expected = reference.inline_attention(q, k, v)
     first, state = ops.inline_attention(*(x[:, :130] for x in (q, k, v)), form="chunked")

@@ -133,8 +133,8 @@ def test_stabilisation_is_needed_and_there(form):
     y, state = mlstm(*tensors, form=form)
     expected, _ = mlstm(*(tensor.double() for tensor in tensors))
     torch.testing.assert_close(y.double(), expected, rtol=2e-4, atol=2e-4)
-    assert state.memory.dtype == torch.float32
-    assert state.memory.isfinite().all()
+    assert state.recurrent.dtype == torch.float32
+    assert state.recurrent.isfinite().all()
 
 
 def test_weights_are_signed():
@@ -202,7 +202,7 @@ def test_padding_is_neutral_even_where_it_is_nan(kind):
     torch.testing.assert_close(y[1:, :4], alone)
     for name, tensor in own.tensors().items():
         torch.testing.assert_close(state.tensors()[name][1:], tensor)
-    (y.sum() + state.memory.sum()).backward()
+    (y.sum() + state.recurrent.sum()).backward()
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
 
 
@@ -269,7 +269,7 @@ class TestAgainstTheAuthors:
         expected, (C, n, m) = theirs(*heads_first(first), return_last_states=True, chunk_size=16)
         got, state = mlstm(*first, form=form)
         torch.testing.assert_close(got, expected.transpose(1, 2), rtol=1e-4, atol=1e-4)
-        # the same memory in other units: theirs goes on here, and ours there
+        # the same state in other units: theirs goes on here, and ours there
         taken = MLSTMState(torch.cat([C, n[..., None]], dim=-1), m.reshape(2, 3).double())
         expected, _ = theirs(*heads_first(second), C, n, m, return_last_states=True, chunk_size=16)
         for start in (state, taken):
@@ -277,8 +277,8 @@ class TestAgainstTheAuthors:
             torch.testing.assert_close(got, expected.transpose(1, 2), rtol=1e-4, atol=1e-4)
         back = theirs(
             *heads_first(second),
-            state.memory[..., :-1].contiguous(),
-            state.memory[..., -1].contiguous(),
+            state.recurrent[..., :-1].contiguous(),
+            state.recurrent[..., -1].contiguous(),
             state.log_scale.float().reshape(m.shape),
             return_last_states=True,
             chunk_size=16,

@@ -54,7 +54,7 @@ def calls(draw, channels=CHANNELS):
 
 def power(leaves, options, state):
     y, after = ops.power_attention(**leaves, **options, state=state)
-    return {"y": y} | ({} if after.memory is None else {"memory": after.memory})
+    return {"y": y} | ({} if after.recurrent is None else {"memory": after.recurrent})
 
 
 def softmax(leaves, options, state):
@@ -76,7 +76,7 @@ def test_outputs_states_and_gradients_are_those_of_torch(call):
 @settings(max_examples=20)
 @given(call=calls(channels=st.sampled_from((1, 3, 8, 16, 33))), before=st.integers(1, 300))
 def test_a_state_from_either_backend_goes_on_in_either(call, before):
-    """A memory and waiting tokens come in, with gradients by both, and a memory goes out."""
+    """A state and waiting tokens come in, with gradients by both, and a state goes out."""
     batch, options = call
     earlier = attention_inputs("kv" if "log_decay" in batch.tokens else None)(
         Sizes(*batch.tokens["k"].shape[:1], before, batch.tokens["k"].shape[2], 1, *_channels(batch), seed=5)
@@ -121,7 +121,8 @@ def test_threads_change_nothing(threads, form, B, G, R):
         torch.set_num_threads(count)
         leaves = batch.leaves()
         y, state = ops.power_attention(**leaves.tokens, form=form, fold_at=100, backend="native")
-        found.append([y, state.memory, *torch.autograd.grad(projections([y, state.memory]), list(leaves.tokens.values()))])
+        outputs = [y, state.recurrent]
+        found.append([*outputs, *torch.autograd.grad(projections(outputs), list(leaves.tokens.values()))])
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
 
 
@@ -284,7 +285,7 @@ def test_second_derivatives_are_refused_and_not_silently_zero(form):
 
 
 def test_products_are_counted():
-    """Through the memory, and with half of a chunk's 128 keys on average."""
+    """Through the state, and with half of a chunk's 128 keys on average."""
     x = torch.randn(1, 512, 1, 8)
     with FlopCounterMode(display=False) as counter:
         ops.power_attention(x, x, x, form="chunked", backend="native", return_state=False)

@@ -148,7 +148,7 @@ def test_what_has_decayed_to_nothing_has_no_influence(isa):
     draw = attention_inputs("kv")
     earlier, token = (draw(Sizes(T=T, K=8, V=8, seed=T)).to(torch.float32).tokens for T in (150, 1))
     _, state = ops.power_attention(**earlier, fold_at=60, fold_every=200, backend="torch")
-    state.memory.fill_(float("nan"))
+    state.recurrent.fill_(float("nan"))
     state.log_decay[:, 10] = -1e4
     with native.using_isa(isa):
         y, _ = ops.power_attention(**token, state=state, fold_every=200, backend="native")
@@ -165,7 +165,7 @@ def test_a_compiled_step_is_the_same():
         y, after = ops.power_attention(**token, state=state, fold_at=60, backend="native")
         return y, after.keys
 
-    tensors = (state.keys, state.values, state.log_decay, state.memory)
+    tensors = (state.keys, state.values, state.log_decay, state.recurrent)
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for actual, expected in zip(compiled(token, *tensors), step(token, *tensors), strict=True):
         assert_close(actual, expected, 1e-6)
@@ -214,7 +214,7 @@ def test_decoding_takes_the_plain_step_and_anything_else_does_not(monkeypatch):
             before = len(ways)
             y, state = ops.power_attention(**batch.between(t, t + 1).tokens, state=state)
             if len(ways) > before:
-                assert state.slots == 0 and state.memory is not None
+                assert state.slots == 0 and state.recurrent is not None
         assert len(ways) == 1
         token = batch.between(0, 1).tokens
         with pytest.raises(ValueError, match="log_decay must be <= 0"):

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="built without a 
 SIZES = {"B": 2, "T": 5, "H": 4, "G": 2, "K": 3, "V": 6, "C": 7, "N": 2}  # and the width 4 of a convolution
 
 ATTENTION = {"q": "BTHK", "k": "BTGK", "v": "BTGV", "log_decay": "BTG"}
-LINEAR = {"q": "BTHK", "k": "BTGK", "v": "BTGV", "log_decay": "BTGK", "memory": "BGKW"}
+LINEAR = {"q": "BTHK", "k": "BTGK", "v": "BTGV", "log_decay": "BTGK", "state": "BGKW"}
 CONV = {"x": "BTC", "weight": "C4", "bias": "C", "before": "B3C"}
 SCAN = {"log_decay": "BTC", "start": "BC"}
 SELECTIVE = {"x": "BTC", "dt": "BTC", "rate": "CN", "b": "BTN", "c": "BTN", "start": "BCN"}
@@ -21,16 +21,16 @@ OUTPUTS = {"y": "BTHV", "total": "BTH"}
 OPERATORS = {
     "quadratic": (ATTENTION, (1.0, False, True)),
     "quadratic_backward": ({"dy": "BTHV", **ATTENTION, **OUTPUTS}, (1.0, False, True)),
-    "chunked": ({**ATTENTION, "memory": "BGFW"}, (1.0, True, 2, 5)),
+    "chunked": ({**ATTENTION, "state": "BGFW"}, (1.0, True, 2, 5)),
     "chunked_backward": (
-        {"dy": "BTHV", "dnew_memory": "BGFW", **ATTENTION, "memory": "BGFW", **OUTPUTS, "new_memory": "BGFW"},
+        {"dy": "BTHV", "dnew_state": "BGFW", **ATTENTION, "state": "BGFW", **OUTPUTS, "new_state": "BGFW"},
         (1.0, True, 2, 5),
     ),
     "whole": (ATTENTION, (1.0, True)),
     "whole_backward": ({"dy": "BTHV", **ATTENTION, **OUTPUTS}, (1.0, True)),
     "linear": (LINEAR, (1.0, 1.0, True, 2, True)),
     "linear_backward": (
-        {"dy": "BTHV", "dnew_memory": "BGKW", **LINEAR, **OUTPUTS, "new_memory": "BGKW"},
+        {"dy": "BTHV", "dnew_state": "BGKW", **LINEAR, **OUTPUTS, "new_state": "BGKW"},
         (1.0, 1.0, True, 2, True),
     ),
     "short_conv": (CONV, (True,)),
@@ -38,7 +38,7 @@ OPERATORS = {
     "linear_scan": ({"x": "BTC", **SCAN}, ()),
     "linear_scan_backward": ({"dy": "BTC", "y": "BTC", **SCAN}, ()),
     "selective_scan": (SELECTIVE, ()),
-    "selective_scan_backward": ({"dy": "BTC", "dnew_memory": "BCN", **SELECTIVE}, ()),
+    "selective_scan_backward": ({"dy": "BTC", "dnew_state": "BCN", **SELECTIVE}, ()),
 }
 FREE = {("quadratic", "v", 3), ("whole", "v", 3), ("short_conv", "x", 1)}  # sizes that no other tensor of theirs knows
 

@@ -19,7 +19,7 @@ DECAYS = st.sampled_from((None, "kv", "q", "channel", "q-channel"))
 
 @st.composite
 def calls(draw, channels=CHANNELS):
-    """Inputs in float32, strides included, an initial memory or none, and the options of linear_attention."""
+    """Inputs in float32, strides included, an initial state or none, and the options of linear_attention."""
     sizes = Sizes(
         B=draw(st.integers(1, 2)),
         T=draw(LENGTHS),
@@ -48,7 +48,7 @@ def calls(draw, channels=CHANNELS):
 
 def outputs(batch, options, state):
     y, after = ops.linear_attention(**batch, **options, state=state)
-    return {"y": y, "memory": after.memory}
+    return {"y": y, "memory": after.recurrent}
 
 
 @settings(max_examples=150)
@@ -74,7 +74,8 @@ def test_threads_change_nothing(threads, decay):
         torch.set_num_threads(count)
         leaves = batch.leaves()
         y, state = ops.linear_attention(**leaves.tokens, normalize=False, backend="native")
-        found.append([y, state.memory, *torch.autograd.grad(projections([y, state.memory]), list(leaves.tokens.values()))])
+        outputs = [y, state.recurrent]
+        found.append([*outputs, *torch.autograd.grad(projections(outputs), list(leaves.tokens.values()))])
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
 
 
@@ -128,7 +129,7 @@ def test_compiled_it_is_the_same(decay):
 
     def loss(tokens):
         y, state = ops.linear_attention(**tokens, normalize=False, backend="native")
-        return y.square().sum() + state.memory.sum()
+        return y.square().sum() + state.recurrent.sum()
 
     expected = gradients(loss(batch.tokens), batch.tokens)
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")

@@ -48,12 +48,12 @@ def selective_calls(draw):
 
 def scan(inputs, options, state):
     y, after = ops.linear_scan(**inputs, **options, state=state)
-    return {"y": y, "memory": after.memory}
+    return {"y": y, "memory": after.recurrent}
 
 
 def selective(inputs, options, state):
     y, after = ops.selective_scan(**inputs, **options, state=state)
-    return {"y": y, "memory": after.memory}
+    return {"y": y, "memory": after.recurrent}
 
 
 @settings(max_examples=60)
@@ -120,7 +120,7 @@ def test_compiled_they_are_the_same(kind):
 
     def loss(leaves):
         y, state = op(**leaves, backend="native")
-        return y.square().sum() + state.memory.sum()
+        return y.square().sum() + state.recurrent.sum()
 
     expected = gradients(loss(leaves), leaves)
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")

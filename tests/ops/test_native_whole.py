@@ -1,4 +1,4 @@
-"""Squared scores over whole sequences: the kernels against the matrix, both ways with a decay and one memory without."""
+"""Squared scores over whole sequences: the kernels against the matrix, both ways with a decay and one state without."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def calls(draw):
     """Leaves q, k, v and perhaps log_decay in float32, options, and a direction for the gradients."""
     B, G, R = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
     decayed = draw(st.booleans())
-    # a memory has (q·k)² as a sum of larger terms, which cancel where q is orthogonal to the only key
+    # a state has (q·k)² as a sum of larger terms, which cancel where q is orthogonal to the only key
     shortest = 1 if decayed else 16
     T = draw(st.one_of(st.integers(shortest, 40), st.sampled_from((64, 65, 127, 128, 129, 200, 257))))
     K, V = draw(st.sampled_from((1, 3, 8, 16, 33))), draw(st.sampled_from((1, 5, 16, 33, 80)))
@@ -65,11 +65,11 @@ def test_the_kernels_are_the_matrix(call, isa, threads):
         assert (x.double() - gradient).norm() <= max(BACKWARD * gradient.norm(), smallest)
 
 
-def test_both_ways_and_one_memory_are_the_same_where_nothing_decays():
+def test_both_ways_and_one_state_are_the_same_where_nothing_decays():
     q, k, v = torch.randn(3, 2, 300, 2, 16, generator=torch.Generator().manual_seed(0))
-    one_memory = ops.bidirectional_power(q, k, v, form="chunked")
+    one_state = ops.bidirectional_power(q, k, v, form="chunked")
     both_ways = ops.bidirectional_power(q, k, v, torch.zeros(2, 300, 2), form="chunked")
-    assert_close(one_memory, both_ways, 1e-6)
+    assert_close(one_state, both_ways, 1e-6)
 
 
 @settings(max_examples=30)

@@ -39,7 +39,7 @@ def test_channels_may_have_any_shape():
     x, a = draw(9, 24)
     expected, state = ops.linear_scan(x, a)
     y, shaped = ops.linear_scan(x.view(2, 9, 2, 3, 4), a.view(2, 9, 2, 3, 4))
-    assert torch.equal(y.flatten(2), expected) and torch.equal(shaped.memory.flatten(1), state.memory)
+    assert torch.equal(y.flatten(2), expected) and torch.equal(shaped.recurrent.flatten(1), state.recurrent)
     again, _ = ops.linear_scan(x.view(2, 9, 2, 3, 4), a.view(2, 9, 2, 3, 4), state=shaped, form="recurrent")
     assert_close(again.flatten(2), loop(torch.cat([x, x], 1), torch.cat([a, a], 1))[:, 9:], 1e-12)
 
@@ -114,7 +114,7 @@ def test_what_is_kept_for_the_backward_pass_is_linear_in_time(backend):
         (lambda x, a: (x[0], a), {}, r"x must have shape \(batch, time >= 1, channels, ...\), got \(5, 6\)"),
         (lambda x, a: (x, a[..., :3]), {}, r"log_decay must have the shape of x \(2, 5, 6\), got \(2, 5, 3\)"),
         (lambda x, a: (x, -a), {}, "log_decay must be <= 0 everywhere"),
-        (lambda x, a: (x, a), {"state": ops.ScanState(torch.zeros(2, 5))}, r"state must hold a memory of \(6,\) a row"),
+        (lambda x, a: (x, a), {"state": ops.ScanState(torch.zeros(2, 5))}, r"state must be \(6,\) per sequence"),
         (lambda x, a: (x, a), {"chunk_size": 0}, "chunk_size must be at least 1"),
         (lambda x, a: (x, a), {"form": "fast"}, "form must be one of"),
     ],
@@ -132,7 +132,7 @@ def test_bad_calls_of_the_recurrence(arguments, options, message):
         ({"rate": -torch.rand(6, 3)}, "rate must be >= 0 everywhere"),
         ({"rate": torch.rand(5, 3)}, r"rate must have shape \(6, state >= 1\)"),
         ({"b": torch.rand(2, 5, 4)}, r"b must have shape \(2, 5, 3\)"),
-        ({"state": ops.ScanState(torch.zeros(2, 3, 6))}, r"state must hold a memory of \(6, 3\) a row"),
+        ({"state": ops.ScanState(torch.zeros(2, 3, 6))}, r"state must be \(6, 3\) per sequence"),
     ],
 )
 def test_bad_calls_of_the_selective_scan(change, message):

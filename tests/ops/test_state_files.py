@@ -177,8 +177,11 @@ def test_descriptions_are_checked(text, message, tmp_path):
         ({"lengths": torch.tensor([3])}, r"state.lengths must lie between 0 and the 2 slots, got \[3\]"),
         ({"lengths": torch.tensor([-1])}, "state.lengths must not be negative, got -1"),
         ({"lengths": torch.tensor([1.0])}, r"state.lengths must be whole numbers \(int64\) of shape \(1,\), got"),
-        ({"memory": torch.zeros(1, 3, 10, 7)}, "state.memory must have 5 or 6 value channels"),
-        ({"memory": torch.zeros(1, 2, 10, 5)}, r"state.memory must be a floating point tensor of shape \(1, 3, F, W\)"),
+        ({"recurrent": torch.zeros(1, 3, 10, 7)}, "state.recurrent must have 5 or 6 value channels"),
+        (
+            {"recurrent": torch.zeros(1, 2, 10, 5)},
+            r"state.recurrent must be a floating point tensor of shape \(1, 3, F, W\)",
+        ),
         ({"extra": torch.zeros(1)}, "a PowerState has no field 'extra'"),
     ],
 )

@@ -35,7 +35,7 @@ def test_bytes_are_those_of_all_tensors(op):
 
 def test_names_of_nested_tensors_are_dotted():
     layer = LayerState(ConvState(torch.zeros(2, 3, 4)), folded_state(B=2), torch.ones(2))
-    names = {"conv.inputs", "tokens.keys", "tokens.values", "tokens.log_decay", "tokens.memory", "gate"}
+    names = {"conv.inputs", "tokens.keys", "tokens.values", "tokens.log_decay", "tokens.recurrent", "gate"}
     assert layer.tensors().keys() == names
     assert layer.nbytes == layer.conv.nbytes + layer.tokens.nbytes + 8
 
@@ -43,12 +43,12 @@ def test_names_of_nested_tensors_are_dotted():
 def test_detach_clone_and_to_keep_every_tensor():
     op = BY_NAME["power-2-decay"]
     state = state_of(op, op.draw(Sizes()).leaves())
-    assert state.memory.requires_grad and state.keys.requires_grad
+    assert state.recurrent.requires_grad and state.keys.requires_grad
     detached = state.detach()
     assert not any(x.requires_grad for x in detached.tensors().values())
     assert_same_state(detached, state, 0)
     cloned = detached.clone()
-    cloned.memory.zero_()
+    cloned.recurrent.zero_()
     cloned.keys.zero_()
     assert_same_state(detached, state, 0)
     moved = detached.to("meta")
@@ -138,7 +138,7 @@ def test_precision_is_part_of_a_state():
     batch = BY_NAME["power-2-decay"].draw(Sizes()).to(torch.bfloat16)
     state = state_of(BY_NAME["power-2-decay"], batch)
     assert (state.keys.dtype, state.values.dtype) == (torch.bfloat16, torch.bfloat16)
-    assert (state.memory.dtype, state.log_decay.dtype) == (torch.float32, torch.float32)
+    assert (state.recurrent.dtype, state.log_decay.dtype) == (torch.float32, torch.float32)
     tokens = Batch({name: x for name, x in batch.tokens.items() if name != "log_decay"})
     assert isinstance(ops.softmax_attention(**tokens.all())[1], TokenState)
     assert ops.softmax_attention(**tokens.all())[1].keys.dtype == torch.bfloat16
@@ -148,14 +148,14 @@ def test_precision_is_part_of_a_state():
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 @pytest.mark.parametrize("length", [1, 4])
 def test_a_state_that_lies_is_refused(op, backend, length):
-    """By every backend, before a kernel reads it. Left out decays are zero, and a memory may not be there yet."""
+    """By every backend, before a kernel reads it. Left out decays are zero, and a state may not be there yet."""
     options = {"backend": backend} if "backend" in inspect.signature(op.function).parameters else {}
     batch = op.draw(Sizes(T=11)).to(torch.float32)
     new = batch.between(0, length)
     with torch.no_grad():
         state = state_of(op, batch)
         for what, lie in lies(state):
-            if isinstance(state, TokenState) and what in ("log_decay: None", "memory: None"):
+            if isinstance(state, TokenState) and what in ("log_decay: None", "recurrent: None"):
                 continue
             assert refusal(op, new, state=lie, **options), f"{what} was accepted"
 
@@ -169,17 +169,17 @@ def test_lengths_beyond_the_slots_are_refused(lengths):
 
 
 @pytest.mark.skipif(not native.available(), reason="built without a C++ compiler")
-def test_a_memory_in_any_layout_is_read_as_it_is():
+def test_a_state_in_any_layout_is_read_as_it_is():
     op = BY_NAME["power-2-decay"]
     batch = op.draw(Sizes(T=11)).to(torch.float32)
     token = batch.between(0, 1)
     with torch.no_grad():
         state = state_of(op, batch)
         expected, _ = op(token, state=state, backend="torch")
-        memory = state.memory.transpose(1, 2).contiguous().transpose(1, 2)
-        wider = state.memory.repeat_interleave(2, dim=-1)[..., ::2]
-        for changed in (memory, wider, state.memory.double(), state.memory.bfloat16()):
-            y, _ = op(token, state=dataclasses.replace(state, memory=changed))
+        memory = state.recurrent.transpose(1, 2).contiguous().transpose(1, 2)
+        wider = state.recurrent.repeat_interleave(2, dim=-1)[..., ::2]
+        for changed in (memory, wider, state.recurrent.double(), state.recurrent.bfloat16()):
+            y, _ = op(token, state=dataclasses.replace(state, recurrent=changed))
             assert_close(y, expected, 1e-2 if changed.dtype == torch.bfloat16 else 1e-5)
 
 
@@ -208,7 +208,7 @@ def test_states_that_differ_cannot_be_joined():
         PowerState.cat([state, 3])
     with pytest.raises(ValueError, match=r"state.inputs must be a floating point tensor of shape"):
         ConvState.cat([ConvState(torch.zeros(1, 2, 3)), ConvState(torch.zeros(1, 2, 4))])
-    with pytest.raises(ValueError, match=r"state.memory must be a floating point tensor of shape"):
+    with pytest.raises(ValueError, match=r"state.recurrent must be a floating point tensor of shape"):
         ScanState.cat([ScanState(torch.zeros(1, 2)), ScanState(torch.zeros(1, 3))])
     with pytest.raises(ValueError, match="log_decay must be given"):
         PowerState.cat([state, dataclasses.replace(state, log_decay=None)])

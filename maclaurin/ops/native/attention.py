@@ -1,13 +1,13 @@
 """Attention with squared or exponential scores as torch operators.
 
-`quadratic` meets every key directly; `chunked` (squared scores) goes through a memory, in linear time, and `whole` does so
+`quadratic` meets every key directly; `chunked` (squared scores) goes through a state, in linear time, and `whole` does so
 for every query and every key. All take float32 tensors (B,T,H,K) of queries and (B,S,G,·) of keys and values, of which the
 queries are the last T, with any strides.
-Besides y they return the divisor of every row, which is for the backward alone.
+Besides y they return the divisor of every output, which is for the backward alone.
 """
 
 # B batch, T queries, S keys (the queries are the last T of them), H heads, G key-value heads, K, V channels,
-# F = K(K+1)/2 monomials, W = V or V+1 columns of a memory
+# F = K(K+1)/2 monomials, W = V or V+1 columns of a state
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SHAPES = Shapes(
         "k": "BSGK",
         "v": "BSGV",
         "log_decay": "BSG",
-        "memory": "BGFW",
+        "state": "BGFW",
         "y": "BTHV",
         "dy": "BTHV",
         "total": "BTH",
-        "new_memory": lambda size: "BGFW" if size["folded"] else "0",
-        "dnew_memory": "BGFW",
+        "new_state": lambda size: "BGFW" if size["folded"] else "0",
+        "dnew_state": "BGFW",
     },
     derived={"F": lambda size: size["K"] * (size["K"] + 1) // 2, "W": lambda size: size["V"] + size["normalize"]},
     rules={
@@ -68,7 +68,7 @@ def _dense_like(*tensors: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """y (B,T,H,V), and the divisor of every row (B,T,H)."""
+    """y (B,T,H,V), and the divisor of every output (B,T,H)."""
     B, T, H, _ = q.shape
     return buffer(B, T, H, v.shape[3]), buffer(B, T, H)
 
@@ -166,51 +166,51 @@ def _quadratic_backward(
     return _gradients("quadratic_backward", (q, k, v), given, scale, normalize, exponential=exponential)
 
 
-# --- squared scores through the memory (B,G,F,W) of what came before; also the memory after `folded` keys, empty for 0
+# --- squared scores through the state (B,G,F,W) of what came before; also the state after `folded` keys, empty for 0
 
 
-def _memory_shape(k: Tensor, v: Tensor, normalize: bool, folded: int) -> Shape:
+def _state_shape(k: Tensor, v: Tensor, normalize: bool, folded: int) -> Shape:
     B, _, G, K = k.shape
     return (B, G, K * (K + 1) // 2, v.shape[3] + normalize) if folded else (0,)
 
 
 def _chunked_fake(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, memory: Tensor | None, scale: float, normalize: bool, *last: int
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: Tensor | None, scale: float, normalize: bool, *last: int
 ) -> tuple[Tensor, ...]:
     _, folded = last
-    return *_fake_outputs(q, v), q.new_empty(_memory_shape(k, v, normalize, folded))
+    return *_fake_outputs(q, v), q.new_empty(_state_shape(k, v, normalize, folded))
 
 
-def _chunked_gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
+def _chunked_gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_state: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
-    log_decay, memory = saved[3:5]
-    dnew = dnew_memory if ctx.options[-1] else None
-    dq, dk, dv, dlog_decay, dmemory = torch.ops.maclaurin.chunked_backward(dy, dnew, *saved, *ctx.options)
-    return dq, dk, dv, None if log_decay is None else dlog_decay, None if memory is None else dmemory, None, None, None, None
+    log_decay, state = saved[3:5]
+    dnew = dnew_state if ctx.options[-1] else None
+    dq, dk, dv, dlog_decay, dstate = torch.ops.maclaurin.chunked_backward(dy, dnew, *saved, *ctx.options)
+    return dq, dk, dv, None if log_decay is None else dlog_decay, None if state is None else dstate, None, None, None, None
 
 
 def _chunked_flops(
     q: Shape, k: Shape, v: Shape, a: Any, m: Any, scale: Any, norm: Any, chunk: int, folded: int, **_: Any
 ) -> int:
-    reads, writes = _memory_products(q, k, v)
+    reads, writes = _state_products(q, k, v)
     if q[1] == 1 and m is not None:
         return 2 * (reads + (writes if folded else 0) + _pair_products(q, v, k[1]))
     return 2 * (reads + writes + _pair_products(q, v, min(chunk, LONGEST_CHUNK) / 2))
 
 
 def _chunked_backward_fake(
-    dy: Tensor, dnew: Tensor | None, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, memory: Tensor | None, *_: Any
+    dy: Tensor, dnew: Tensor | None, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: Tensor | None, *_: Any
 ) -> tuple[Tensor, ...]:
-    return _dense_like(q, k, v, a, memory)
+    return _dense_like(q, k, v, a, state)
 
 
 def _chunked_backward_flops(dy: Shape, dnew: Any, q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    reads, writes = _memory_products(q, k, v)
+    reads, writes = _state_products(q, k, v)
     return 2 * (2 * reads + 3 * writes)
 
 
 @operator(
-    f"chunked({INPUTS}, Tensor? memory, float scale, bool normalize, int chunk, int folded) -> (Tensor, Tensor, Tensor)",
+    f"chunked({INPUTS}, Tensor? state, float scale, bool normalize, int chunk, int folded) -> (Tensor, Tensor, Tensor)",
     shapes=SHAPES,
     fake=_chunked_fake,
     flops=_chunked_flops,
@@ -222,24 +222,24 @@ def _chunked(
     k: Tensor,
     v: Tensor,
     log_decay: Tensor | None,
-    memory: Tensor | None,
+    state: Tensor | None,
     scale: float,
     normalize: bool,
     chunk: int,
     folded: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = rows(q), rows(k), rows(v)
-    memory = None if memory is None else memory.contiguous()
+    state = None if state is None else state.contiguous()
     y, total = _outputs(q, v)
-    new_memory = buffer(*_memory_shape(k, v, normalize, folded))
+    new_state = buffer(*_state_shape(k, v, normalize, folded))
     call = _call(q, k, v, scale, normalize, {"log_decay": log_decay, "y": y, "total": total}, chunk=chunk, folded=folded)
-    call.memory, call.new_memory = pointer(memory), pointer(new_memory)
+    call.state, call.new_state = pointer(state), pointer(new_state)
     run("chunked_forward", call)
-    return y, total, new_memory
+    return y, total, new_state
 
 
 @operator(
-    f"chunked_backward(Tensor dy, Tensor? dnew_memory, {INPUTS}, Tensor? memory, Tensor y, Tensor total, Tensor new_memory, "
+    f"chunked_backward(Tensor dy, Tensor? dnew_state, {INPUTS}, Tensor? state, Tensor y, Tensor total, Tensor new_state, "
     "float scale, bool normalize, int chunk, int folded) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     shapes=SHAPES,
     fake=_chunked_backward_fake,
@@ -247,31 +247,31 @@ def _chunked(
 )
 def _chunked_backward(
     dy: Tensor,
-    dnew_memory: Tensor | None,
+    dnew_state: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_decay: Tensor | None,
-    memory: Tensor | None,
+    state: Tensor | None,
     y: Tensor,
     total: Tensor,
-    new_memory: Tensor,
+    new_state: Tensor,
     scale: float,
     normalize: bool,
     chunk: int,
     folded: int,
 ) -> tuple[Tensor, ...]:
     dy, q, k, v, y = rows(dy), rows(q), rows(k), rows(v), rows(y)
-    memory, dnew_memory = (None if x is None else x.contiguous() for x in (memory, dnew_memory))
-    new_memory = new_memory.contiguous()
-    dq, dk, dv, da, dmemory = _dense_like(q, k, v, log_decay, memory)
+    state, dnew_state = (None if x is None else x.contiguous() for x in (state, dnew_state))
+    new_state = new_state.contiguous()
+    dq, dk, dv, da, dstate = _dense_like(q, k, v, log_decay, state)
     tensors = {"log_decay": log_decay, "y": y, "total": total, "dy": dy, "dq": dq, "dk": dk, "dv": dv}
     decay = {} if log_decay is None else {"dlog_decay": da}
     call = _call(q, k, v, scale, normalize, {**tensors, **decay}, chunk=chunk, folded=folded)
-    call.memory, call.dmemory = pointer(memory), pointer(dmemory)
-    call.new_memory, call.dnew_memory = pointer(new_memory), pointer(dnew_memory)
+    call.state, call.dstate = pointer(state), pointer(dstate)
+    call.new_state, call.dnew_state = pointer(new_state), pointer(dnew_state)
     run("chunked_backward", call)
-    return dq, dk, dv, da, dmemory
+    return dq, dk, dv, da, dstate
 
 
 # --- squared scores over whole sequences, every query against every key
@@ -292,12 +292,12 @@ def _whole_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | Non
 
 
 def _whole_flops(q: Shape, k: Shape, v: Shape, a: Shape | None, *_: Any, **__: Any) -> int:
-    through_memory = 2 * sum(_memory_products(q, k, v))
-    return through_memory if a is None else 2 * through_memory + 4 * _pair_products(q, v, LONGEST_CHUNK / 2)
+    through_state = 2 * sum(_state_products(q, k, v))
+    return through_state if a is None else 2 * through_state + 4 * _pair_products(q, v, LONGEST_CHUNK / 2)
 
 
 def _whole_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, a: Shape | None, *_: Any, **__: Any) -> int:
-    reads, writes = _memory_products(q, k, v)
+    reads, writes = _state_products(q, k, v)
     return (1 if a is None else 2) * 2 * (2 * reads + 3 * writes)
 
 
@@ -355,7 +355,7 @@ def _pair_products(q: Shape, v: Shape, keys_met: float) -> int:
     return int(B * H * T * keys_met * (K + v[3]))
 
 
-def _memory_products(q: Shape, k: Shape, v: Shape) -> tuple[int, int]:
-    """Of all reads and of all writes of the memory."""
+def _state_products(q: Shape, k: Shape, v: Shape) -> tuple[int, int]:
+    """Of all reads and of all writes of the state."""
     features = q[3] * (q[3] + 1) // 2 * (v[3] + 1)
     return q[0] * q[1] * q[2] * features, k[0] * k[1] * k[2] * features

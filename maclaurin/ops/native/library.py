@@ -48,7 +48,7 @@ class Attention(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("B", "T", "S", "H", "G", "K", "V")),
         *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
-        *((name, ctypes.c_void_p) for name in ("memory", "dnew_memory", "new_memory", "dmemory")),
+        *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate")),
         *((name, ctypes.c_int64) for name in ("chunk", "folded")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("exponential", "normalize", "threads", "way")),
@@ -61,7 +61,7 @@ class Linear(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("B", "T", "H", "G", "K", "V")),
         *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
-        *((name, ctypes.c_void_p) for name in ("memory", "dnew_memory", "new_memory", "dmemory")),
+        *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate")),
         ("chunk", ctypes.c_int64),
         *((name, ctypes.c_float) for name in ("q_scale", "k_scale")),
         *((name, ctypes.c_int32) for name in ("per_channel", "normalize", "threads")),
@@ -96,7 +96,7 @@ class Selective(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("B", "T", "C", "N")),
         *((name, Strided) for name in ("x", "dt", "b", "c", "y", "dy", "dx", "ddt", "db", "dc")),
-        *((name, ctypes.c_void_p) for name in ("rate", "drate", "start", "dnew_memory", "new_memory", "dstart")),
+        *((name, ctypes.c_void_p) for name in ("rate", "drate", "start", "dnew_state", "new_state", "dstart")),
         ("threads", ctypes.c_int32),
     ]
 

@@ -1,10 +1,10 @@
 """First-order attention as a torch operator: forward, backward, shapes for the compiler, flops.
 
-Decays are absent, one a head (B,T,G), or one a channel (B,T,G,K). A memory (B,G,K,W) goes in and comes out; it holds
+Decays are absent, one per head (B,T,G), or one per channel (B,T,G,K). A state (B,G,K,W) goes in and comes out; it holds
 k_scale·k. The kernels have a block size of their own, which `chunk` can make smaller.
 """
 
-# B batch, T time, H heads, G key-value heads, K, V channels, W = V or V+1 columns of a memory
+# B batch, T time, H heads, G key-value heads, K, V channels, W = V or V+1 columns of a state
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SHAPES = Shapes(
         "k": "BTGK",
         "v": "BTGV",
         "log_decay": "BTG|BTGK",
-        "memory": "BGKW",
+        "state": "BGKW",
         "y": "BTHV",
         "dy": "BTHV",
         "total": lambda size: "BTH" if size["normalize"] else "0",
-        "new_memory": lambda size: "BGKW" if size["keep"] else "0",
-        "dnew_memory": "BGKW",
+        "new_state": lambda size: "BGKW" if size["keep"] else "0",
+        "dnew_state": "BGKW",
     },
     derived={"W": lambda size: size["V"] + size["normalize"]},
     rules={
@@ -36,7 +36,7 @@ SHAPES = Shapes(
         "a chunk of at least 1": lambda size: size["chunk"] >= 1,
     },
 )
-INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? memory"
+INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? state"
 OPTIONS = "float q_scale, float k_scale, bool normalize, int chunk, bool keep"
 BLOCK = {3: 32, 4: 16}  # tokens that the kernels take at a time, by the dimensions of log_decay
 
@@ -56,19 +56,19 @@ def _call(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, options: tu
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor, normalize: bool, keep: bool) -> tuple[tuple[int, ...], ...]:
-    """Of y, of the divisors and of the new memory; what is not asked for is empty."""
+    """Of y, of the divisors and of the new state; what is not asked for is empty."""
     B, T, H, K = q.shape
     V = v.shape[3]
     return (B, T, H, V), (B, T, H) if normalize else (0,), (B, k.shape[2], K, V + normalize) if keep else (0,)
 
 
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, memory: Tensor | None, *options: Any
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor | None, *options: Any
 ) -> tuple[Tensor, ...]:
     return tuple(torch.empty(shape, dtype=q.dtype, device=q.device) for shape in _shapes(q, k, v, options[2], options[4]))
 
 
-def _backward_fake(dy: Tensor, dnew_memory: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+def _backward_fake(dy: Tensor, dnew_state: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty(0 if x is None else x.shape, dtype=dy.dtype, device=dy.device) for x in rest[:5])
 
 
@@ -77,15 +77,15 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(*inputs[:5], *output)
 
 
-def _gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_state: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: checkpointing forgets them as they are read
-    dnew = dnew_memory if ctx.options[4] else None
+    dnew = dnew_state if ctx.options[4] else None
     found = torch.ops.maclaurin.linear_backward(dy, dnew, *saved, *ctx.options)
     return *(None if x is None else gradient for x, gradient in zip(saved[:5], found, strict=True)), *(None,) * 5
 
 
 def _products(q: Any, k: Any, v: Any, log_decay: Any) -> tuple[int, int]:
-    """Multiply-adds with the memory, and between the tokens of a block."""
+    """Multiply-adds with the state, and between the tokens of a block."""
     B, T, H, K = q
     block = BLOCK[3 if log_decay is None else len(log_decay)]
     return B * T * K * v[3] * (H + k[2]), B * T * H * (K + v[3]) * block // 2
@@ -95,9 +95,9 @@ def _flops(q: Any, k: Any, v: Any, log_decay: Any, *_: Any, **__: Any) -> int:
     return 2 * sum(_products(q, k, v, log_decay))
 
 
-def _backward_flops(dy: Any, dnew_memory: Any, q: Any, k: Any, v: Any, log_decay: Any, *_: Any, **__: Any) -> int:
-    memory, pairs = _products(q, k, v, log_decay)
-    return 5 * memory + 6 * pairs
+def _backward_flops(dy: Any, dnew_state: Any, q: Any, k: Any, v: Any, log_decay: Any, *_: Any, **__: Any) -> int:
+    state, pairs = _products(q, k, v, log_decay)
+    return 5 * state + 6 * pairs
 
 
 @operator(
@@ -109,23 +109,23 @@ def _backward_flops(dy: Any, dnew_memory: Any, q: Any, k: Any, v: Any, log_decay
     backward=_gradients,
 )
 def linear(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, memory: Tensor | None, *options: Any
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor | None, *options: Any
 ) -> tuple[Tensor, ...]:
-    """y (B,T,H,V), the divisor of every row (B,T,H), and the memory after the last token if `keep`."""
+    """y (B,T,H,V), the divisor of every output (B,T,H), and the state after the last token if `keep`."""
     q, k, v = rows(q), rows(k), rows(v)
     log_decay = None if log_decay is None else rows(log_decay)
-    memory = None if memory is None else memory.contiguous()
-    y, total, new_memory = (buffer(*shape) for shape in _shapes(q, k, v, options[2], options[4]))
+    state = None if state is None else state.contiguous()
+    y, total, new_state = (buffer(*shape) for shape in _shapes(q, k, v, options[2], options[4]))
     call = _call(q, k, v, log_decay, options, y=y)
     if options[2]:
         call.total = Strided.of(total)
-    call.memory, call.new_memory = pointer(memory), pointer(new_memory)
+    call.state, call.new_state = pointer(state), pointer(new_state)
     run("linear_forward", call)
-    return y, total, new_memory
+    return y, total, new_state
 
 
 @operator(
-    f"linear_backward(Tensor dy, Tensor? dnew_memory, {INPUTS}, Tensor y, Tensor total, Tensor new_memory, {OPTIONS}) "
+    f"linear_backward(Tensor dy, Tensor? dnew_state, {INPUTS}, Tensor y, Tensor total, Tensor new_state, {OPTIONS}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     shapes=SHAPES,
     fake=_backward_fake,
@@ -133,30 +133,30 @@ def linear(
 )
 def linear_backward(
     dy: Tensor,
-    dnew_memory: Tensor | None,
+    dnew_state: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_decay: Tensor | None,
-    memory: Tensor | None,
+    state: Tensor | None,
     y: Tensor,
     total: Tensor,
-    new_memory: Tensor,
+    new_state: Tensor,
     *options: Any,
 ) -> tuple[Tensor, ...]:
-    """The gradients of q, k, v, log_decay and memory; those of absent ones are empty."""
+    """The gradients of q, k, v, log_decay and state; those of absent ones are empty."""
     dy, q, k, v, y = rows(dy), rows(q), rows(k), rows(v), rows(y)
     log_decay = None if log_decay is None else rows(log_decay)
-    memory = None if memory is None else memory.contiguous()
-    dnew_memory = None if dnew_memory is None else dnew_memory.contiguous()
-    new_memory = new_memory.contiguous()
-    found = buffers_like(q, k, v, log_decay, memory)
+    state = None if state is None else state.contiguous()
+    dnew_state = None if dnew_state is None else dnew_state.contiguous()
+    new_state = new_state.contiguous()
+    found = buffers_like(q, k, v, log_decay, state)
     call = _call(q, k, v, log_decay, options, y=y, dy=dy, dq=found[0], dk=found[1], dv=found[2])
     if options[2]:
         call.total = Strided.of(total)
     if log_decay is not None:
         call.dlog_decay = Strided.of(found[3])
-    call.memory, call.new_memory = pointer(memory), pointer(new_memory)
-    call.dmemory, call.dnew_memory = pointer(found[4]), pointer(dnew_memory)
+    call.state, call.new_state = pointer(state), pointer(new_state)
+    call.dstate, call.dnew_state = pointer(found[4]), pointer(dnew_state)
     run("linear_backward", call)
     return found

@@ -14,7 +14,7 @@ from maclaurin.ops.native.library import Selective, Strided, buffer, buffers_lik
 from maclaurin.ops.native.operators import operator
 
 SHAPES = Shapes(
-    {"x": "BTC", "dt": "BTC", "rate": "CN", "b": "BTN", "c": "BTN", "start": "BCN", "dy": "BTC", "dnew_memory": "BCN"}
+    {"x": "BTC", "dt": "BTC", "rate": "CN", "b": "BTN", "c": "BTN", "start": "BCN", "dy": "BTC", "dnew_state": "BCN"}
 )
 INPUTS = "Tensor x, Tensor dt, Tensor rate, Tensor b, Tensor c, Tensor? start"
 CHANNELS = 64  # a task's: the kernel returns the gradients of b and c in as many parts, so that tasks do not wait
@@ -35,11 +35,11 @@ def _call(x: Tensor, dt: Tensor, rate: Tensor, b: Tensor, c: Tensor, start: Tens
 
 def _fake(x: Tensor, dt: Tensor, rate: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     shapes = (x.shape, (x.shape[0], *rate.shape))
-    y, memory = (torch.empty(shape, dtype=x.dtype, device=x.device) for shape in shapes)
-    return y, memory
+    y, state = (torch.empty(shape, dtype=x.dtype, device=x.device) for shape in shapes)
+    return y, state
 
 
-def _backward_fake(dy: Tensor, dnew_memory: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+def _backward_fake(dy: Tensor, dnew_state: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty(0 if x is None else x.shape, dtype=dy.dtype, device=dy.device) for x in inputs)
 
 
@@ -47,9 +47,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(*inputs)
 
 
-def _gradients(ctx: Any, dy: Tensor, dnew_memory: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor, dnew_state: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: checkpointing forgets them as they are read
-    found = torch.ops.maclaurin.selective_scan_backward(dy, dnew_memory, *saved)
+    found = torch.ops.maclaurin.selective_scan_backward(dy, dnew_state, *saved)
     return tuple(None if x is None else gradient for x, gradient in zip(saved, found, strict=True))
 
 
@@ -61,7 +61,7 @@ def _flops(x: Any, dt: Any, rate: Any, *_: Any, **__: Any) -> int:
     return 6 * _entries(x, rate)
 
 
-def _backward_flops(dy: Any, dnew_memory: Any, x: Any, dt: Any, rate: Any, *_: Any, **__: Any) -> int:
+def _backward_flops(dy: Any, dnew_state: Any, x: Any, dt: Any, rate: Any, *_: Any, **__: Any) -> int:
     return 18 * _entries(x, rate)
 
 
@@ -69,31 +69,31 @@ def _backward_flops(dy: Any, dnew_memory: Any, x: Any, dt: Any, rate: Any, *_: A
     f"selective_scan({INPUTS}) -> (Tensor, Tensor)", shapes=SHAPES, fake=_fake, flops=_flops, save=_keep, backward=_gradients
 )
 def selective_scan(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """y (B,T,C) of x, dt (B,T,C), rate (C,N), b, c (B,T,N) and the memory before (B,C,N); and the memory after."""
+    """y (B,T,C) of x, dt (B,T,C), rate (C,N), b, c (B,T,N) and the state before (B,C,N); and the state after."""
     x, dt, rate, b, c, start = _dense(*inputs)
-    y, memory = buffer(*x.shape), buffer(x.shape[0], *rate.shape)
+    y, state = buffer(*x.shape), buffer(x.shape[0], *rate.shape)
     call = _call(x, dt, rate, b, c, start)
-    call.y, call.new_memory = Strided.of(y), pointer(memory)
+    call.y, call.new_state = Strided.of(y), pointer(state)
     run("selective_forward", call)
-    return y, memory
+    return y, state
 
 
 @operator(
-    f"selective_scan_backward(Tensor dy, Tensor dnew_memory, {INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"selective_scan_backward(Tensor dy, Tensor dnew_state, {INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     shapes=SHAPES,
     fake=_backward_fake,
     flops=_backward_flops,
 )
-def selective_scan_backward(dy: Tensor, dnew_memory: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+def selective_scan_backward(dy: Tensor, dnew_state: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """The gradients of all inputs; that of an absent start is empty."""
     x, dt, rate, b, c, start = _dense(*inputs)
-    dy, dnew_memory = rows(dy), dnew_memory.contiguous()
+    dy, dnew_state = rows(dy), dnew_state.contiguous()
     (B, T, C), N = x.shape, rate.shape[1]
     groups = -(-C // CHANNELS)
     dx, ddt, dstart = buffers_like(x, dt, start)
     drate, db, dc = buffer(B, C, N), buffer(B, T, groups, N), buffer(B, T, groups, N)
     call = _call(x, dt, rate, b, c, start)
     call.dy, call.dx, call.ddt, call.db, call.dc = (Strided.of(tensor) for tensor in (dy, dx, ddt, db, dc))
-    call.drate, call.dnew_memory, call.dstart = pointer(drate), pointer(dnew_memory), pointer(dstart)
+    call.drate, call.dnew_state, call.dstart = pointer(drate), pointer(dnew_state), pointer(dstart)
     run("selective_backward", call)
     return dx, ddt, drate.sum(0), db.sum(2), dc.sum(2), dstart

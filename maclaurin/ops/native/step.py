@@ -1,7 +1,7 @@
 """One decoding step of second-order attention without the ceremony around it.
 
-A step reads 8.6 MB of memory for 16 heads of 64 channels, which takes 0.15 ms and leaves nothing of Python in the caches;
-the checks, records and structs that a call of any shape goes through would take as long again. Here one look decides
+A step reads a recurrent state of 8.6 MB for 16 heads of 64 channels, which takes 0.15 ms and leaves nothing of Python in the
+caches; the checks, records and structs that a call of any shape goes through would take as long again. Here one look decides
 whether a call is the plain step that decoding repeats. The state carries the buffer its tokens are in, which has slots for
 those to come, so that a step hands over pointers and the kernel puts the new token where it belongs. Whatever is not plain
 goes the general way.
@@ -25,7 +25,7 @@ from maclaurin.ops.native.library import buffer
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.token_buffer import SPARE, TokenBuffer
 
-_BUFFER = struct.Struct("6q 8q 4q fi")  # MaclaurinBuffer: sizes and slots, strides of a token, buffers and memory, options
+_BUFFER = struct.Struct("6q 8q 4q fi")  # MaclaurinBuffer: sizes and slots, strides of a token, pointers, options
 _TOKEN = struct.Struct("8q")  # MaclaurinToken
 _NO_MEMORY = 1  # an answer of the kernel, which has then done nothing
 
@@ -36,25 +36,25 @@ Layout = list[Any]  # whether to normalize, and shape and strides of q, k, v and
 class StepBuffer(TokenBuffer):
     """The tokens of a state as the kernel takes them: keys, values and, where they have some, decays.
 
-    The memory is that of all states in the buffer.
+    The recurrent state is that of all states in the buffer.
     """
 
-    def __init__(self, tokens: Sequence[Tensor], slots: int, memory: Tensor | None) -> None:
+    def __init__(self, tokens: Sequence[Tensor], slots: int, recurrent: Tensor | None) -> None:
         super().__init__(tokens, slots)
         B, _, G, K = tokens[0].shape
         self.sizes = (B, G, K, tokens[1].shape[3])
-        self.memory = memory
+        self.recurrent = recurrent
         self.packed: tuple[Layout, bytes] = ([], b"")  # for tokens of the last layout: they all have the same
 
     @classmethod
     def of(cls, state: PowerState, slots: int) -> StepBuffer:
         """The tokens of a state, copied."""
         tokens = [x for x in (state.keys, state.values, state.log_decay) if x is not None]
-        return cls(tokens, slots, state.memory)
+        return cls(tokens, slots, state.recurrent)
 
-    def emptied(self, slots: int, memory: Tensor) -> StepBuffer:
-        """For the tokens after those that are now in the memory."""
-        return StepBuffer([x[:, :0] for x in self.tensors], slots, memory)
+    def emptied(self, slots: int, recurrent: Tensor) -> StepBuffer:
+        """For the tokens after those that are now in the recurrent state."""
+        return StepBuffer([x[:, :0] for x in self.tensors], slots, recurrent)
 
     @property
     def has_decays(self) -> bool:
@@ -82,13 +82,13 @@ class StepBuffer(TokenBuffer):
             return None
         if bool(decay) != self.has_decays or (decay and decay[0][0] != (B, 1, G)):
             return None
-        if self.memory is not None and self.memory.shape != (B, G, K * (K + 1) // 2, V + normalize):
+        if self.recurrent is not None and self.recurrent.shape != (B, G, K * (K + 1) // 2, V + normalize):
             return None
         decay_strides = decay[0][1] if decay else (0, 0, 0)
         strides = [x[i] for x in (q_strides, k_strides, v_strides, decay_strides) for i in (0, 2)]
         tokens = [x.data_ptr() for x in self.tensors] + ([] if self.has_decays else [0])
-        memory = 0 if self.memory is None else self.memory.data_ptr()
-        packed = _BUFFER.pack(B, H, G, K, V, self.slots, *strides, *tokens, memory, K**-0.5, normalize)
+        recurrent = 0 if self.recurrent is None else self.recurrent.data_ptr()
+        packed = _BUFFER.pack(B, H, G, K, V, self.slots, *strides, *tokens, recurrent, K**-0.5, normalize)
         self.packed = layout, packed
         return packed
 
@@ -122,20 +122,20 @@ def plain_step(
         return None
     tokens, kept = source or (None, state.keys.shape[1])
     B, _, K, V = tokens.sizes if tokens is not None else _sizes(state)
-    memory, S = state.memory, kept + 1
-    if memory is None and S >= (second_order_fold(K, V, normalize) if fold_at is None else fold_at):
+    recurrent, S = state.recurrent, kept + 1
+    if recurrent is None and S >= (second_order_fold(K, V, normalize) if fold_at is None else fold_at):
         return None  # the first fold is a large one
-    slots = S + SPARE if memory is None else max(S, fold_every)
-    new_memory = after = None
+    slots = S + SPARE if recurrent is None else max(S, fold_every)
+    new_state = after = None
     try:  # all that is allocated, before anything changes
         tokens = tokens or StepBuffer.of(state, slots)
         packed = tokens.pack(layout)
         if packed is None:
             return None
         y = buffer(B, 1, q.shape[2], V)
-        if memory is not None and S >= fold_every:
-            new_memory = buffer(*memory.shape)
-            after = tokens.emptied(fold_every, new_memory)
+        if recurrent is not None and S >= fold_every:
+            new_state = buffer(*recurrent.shape)
+            after = tokens.emptied(fold_every, new_state)
         if not tokens.take(kept, S):
             tokens = StepBuffer.of(state, slots)
             packed = tokens.pack(layout)
@@ -144,14 +144,14 @@ def plain_step(
         library.raise_again(error, "the native decoding step")
     if log_decay is None:
         pointers.append(0)
-    new_pointer = 0 if new_memory is None else new_memory.data_ptr()
+    new_pointer = 0 if new_state is None else new_state.data_ptr()
     status = library.step(packed, _TOKEN.pack(S, *pointers, y.data_ptr(), new_pointer, torch.get_num_threads()))
     if status:
         tokens.leave(kept)
         if status == _NO_MEMORY:
             raise MemoryError("the native decoding step found no memory for its blocks")
         return None  # a decay grows: the general way says what is wrong
-    return y, PowerState.within(tokens, S, memory) if after is None else PowerState.within(after, 0, new_memory)
+    return y, PowerState.within(tokens, S, recurrent) if after is None else PowerState.within(after, 0, new_state)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -160,9 +160,9 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _is_plain_state(state: PowerState) -> bool:
-    """Plain tensors that fit each other, and a memory that can be read from its first number on."""
-    keys, values, log_decay, memory = state.keys, state.values, state.log_decay, state.memory
-    if state.lengths is not None or not all(_is_plain(x) for x in (keys, values, log_decay, memory) if x is not None):
+    """Plain tensors that fit each other, and a recurrent state that can be read from its first number on."""
+    keys, values, log_decay, recurrent = state.keys, state.values, state.log_decay, state.recurrent
+    if state.lengths is not None or not all(_is_plain(x) for x in (keys, values, log_decay, recurrent) if x is not None):
         return False
     if keys is None or values is None or not keys.dim() == values.dim() == 4:
         return False
@@ -170,7 +170,7 @@ def _is_plain_state(state: PowerState) -> bool:
     if values.shape != (B, S, G, V) or (log_decay is not None and log_decay.shape != (B, S, G)):
         return False
     F = K * (K + 1) // 2
-    return memory is None or (memory.is_contiguous() and memory.shape in ((B, G, F, V), (B, G, F, V + 1)))
+    return recurrent is None or (recurrent.is_contiguous() and recurrent.shape in ((B, G, F, V), (B, G, F, V + 1)))
 
 
 def _sizes(state: PowerState) -> tuple[int, int, int, int]:

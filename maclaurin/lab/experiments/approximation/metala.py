@@ -146,7 +146,7 @@ def dynamic_memory(generator: Generator, *, decay: str = "chosen") -> list[Claim
         state = LinearState(old[None, None])
         _, after = linear_attention(torch.zeros_like(key), key, new, log_decay, normalize=False, state=state)
         assert isinstance(after, LinearState)
-        return after.memory[0, 0]
+        return after.recurrent[0, 0]
 
     nothing = torch.zeros_like(one_hot)
     after = {"chosen": written((1 - one_hot).log()), "fixed": written(nothing + math.log(0.9)), "none": written(nothing)}

@@ -1,14 +1,14 @@
-// The memory of first-order attention: S [key channel][value channel], and z [key channel], the column that sums the keys.
+// The state of first-order attention: S [key channel][value channel], and z [key channel], the column that sums the keys.
 #pragma once
 #include "linear_block.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-struct LinearMemory {
+struct LinearState {
     float *s, *z;
     int64_t k_row, v_row;
 
-    LinearMemory(Arena& arena, const LinearShape& shape)
+    LinearState(Arena& arena, const LinearShape& shape)
         : s(arena.take(shape.k_row * shape.v_row)),
           z(arena.take(shape.k_row)),
           k_row(shape.k_row),

@@ -1,4 +1,4 @@
-// One new token and the memory, in one pass: read as the caller has it and, when tokens are folded in, written anew beside
+// One new token and the state, in one pass: read as the caller has it and, when tokens are folded in, written anew beside
 // it, so that the caller's state stays as it is.
 #pragma once
 #include "chunked_forward.h"
@@ -6,7 +6,7 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-constexpr int64_t STEP_ROWS = 32;  // of the memory at a time: they stay in a first-level cache for all queries of a head
+constexpr int64_t STEP_ROWS = 32;  // of the state at a time: they stay in a first-level cache for all queries of a head
 
 struct StepBuffers {
     float *q, *features, *read;     // of every query head: q, φ(q), φ(q)ᵀS
@@ -47,26 +47,26 @@ inline void step_features(float* features, const float* q, int64_t K) {
 // read += Σ_f φ_f S_f over `rows` rows, N vectors of columns. Loads may run into the next row, whose numbers fill lanes
 // that nobody reads; hence not in the last rows of all.
 template <int N>
-MACLAURIN_INLINE void step_read(float* read, const float* features, const float* memory, int64_t W, int64_t rows) {
+MACLAURIN_INLINE void step_read(float* read, const float* features, const float* state, int64_t W, int64_t rows) {
     vec even[N], odd[N] = {};
     for (int n = 0; n < N; ++n) even[n] = load(read + n * LANES);
     int64_t f = 0;
     for (; f + 2 <= rows; f += 2)
         for (int n = 0; n < N; ++n) {
-            even[n] += load(memory + f * W + n * LANES) * features[f];
-            odd[n] += load(memory + (f + 1) * W + n * LANES) * features[f + 1];
+            even[n] += load(state + f * W + n * LANES) * features[f];
+            odd[n] += load(state + (f + 1) * W + n * LANES) * features[f + 1];
         }
     for (; f < rows; ++f)
-        for (int n = 0; n < N; ++n) even[n] += load(memory + f * W + n * LANES) * features[f];
+        for (int n = 0; n < N; ++n) even[n] += load(state + f * W + n * LANES) * features[f];
     for (int n = 0; n < N; ++n) store(read + n * LANES, even[n] + odd[n]);
 }
 
-MACLAURIN_INLINE void step_read(float* read, const float* features, const float* memory, int64_t W, int64_t rows,
+MACLAURIN_INLINE void step_read(float* read, const float* features, const float* state, int64_t W, int64_t rows,
                                 int64_t vectors) {
     constexpr int MOST = LANES == 16 ? 5 : 4;
     int64_t n = 0;
-    for (; n + MOST <= vectors; n += MOST) step_read<MOST>(read + n * LANES, features, memory + n * LANES, W, rows);
-    for (; n < vectors; ++n) step_read<1>(read + n * LANES, features, memory + n * LANES, W, rows);
+    for (; n + MOST <= vectors; n += MOST) step_read<MOST>(read + n * LANES, features, state + n * LANES, W, rows);
+    for (; n < vectors; ++n) step_read<1>(read + n * LANES, features, state + n * LANES, W, rows);
 }
 
 // ROWS rows of keep·S + Σ_j φ(k_j) (v_j, 1)ᵀ, from the first of `pairs`. Values that do not fill a vector go through a copy.
@@ -114,29 +114,29 @@ inline void pack_fold(const StepBuffers& at, const MaclaurinAttention& call, int
     }
 }
 
-// The one pass over the memory of a head.
-inline void step_memory(const MaclaurinAttention& call, const StepBuffers& at, const Pairs& pairs, int64_t b, int64_t g,
+// The one pass over the state of a head.
+inline void step_state(const MaclaurinAttention& call, const StepBuffers& at, const Pairs& pairs, int64_t b, int64_t g,
                         Left left) {
     const int64_t R = call.H / call.G, W = call.V + (call.normalize ? 1 : 0), F = monomial_count(call.K),
                   vectors = round_up(W, LANES) / LANES;
     const int64_t careful =
         round_up(vectors * LANES, W) / W - 1;  // rows at the end from which whole vectors would reach out
-    const float* memory = call.memory + (b * call.G + g) * F * W;
-    float* new_memory = call.folded ? call.new_memory + (b * call.G + g) * F * W : nullptr;
+    const float* state = call.state + (b * call.G + g) * F * W;
+    float* new_state = call.folded ? call.new_state + (b * call.G + g) * F * W : nullptr;
     for (int64_t r = 0; r < R; ++r) step_features(at.features + r * F, at.q + r * at.k_row, call.K);
     fill(at.read, R * at.w_row, 0);
-    if (new_memory != nullptr) pack_fold(at, call, b, g, left.first);
+    if (new_state != nullptr) pack_fold(at, call, b, g, left.first);
     for (int64_t begin = 0; begin < F; begin += STEP_ROWS) {
         const int64_t rows = smaller(STEP_ROWS, F - begin), fast = larger(0, smaller(rows, F - careful - begin));
         for (int64_t r = 0; r < R; ++r) {
             float* read = at.read + r * at.w_row;
             const float* features = at.features + r * F;
-            step_read(read, features + begin, memory + begin * W, W, fast, vectors);
+            step_read(read, features + begin, state + begin * W, W, fast, vectors);
             for (int64_t f = begin + fast; f < begin + rows; ++f)
-                for (int64_t c = 0; c < W; ++c) read[c] += features[f] * memory[f * W + c];
+                for (int64_t c = 0; c < W; ++c) read[c] += features[f] * state[f * W + c];
         }
-        for (int64_t f = begin; new_memory != nullptr && f < begin + rows; f += ROWS)
-            step_fold(new_memory + f * W, memory + f * W, call.V, W, left.memory, at, pairs.data + f,
+        for (int64_t f = begin; new_state != nullptr && f < begin + rows; f += ROWS)
+            step_fold(new_state + f * W, state + f * W, call.V, W, left.state, at, pairs.data + f,
                       smaller(ROWS, begin + rows - f));
     }
 }
@@ -147,9 +147,9 @@ inline bool step_use(const MaclaurinAttention& call, const StepBuffers& at, int6
     float* sums = at.sums + r * at.s_row;
     if (call.normalize) {
         const int64_t W = call.V + 1;
-        const float* memory = call.memory + (b * call.G + g) * monomial_count(call.K) * W;
+        const float* state = call.state + (b * call.G + g) * monomial_count(call.K) * W;
         float trace = 0;
-        for (int64_t p = 0, f = 0; p < call.K; f += call.K - p, ++p) trace += memory[f * W + call.V];
+        for (int64_t p = 0, f = 0; p < call.K; f += call.K - p, ++p) trace += state[f * W + call.V];
         if (!(read[call.V] > ROUNDING * static_cast<float>(dot(q, q, call.K)) * trace)) return false;
         sums[at.v_row] += read[call.V] * keep;
     }
@@ -157,24 +157,24 @@ inline bool step_use(const MaclaurinAttention& call, const StepBuffers& at, int6
     return true;
 }
 
-// One task a key-value head.
-inline bool step_through_memory(const MaclaurinAttention& call) {
+// One task per key-value head.
+inline bool step_through_state(const MaclaurinAttention& call) {
     const Pairs pairs(call.folded ? call.K : 1);
     if (pairs.data == nullptr) return false;
-    if (call.folded) prefer_large_pages(call.new_memory, call.B * call.G * memory_size(call) * sizeof(float));
+    if (call.folded) prefer_large_pages(call.new_state, call.B * call.G * state_size(call) * sizeof(float));
     return over_heads(call, [&](int64_t b, int64_t g) {
         return with_buffers<StepBuffers>(call, [&](const StepBuffers& at) {
             const int64_t R = call.H / call.G;
             const Left left = pack_left(at.left, call, b, g);
             copy_rows(at.q, at.k_row, R, row(call.q, b, 0, g * R), call.q.head, R, call.K, 1);
-            if (left.memory != 0 || call.folded) step_memory(call, at, pairs, b, g, left);
+            if (left.state != 0 || call.folded) step_state(call, at, pairs, b, g, left);
             fill(at.sums, R * at.s_row, 0);
             for (int64_t r = 0; r < R; ++r) {
                 float* sums = at.sums + r * at.s_row;
                 for (int64_t begin = left.first; begin < call.S; begin += STEP_KEYS)
                     step_keys(sums, at.v_row, at.q + r * at.k_row, call, b, g, begin, smaller(STEP_KEYS, call.S - begin),
                               at.left + begin);
-                const bool silent = left.memory != 0 && !step_use(call, at, b, g, r, left.memory);
+                const bool silent = left.state != 0 && !step_use(call, at, b, g, r, left.state);
                 step_finish(call, sums, at.v_row, silent, b, g * R + r);
             }
         });
