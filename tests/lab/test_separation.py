@@ -18,7 +18,6 @@ from maclaurin.lab.experiments.separation.networks import (
     score,
     sees_magnitude,
     separable,
-    sweep,
     tables,
     tied,
 )
@@ -30,8 +29,8 @@ from maclaurin.mixers import available_mixers
 BASE = Setting()
 SOFTMAX, LINEAR = mechanism("softmax"), mechanism("linear")
 
-# What a first run gave, around BASE. Shares are those of 1000 networks a point; where sums of signs tie with the threshold,
-# rounding decides, and a share holds for one machine.
+# What a first run gave, around BASE. Shares are those of 1000 networks per point; where sums of signs tie with the
+# threshold, rounding decides, and a share holds for one machine.
 SHARE = 0.03  # the distance that two such runs may have
 SWEEPS = {  # softmax, linear
     "a1": ([0, 0, 0.018, 0.185, 0.959, 0.995, *[0.996] * 5], [0] * 9 + [0.003, 0.010]),
@@ -114,13 +113,13 @@ def test_masses_hold_to_a_millionth() -> None:
 @pytest.mark.parametrize("one", checks.sweeps(BASE), ids=lambda one: one.key)
 def test_shares_of_the_sweeps_are_those_of_the_first_run(one: checks.Sweep) -> None:
     for attention, expected in zip((SOFTMAX, LINEAR), SWEEPS[one.key], strict=True):
-        found = sweep(attention, replace(BASE, **one.around), one.values, 500, 0)
+        found = one.scores(attention, BASE, 500, 0)
         assert [point.exact_success for point in found] == pytest.approx(expected, abs=SHARE)
         assert checks.draws(found).held
 
 
 def test_shares_of_another_mechanism_are_not() -> None:
-    found = sweep(mechanism("taylor-2"), BASE, checks.sweeps(BASE)[0].values, 100, 0)
+    found = checks.sweeps(BASE)[0].scores(mechanism("taylor-2"), BASE, 100, 0)
     assert [point.exact_success for point in found] != pytest.approx(SWEEPS["a1"][0], abs=SHARE)
 
 

@@ -78,7 +78,7 @@ def test_the_dominant_order_of_equal_scores_is_their_size(size: float) -> None:
 
 
 def test_the_probe_of_gaussian_scores() -> None:
-    layers = [orders_of_scores(0, "softmax", torch.full((1, 1, 4, 4), 5.5, dtype=torch.float64))]
+    layers = [orders_of_scores(0, "softmax", 5.5 + 0.1 * torch.eye(4, dtype=torch.float64)[None, None])]
     assert [claim.held for claim in layer_part(layers, 0).claims] == [True, True]
     assert layer_part(layers, 0, scale=2.0).claims[0].held is False
     assert abs(of_gaussian(16.0) - 16) <= 1

@@ -10,7 +10,7 @@ from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.separation import checks
 from maclaurin.lab.experiments.separation.checks import Sweep
-from maclaurin.lab.experiments.separation.networks import Score, Setting, score, sweep
+from maclaurin.lab.experiments.separation.networks import Score, Setting, score
 from maclaurin.lab.experiments.separation.probe import LENGTHS, NOISE_LENGTHS, Report, probe
 from maclaurin.lab.mechanisms import Named, mechanism
 from maclaurin.lab.result import Curve, Grid, Plot, Result
@@ -29,7 +29,9 @@ NOTES = (
     "The data set is rebuilt from the abstract and general knowledge of arXiv 2310.11685. With --cross, the size of the one "
     "larger score, (1 + a1) log n, is ours too.",
 )
-Swept = Mapping[str, tuple[Sequence[Score], Sequence[Score]]]  # sweep -> strong, weak
+WRITTEN_OUT = ("softmax", "linear", "2mamba", "elu")
+Pair = tuple[Named, Named]  # strong, weak
+Swept = Sequence[tuple[Sweep, Sequence[Sequence[Score]]]]  # the scores of both
 
 
 def separation(
@@ -66,32 +68,28 @@ def separation(
     base = Setting(n, d, m, a0, a1, c, scale, cross)
     pair = (mechanism(strong), mechanism(weak))
     reports = {name: probe(mechanism(name), base, networks=networks, seed=seed, noise=noise) for name in mechanisms}
-    found, full = _swept(pair, base, networks, seed), 60 if quick else 300
-    exact = [one for both in found.values() for scores in both for one in scores if one.exact is not None]
-    return Result(
-        "separation",
-        "Two data sets that softmax tells apart and linear attention does not",
-        asdict(base) | {"networks": networks, "noise": noise, "strong": strong, "weak": weak, "seed": seed},
-        [
-            *checks.gates(*pair, base, networks, seed),
-            *checks.needle_masses(*pair),
-            *([checks.draws(exact)] if exact else ()),
-            checks.written_out([mechanism(name) for name in ("softmax", "linear", "2mamba", "elu")], full, seed),
-            *_of_mechanisms(reports, base),
-            *checks.magnitudes(),
-            *checks.limits(pair[1]),
-        ],
-        _grids(pair, base, reports, found, networks, seed),
-        [*_sweep_plots(base, found, pair), *_length_plots(reports)],
-        NOTES,
-    )
-
-
-def _swept(pair: tuple[Named, Named], base: Setting, networks: int, seed: int) -> Swept:
-    def scores(mechanism: Named, one: Sweep) -> list[Score]:
-        return sweep(mechanism, replace(base, **one.around), one.values, networks, seed)
-
-    return {one.key: (scores(pair[0], one), scores(pair[1], one)) for one in checks.sweeps(base)}
+    swept = [(one, [one.scores(attention, base, networks, seed) for attention in pair]) for one in checks.sweeps(base)]
+    exact = [point for _, both in swept for scores in both for point in scores if point.exact is not None]
+    made = [
+        *checks.gates(*pair, base, networks, seed),
+        *checks.needle_masses(*pair),
+        *([checks.draws(exact)] if exact else ()),
+        checks.written_out([mechanism(name) for name in WRITTEN_OUT], 60 if quick else 300, seed),
+        *_of_mechanisms(reports, base),
+        *checks.magnitudes(),
+        *checks.limits(pair[1]),
+    ]
+    scaled = {of: score(pair[0], Setting(scale=of[0], a1=of[1]), networks, seed) for of in SCALES}
+    rows = [(*of, one.success, one.exact_success) for of, one in scaled.items()]
+    grids = [
+        *_mechanism_grids(reports),
+        _sweep_grid(swept, pair),
+        Grid("Scores times g", ("g", "a1", f"success, {pair[0].name}", "exact"), rows),
+    ]
+    settings = asdict(base) | {"networks": networks, "noise": noise, "strong": strong, "weak": weak, "seed": seed}
+    plots = [*_sweep_plots(swept, pair), *_length_plots(reports)]
+    title = "Two data sets that softmax tells apart and linear attention does not"
+    return Result("separation", title, settings, made, grids, plots, NOTES)
 
 
 def _of_mechanisms(reports: Mapping[str, Report], base: Setting) -> list[Claim]:
@@ -105,69 +103,46 @@ def _of_mechanisms(reports: Mapping[str, Report], base: Setting) -> list[Claim]:
     return [*made, *checks.predictor(reports)]
 
 
-def _grids(
-    pair: tuple[Named, Named], base: Setting, reports: Mapping[str, Report], found: Swept, networks: int, seed: int
-) -> list[Grid]:
-    scaled = {of: score(pair[0], Setting(scale=of[0], a1=of[1]), networks, seed) for of in SCALES}
-    rows = [(*of, one.success, one.exact_success) for of, one in scaled.items()]
-    return [
-        _mechanism_grid(reports),
-        _growth_grid(reports),
-        _noise_grid(reports),
-        _sweep_grid(checks.sweeps(base), found, pair),
-        Grid("Scores times g", ("g", "a1", f"success, {pair[0].name}", "exact"), rows),
-    ]
-
-
-def _mechanism_grid(reports: Mapping[str, Report]) -> Grid:
+def _mechanism_grids(reports: Mapping[str, Report]) -> list[Grid]:
     shares = ("success", "95 % from", "to", "exact", "on D1", "on D0")
-    rows = []
+    rows: list[list[object]] = []
+    grown: list[list[object]] = []
     for name, report in reports.items():
-        found, length = report.score, report.score.setting.n
+        found, masses = report.score, report.needle
         measured = (*found.interval, found.exact_success, found.measured.true_positive, found.measured.false_positive)
-        needle, generic = None, None
-        if report.needle is not None:
-            needle, generic = report.needle.needle * length, report.needle.generic * length
-        rows.append([name, found.success, *measured, needle, generic, report.verdict, "; ".join(report.notes)])
+        of_needle = (None, None) if masses is None else (masses.needle * found.setting.n, masses.generic * found.setting.n)
+        rows.append([name, found.success, *measured, *of_needle, report.verdict, "; ".join(report.notes)])
+        if report.thresholds:
+            grown.append([name, *report.thresholds, report.growth_seen, report.growth, checks.expected_growth(name)])
+    noisy = [[name, *report.d_primes, report.lost_at] for name, report in reports.items() if report.d_primes]
     title = "Random networks that fire on D1 and not on D0; mass on the needle of D1, uniform is 1"
-    return Grid(title, ("mechanism", *shares, "needle·n", "other rows·n", "verdict", ""), rows)
-
-
-def _growth_grid(reports: Mapping[str, Report]) -> Grid:
-    columns = ("mechanism", *(f"n = {n:.0e}" for n in LENGTHS), "exponent, last decade", "settled", "theory")
-    rows = [
-        [name, *report.thresholds, report.growth_seen, report.growth, checks.expected_growth(name)]
-        for name, report in reports.items()
-        if report.thresholds
+    lengths, noise_lengths = ([f"n = {n:.0e}" for n in each] for each in (LENGTHS, NOISE_LENGTHS))
+    columns = ("mechanism", *lengths, "exponent, last decade", "settled", "theory")
+    lost = ("mechanism", *noise_lengths, "d' = 1 at n")
+    return [
+        Grid(title, ("mechanism", *shares, "needle·n", "other rows·n", "verdict", ""), rows),
+        Grid("a1*: the smallest needle that half of all networks find", columns, grown),
+        Grid("d': how many standard deviations of noisy values lie between D0 and D1", lost, noisy),
     ]
-    return Grid("a1*: the smallest needle that half of all networks find", columns, rows)
 
 
-def _noise_grid(reports: Mapping[str, Report]) -> Grid:
-    columns = ("mechanism", *(f"n = {n:.0e}" for n in NOISE_LENGTHS), "d' = 1 at n")
-    rows = [[name, *report.d_primes, report.lost_at] for name, report in reports.items() if report.d_primes]
-    return Grid("d': how many standard deviations of noisy values lie between D0 and D1", columns, rows)
-
-
-def _sweep_grid(sweeps: Sequence[Sweep], found: Swept, pair: tuple[Named, Named]) -> Grid:
-    columns = ["sweep", "value"]
-    for attention in pair:
-        columns += [attention.name, "95 % from", "to", "exact"]
+def _sweep_grid(swept: Swept, pair: Pair) -> Grid:
+    columns = [column for attention in pair for column in (attention.name, "95 % from", "to", "exact")]
     rows = []
-    for one in sweeps:
-        for value, *points in zip(next(iter(one.values.values())), *found[one.key], strict=True):
+    for one, both in swept:
+        for value, *points in zip(one.field[1], *both, strict=True):
             shares = [share for point in points for share in (point.success, *point.interval, point.exact_success)]
             rows.append([one.key, float(value), *shares, points[0].limit.success, "tie" if points[0].tied else ""])
-    return Grid("Success, one field at a time", [*columns, "ideal (1.4)", ""], rows)
+    return Grid("Success, one field at a time", ["sweep", "value", *columns, "ideal (1.4)", ""], rows)
 
 
-def _sweep_plots(base: Setting, found: Swept, pair: tuple[Named, Named]) -> list[Plot]:
+def _sweep_plots(swept: Swept, pair: Pair) -> list[Plot]:
     plots = []
-    for one in checks.sweeps(base):
-        field = next(iter(one.values))
-        x = [float(value) for value in one.values[field]]
+    for one, both in swept:
+        field, values = one.field
+        x = [float(value) for value in values]
         curves = []
-        for attention, scores in zip(pair, found[one.key], strict=True):
+        for attention, scores in zip(pair, both, strict=True):
             low, high = zip(*(point.interval for point in scores), strict=True)
             curves.append(Curve(attention.name, x, [point.success for point in scores], low, high))
             exact = [point.exact.success for point in scores if point.exact is not None]

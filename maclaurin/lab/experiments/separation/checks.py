@@ -29,6 +29,15 @@ class Sweep:
     around: dict[str, Any]
     log: bool = False
 
+    @property
+    def field(self) -> tuple[str, list[Any]]:
+        return next(iter(self.values.items()))
+
+    def scores(self, attention: Attention, base: Setting, networks: int, seed: int) -> list[Score]:
+        rows = zip(*self.values.values(), strict=True)
+        changed = [self.around | dict(zip(self.values, row, strict=True)) for row in rows]
+        return [score(attention, replace(base, **change), networks, seed) for change in changed]
+
 
 def sweeps(base: Setting) -> list[Sweep]:
     """One field at a time; with d, n changes too, so that the columns repeat as often as in the base."""

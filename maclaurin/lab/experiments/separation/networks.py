@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -178,8 +178,7 @@ def _any(q: float, m: int) -> float:
 
 def _binomial(count: int) -> Floats:
     """The probabilities of 0 … count heads in as many throws of a coin."""
-    logs = [math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(count + 1)]
-    return np.exp(np.array(logs) - count * math.log(2))
+    return np.array([math.comb(count, k) / 2**count for k in range(count + 1)])
 
 
 @dataclass(frozen=True)
@@ -281,9 +280,3 @@ def mismatches(attention: Attention, setting: Setting, networks: int, seed: int,
     for a, table in zip(setting.needles, tables(attention, setting), strict=True):
         wrong += int((written_out(attention, setting, a, signs, needle) != looked_up(table, signs, needle)).sum())
     return wrong
-
-
-def sweep(attention: Attention, base: Setting, values: dict[str, list[Any]], networks: int, seed: int) -> list[Score]:
-    """Scores of the base with some of its fields changed: values by field, all lists equally long."""
-    changes = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    return [score(attention, replace(base, **change), networks, seed) for change in changes]
