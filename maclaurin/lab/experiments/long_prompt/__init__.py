@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from maclaurin.lab.experiments.draws import generator
 from maclaurin.lab.experiments.long_prompt import finite, heads, limits, queries, regression, training
 from maclaurin.lab.experiments.long_prompt.linearisation import Head, LinearisationReport, linearisation_report
 from maclaurin.lab.experiments.long_prompt.regression import Regression, RegressionReport, icl_regression
-from maclaurin.lab.result import Part, Result
+from maclaurin.lab.result import Result
 
 __all__ = [
     "Head",
@@ -60,7 +57,7 @@ def long_prompt(
         length = next(iter(reports.values())).length
         read = {"checkpoint": checkpoint, "text": text or "its own", "context": length, "eps": eps, "seed": seed}
         title = f"At which prompt length are the heads of {checkpoint} linear?"
-        return _result(title, read, [heads.checkpoint_part(reports)], ABOUT_HEADS)
+        return Result.of("long-prompt", title, read, [heads.checkpoint_part(reports)], ABOUT_HEADS)
     long = finite.LONG * (1 if quick else 4)  # drawn at each of the long lengths
     prompts = 1000 if quick else 4000
     parts = [
@@ -80,9 +77,4 @@ def long_prompt(
     ]
     settings = {"tokens": tokens, "as_published": as_published, "eps": eps, "longest prompt": finite.LENGTHS[-1]}
     drawn = {"prompts of it": long // finite.LENGTHS[-1], "quick": quick, "seed": seed}
-    return _result(TITLE, settings | drawn, parts, NOTES)
-
-
-def _result(title: str, settings: dict[str, Any], parts: Sequence[Part], notes: Sequence[str]) -> Result:
-    made, grids, plots = ([one for part in parts for one in getattr(part, kind)] for kind in ("claims", "grids", "plots"))
-    return Result("long-prompt", title, settings, made, grids, plots, notes)
+    return Result.of("long-prompt", TITLE, settings | drawn, parts, NOTES)

@@ -118,7 +118,14 @@ def edge(source: torch.Generator, law: str = "gaussian") -> Claim:
 
 def part(measured: Measured, source: torch.Generator, law: str = "gaussian") -> Part:
     made = [*_gates(measured), edge(source, law), *_further(measured)]
-    return Part(made, [_errors(measured), _slopes(measured)], [_plot(measured)])
+    curves = []
+    for s2 in (0.25, 1.0, 2.0, 4.0, 9.0):
+        curves.append(Curve(f"s² = {s2:g}", LENGTHS, rmses(measured, s2)))
+        predicted = {L: math.sqrt(delta_error(s2) / L) for L in LENGTHS if delta_error(s2) < 16 * L}
+        curves.append(Curve.of(f"s² = {s2:g}", predicted, dashed=True))
+    caption = "Error of softmax over L Gaussian tokens against its affine limit, d = 4; dotted: the delta method (2a)."
+    plot = Plot("error", caption, "prompt length L", "root mean square error", curves, log_x=True, log_y=True)
+    return Part(made, _grids(measured), [plot])
 
 
 def rmses(measured: Measured, variance: float, lengths: Sequence[int] = LENGTHS) -> list[float]:
@@ -138,19 +145,14 @@ def _gates(measured: Measured) -> list[Claim]:
     made.append(claims.at_least("2.2 frozen", "no root-L rate at s² = 9: slope of the rmse", value, -0.3))
     for limit, allowed in ((0.25, 0.12), (0.361, 0.35)):
         cells = [(s2, L) for s2, L in measured if L in SHOWN and s2 <= limit * math.log(L)]
-        worst = max(_surely_off(measured[s2, L], s2, L) for s2, L in cells)
+        shares = [(ratio(measured[s2, L], s2, L), measured[s2, L].softmax) for s2, L in cells]
+        worst = max(abs(share - 1) - 3 * share * found.error / found.value for share, found in shares)
         where = f"(2a) where s² ≤ {limit:.2f} ln L, L = 16, 1024, 65536"
         text = f"{where}: |L·MSE over it − 1| less three standard errors, largest"
         made.append(claims.at_most("2.2 regime", text, worst, allowed))
     highest = max((one.softmax.value - delta_error(s2) / L) / one.softmax.error for (s2, L), one in measured.items())
     text = "(2a) never under-estimates: MSE above it, in standard errors, largest"
     return [*made, claims.at_most("2.2 conservative", text, highest, WORST)]
-
-
-def _surely_off(found: Finite, variance: float, length: int) -> float:
-    """By how much (2a) is off at least, whatever the draw."""
-    share = ratio(found, variance, length)
-    return abs(share - 1) - 3 * share * found.softmax.error / found.softmax.value
 
 
 def _further(measured: Measured) -> list[Claim]:
@@ -175,37 +177,25 @@ def _gradient(variance: float) -> float:
     return formulas.gradient_error(variance, dims, variance, dims, variance, dims, variance)
 
 
-def _errors(measured: Measured) -> Grid:
+def _grids(measured: Measured) -> list[Grid]:
     columns = ("s²", "L", "s²/ln L", "regime", "rmse", "L·MSE/(2a)", "bias", "(2b)", "1/Σp²", "L/e^{s²}", "‖C−Γ‖²·L/(2c)")
     rows = []
-    for (s2, L), found in measured.items():
-        if L not in SHOWN:
-            continue
+    for s2, L in sorted((s2, L) for s2, L in measured if L in SHOWN):
+        found = measured[s2, L]
         level, bias = s2 / math.log(L), formulas.shrinkage(s2, L) * math.sqrt(s2)
         errors = (found.rmse, ratio(found, s2, L), found.bias.value, bias)
         tokens = (found.effective.value, formulas.effective_tokens(s2, L))
         rows.append((s2, L, level, formulas.regime(level), *errors, *tokens, L * found.gradient.value / _gradient(s2)))
-    return Grid("Softmax over L Gaussian tokens against its limit, d = 4", columns, sorted(rows))
-
-
-def _slopes(measured: Measured) -> Grid:
-    columns = ("s²", "slope, all", "last four", "gradient", "heuristic at L = 65536")
-    rows = []
+    slopes = []
     for s2 in VARIANCES:
-        found = (slope(LENGTHS, rmses(measured, s2)), slope(LENGTHS[-4:], rmses(measured, s2, LENGTHS[-4:])))
+        both = (slope(LENGTHS, rmses(measured, s2)), slope(LENGTHS[-4:], rmses(measured, s2, LENGTHS[-4:])))
         gradient = slope(LENGTHS, [math.sqrt(measured[s2, L].gradient.value) for L in LENGTHS])
-        rows.append((s2, *found, gradient, formulas.error_slope(s2 / math.log(LENGTHS[-1]))))
-    return Grid("Slopes of the rmse against L", columns, rows)
-
-
-def _plot(measured: Measured) -> Plot:
-    curves = []
-    for s2 in (0.25, 1.0, 2.0, 4.0, 9.0):
-        curves.append(Curve(f"s² = {s2:g}", LENGTHS, rmses(measured, s2)))
-        predicted = {L: math.sqrt(delta_error(s2) / L) for L in LENGTHS if delta_error(s2) < 16 * L}
-        curves.append(Curve.of(f"s² = {s2:g}", predicted, dashed=True))
-    caption = "Error of softmax over L Gaussian tokens against its affine limit, d = 4; dotted: the delta method (2a)."
-    return Plot("error", caption, "prompt length L", "root mean square error", curves, log_x=True, log_y=True)
+        slopes.append((s2, *both, gradient, formulas.error_slope(s2 / math.log(LENGTHS[-1]))))
+    of_slopes = ("s²", "slope, all", "last four", "gradient", "heuristic at L = 65536")
+    return [
+        Grid("Softmax over L Gaussian tokens against its limit, d = 4", columns, rows),
+        Grid("Slopes of the rmse against L", of_slopes, slopes),
+    ]
 
 
 def difference(variance: float, dims: int = DIMS) -> float:

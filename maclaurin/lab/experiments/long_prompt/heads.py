@@ -71,10 +71,9 @@ def known_part(source: torch.Generator, eps: float, length: int = 4096) -> Part:
         claims.near("B6", "(2c) over (2a): prompts for the gradient, d = 4, s² = 1", ratio, 6.2, 1e-9),
         claims.near("B3 gain", "gain of two clusters at a = 2: (tanh 2)/2", found["two clusters"].gain, 0.482, 0.02),
     ]
-    for law in ("two clusters", "heavy tails", "frozen"):
-        no = found[law].verdict.startswith("no:")
-        made.append(claims.true("B3", f"not linear: {law}", found[law].verdict, no, "no"))
-    together = LinearisationReport(length, eps, list(found.values()), {})
+    others = {law: found[law].verdict for law in ("two clusters", "heavy tails", "frozen")}
+    made += [claims.true("B3", f"not linear: {law}", said, said.startswith("no:"), "no") for law, said in others.items()]
+    together = LinearisationReport(length, eps, list(found.values()))
     names = [f"{law}, s² = {variance:g}" for law, variance in sizes.items()]
     return Part(made, together.grids("Activations, d = 16", names))
 
@@ -104,7 +103,7 @@ def _plain_softmax(layer: Layer) -> bool:
 def checkpoint_part(reports: dict[int, LinearisationReport]) -> Part:
     heads = [(f"{layer}.{head.head}", head) for layer, report in reports.items() for head in report.heads]
     any_report = next(iter(reports.values()))
-    together = LinearisationReport(any_report.length, any_report.eps, [head for _, head in heads], {})
+    together = LinearisationReport(any_report.length, any_report.eps, [head for _, head in heads])
     eps, count = together.eps, len(heads)
     linear = [name for name, head in heads if head.linear]
     told = [head for _, head in heads if head.regime in ("delta method", "root L")]
@@ -133,11 +132,8 @@ def checkpoint_part(reports: dict[int, LinearisationReport]) -> Part:
         Curve("by chance, from halves of the prompts", index, [head.resampled for _, head in heads]),
         Curve("rest", index, [head.rest for _, head in heads]),
     ]
-    return Part(
-        made,
-        together.grids("Heads of the model", [name for name, _ in heads]),
-        [
-            Plot("heads-length", caption, "head, layer by layer", "prompt length", curves, log_y=True),
-            Plot("heads-error", surrogate, "head, layer by layer", "relative error", parts),
-        ],
-    )
+    plots = [
+        Plot("heads-length", caption, "head, layer by layer", "prompt length", curves, log_y=True),
+        Plot("heads-error", surrogate, "head, layer by layer", "relative error", parts),
+    ]
+    return Part(made, together.grids("Heads of the model", [name for name, _ in heads]), plots)

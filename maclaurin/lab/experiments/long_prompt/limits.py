@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import LAWS, Mean, chunks, distance, draw, eye, furthest, normal, vector
 from maclaurin.lab.experiments.long_prompt import formulas
 from maclaurin.lab.result import Curve, Grid, Part, Plot
@@ -86,7 +85,10 @@ def part(prompts: int, source: torch.Generator, law: str = "gaussian") -> Part:
     if law != "gaussian":
         text = f"the limit of {law} tokens is linear: gain at a = 2"
         made.append(claims.near("2.1 linear", text, gains[law][2].value, 1.0, 0.05))
-    made += _gain_claims(gains)
+    for kind in ("gaussian", "rademacher", "uniform"):
+        away = [mean.value - formulas.gain(kind, tilt) for tilt, mean in zip(TILTS, gains[kind], strict=True)]
+        text = f"{kind}: measured at L = 4096 minus closed form, furthest"
+        made.append(claims.near("2.1 gains", text, furthest(away, 0), 0.0, 0.03))
     short, long = (measured_gain("laplace", 2.0, length, prompts, source).value for length in (256, 16384))
     none = "Laplace tokens at a = 2 > √2 have no limit: gain at L = 16384 over that at 256"
     along, across = elliptical(2.0, 4096, prompts, source)
@@ -95,7 +97,9 @@ def part(prompts: int, source: torch.Generator, law: str = "gaussian") -> Part:
     deviation_V = predicted_VV.diagonal().sqrt()
     worst = ((found_VV - predicted_VV) / (deviation_V[:, None] * deviation_V)).abs().max().item()
     joint = "keys and values: L·Cov minus its prediction, over the standard deviations, furthest entry"
+    signs = gains["rademacher"][2].value
     made += [
+        claims.near("2.1 rademacher", "rademacher tokens at a = 2: measured gain", signs, 0.482, 0.005),
         claims.at_least("2.1 laplace", none, long / short, 1.2),
         claims.near_relative("2.1 elliptical", scales, along, formulas.mixture_gain(SCALES, 2.0), 0.03),
         claims.at_most("2.1 elliptical", "its output across Γa, over that along it", across, 0.05),
@@ -108,16 +112,6 @@ def part(prompts: int, source: torch.Generator, law: str = "gaussian") -> Part:
     ]
     grid = Grid("Gain T/a of unit-variance tokens, L = 4096", ("law", "a", "limit", "measured", "standard error"), rows)
     return Part(made, [grid], [_plot(gains)])
-
-
-def _gain_claims(gains: dict[str, list[Mean]]) -> list[Claim]:
-    text = "{}: measured at L = 4096 minus closed form, furthest"
-    made = []
-    for kind in ("gaussian", "rademacher", "uniform"):
-        worst = furthest([mean.value - formulas.gain(kind, tilt) for tilt, mean in zip(TILTS, gains[kind], strict=True)], 0)
-        made.append(claims.near("2.1 gains", text.format(kind), worst, 0.0, 0.03))
-    signs = gains["rademacher"][2].value
-    return [*made, claims.near("2.1 rademacher", "rademacher tokens at a = 2: measured gain", signs, 0.482, 0.005)]
 
 
 def _plot(gains: dict[str, list[Mean]]) -> Plot:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from maclaurin.common.arguments import at_least
 from maclaurin.lab.experiments.draws import generator, slope
 from maclaurin.lab.experiments.long_prompt import formulas
 from maclaurin.lab.result import Grid
@@ -24,6 +25,11 @@ from maclaurin.ops.arithmetic import default_scale, repeat_heads
 SHORTEST = 16  # tokens of a part of a prompt
 SHORTEST_PROMPT = 8 * SHORTEST
 PARTS = 8  # of a prompt, at each length
+# columns of tables -> fields of a head
+NOW = {"s²": "variance", "s²/ln L": "ratio", "regime": "regime", "1/Σp²": "effective", "L/e^{s²}": "effective_predicted"}
+NOW |= {name: name for name in ("gain", "error", "sampling", "resampled", "rest")}
+LENGTHS = {"L_ε affine": "length_surrogate"} | {name: f"length_{name}" for name in ("linear", "limit", "gradient")}
+LATER = {"λ": "spread", "κ": "exponent", "slope": "slope", "−κ/2": "slope_predicted", "verdict": "verdict"}
 
 
 @dataclass(frozen=True)
@@ -67,29 +73,25 @@ class Head:
 
 @dataclass(frozen=True)
 class LinearisationReport:
-    """per_query: tensors (B, Q, H) by name: variance, effective, gain, error (relative) and the lengths."""
-
     length: int
     eps: float
     heads: list[Head]
-    per_query: dict[str, Tensor]
 
-    def grids(self, title: str, names: list[str] | None = None) -> list[Grid]:
+    def grids(self, title: str, names: list[str]) -> list[Grid]:
         """What each head does at this length, and from which length on it is linear (* conservative)."""
-        labels = names or [str(head.head) for head in self.heads]
         now, later = [], []
-        for label, one in zip(labels, self.heads, strict=True):
-            errors = (one.error, one.sampling, one.resampled, one.rest)
-            tokens = (one.effective, one.effective_predicted)
-            now.append((label, one.variance, one.ratio, one.regime, *tokens, one.gain, *errors))
-            lengths = (one.length_surrogate, one.length_linear, one.length_limit, one.length_gradient)
-            marked = [_length_text(length, one.conservative) for length in lengths]
-            later.append((label, *marked, one.spread, one.exponent, one.slope, one.slope_predicted, one.verdict))
-        first = ("head", "s²", "s²/ln L", "regime", "1/Σp²", "L/e^{s²}", "gain", "error", "sampling", "resampled", "rest")
-        second = ("head", "L_ε affine", "linear", "limit", "gradient", "λ", "κ", "slope", "−κ/2", "verdict")
+        for name, one in zip(names, self.heads, strict=True):
+            figures = vars(one)
+            now.append((name, *(figures[field] for field in NOW.values())))
+            marked = [_length_text(figures[field], one.conservative) for field in LENGTHS.values()]
+            later.append((name, *marked, *(figures[field] for field in LATER.values())))
         return [
-            Grid(f"{title}: prompts of {self.length} tokens", first, now),
-            Grid(f"{title}: length from which it is linear to ε = {self.eps:g} (* conservative)", second, later),
+            Grid(f"{title}: prompts of {self.length} tokens", ("head", *NOW), now),
+            Grid(
+                f"{title}: length from which it is linear to ε = {self.eps:g} (* conservative)",
+                ("head", *LENGTHS, *LATER),
+                later,
+            ),
         ]
 
 
@@ -141,9 +143,7 @@ def linearisation_report(
     for index, (spread, fitted) in enumerate(zip(spreads, slopes, strict=True)):
         of_head = {name: figure[:, index] for name, figure in figures.items()}
         made.append(_head(index, of_head, spread, fitted, length, eps))
-    figures["error"] = (figures.pop("error2") / figures.pop("shift2")).sqrt()
-    del figures["sampling2"], figures["resampled2"]
-    return LinearisationReport(length, eps, made, {name: figure.transpose(1, 2) for name, figure in figures.items()})
+    return LinearisationReport(length, eps, made)
 
 
 def _head(index: int, figures: dict[str, Tensor], spread: float, fitted: float, length: int, eps: float) -> Head:
@@ -235,17 +235,9 @@ def _length_text(length: float, conservative: bool) -> str:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, eps: float) -> None:
-    for name, x, of in (("q", q, "queries"), ("k", k, "tokens"), ("v", v, "tokens")):
-        checks.tensor(name, x, f"prompts, {of}, heads, channels")
-    if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
-        raise ValueError(f"k must match q {checks.shape(q)} in prompts and channels, got {checks.shape(k)}")
-    if v.shape[:3] != k.shape[:3]:
-        raise ValueError(f"v must match k {checks.shape(k)} in prompts, tokens and heads, got {checks.shape(v)}")
-    if not q.shape[1] or not k.shape[2] or q.shape[2] % k.shape[2]:
-        raise ValueError(
-            f"the heads of k must divide those of q {checks.shape(q)}, which holds a query, got {checks.shape(k)}"
-        )
-    if k.shape[1] < SHORTEST_PROMPT:
-        raise ValueError(f"k must hold prompts of at least {SHORTEST_PROMPT} tokens for their statistics, got {k.shape[1]}")
+    checks.heads(q[:, :1], k[:, :1], v[:, :1])  # there are other numbers of queries than of keys
+    if v.shape[1] != k.shape[1]:
+        raise ValueError(f"v must match k {checks.shape(k)} in tokens, got {checks.shape(v)}")
+    at_least(SHORTEST_PROMPT, "the number of tokens of k", k.shape[1])
     if not 0 < eps < 1:
         raise ValueError(f"eps is a relative accuracy and must be between 0 and 1, got {eps}")

@@ -176,9 +176,7 @@ def drawn_risk(law: Regression, A_DD: Tensor, b: float, tables: Sequence[Table],
 class Case:
     """The sizes k that softmax is asked at on prompts of one law and length.
 
-    corrected: the risk at k whose first figure was a draw of few prompts, replaced by one of many (error in brackets):
-    k = .2 and .5 at d = 4, L = 4096 have .0169 (.0002) and .0448 (.001), not .0154 and .0330; k = .15 at L = 1000 has
-    .0205 (.0001), not .0234.
+    corrected: the risk at k whose first figure was a draw of few prompts, replaced by one of many (docs/lab.md).
     """
 
     name: str
@@ -270,7 +268,8 @@ def part(tokens: int, source: torch.Generator, seed: int, as_published: bool = F
                 made.append(claims.near_relative("2.6 softmax", text, mean.value, expected, allowed, claims.CORRECTED))
     made += [*_constants(), *_on_the_task(tokens, seed, as_published, source)]
     columns = ("tokens", "L", "attention", "k", "2R", "standard error", "formula")
-    return Part(made, [Grid("In-context regression: risks", columns, rows), _sizes()], [_plot()])
+    grid, plot = _sizes()
+    return Part(made, [Grid("In-context regression: risks", columns, rows), grid], [plot])
 
 
 def _constants() -> list[Claim]:
@@ -314,17 +313,13 @@ def _trace(x_NDD: Tensor) -> Tensor:
     return x_NDD.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-def _sizes() -> Grid:
+def _sizes() -> tuple[Grid, Plot]:
     columns = ("d", "best k", "softmax/linear", "endpoint k*", "L·2R at k*", "L·2R at best k")
     rows = []
     for dims in (2, 4, 5, 16, 64):
         report = icl_regression(Regression.isotropic(dims), 1)
         end = report.endpoint if math.isfinite(report.endpoint) else "infinite"
         rows.append((dims, report.best_size, report.ratio, report.endpoint_size, end, report.softmax))
-    return Grid("Size of the query that softmax wants at long finite prompts, Σ = I", columns, rows)
-
-
-def _plot() -> Plot:
     curves = []
     for dims in (4, 5, 16, 64):
         law = Regression.isotropic(dims)
@@ -333,4 +328,7 @@ def _plot() -> Plot:
         ratios = {size: softmax_risk(law, size, 1) / linear_constant(law) for size in grid}
         curves.append(Curve.of(f"d = {dims}", {size: ratio for size, ratio in ratios.items() if ratio < 20}))
     caption = "Risk of softmax over that of the best linear attention at long prompts, against the size k of the query."
-    return Plot("sizes", caption, "k", "risk, softmax over linear", curves, log_x=True, log_y=True)
+    return (
+        Grid("Size of the query that softmax wants at long finite prompts, Σ = I", columns, rows),
+        Plot("sizes", caption, "k", "risk, softmax over linear", curves, log_x=True, log_y=True),
+    )
