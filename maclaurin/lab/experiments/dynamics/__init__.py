@@ -14,7 +14,7 @@ from maclaurin.lab.experiments.draws import normal
 from maclaurin.lab.experiments.dynamics import checks
 from maclaurin.lab.experiments.dynamics.convert import ORDER, drawn, form_error, to_dsf
 from maclaurin.lab.experiments.dynamics.system import System
-from maclaurin.lab.result import Curve, Grid, Matrix, Plot, Result
+from maclaurin.lab.result import Curve, Grid, Matrix, Part, Plot, Result
 from maclaurin.mixers import available_mixers
 
 __all__ = ["System", "dynamics", "form_error", "to_dsf"]
@@ -24,7 +24,20 @@ WINDOW = 8  # of the sliding window: its default is longer than the sequence
 BETWEEN_ZERO_AND_ONE = ("s6", "ssd", "qlstm", "rglru")
 DRAWN = ("softmax", "linear", "2mamba", "normalized", "mamba2", "delta", "s6")
 EDGES = [(2 * index - 1) / 20 for index in range(22)]  # 1 is the middle of a bin
-COLUMNS = ("mixer", "Λ", "states a channel", "states", "error", "|λ| min", "|λ| median", "|λ| max", "|λ| > 1", "block rank")
+CENTRES = [(low + high) / 2 for low, high in pairwise(EDGES)]
+MODULI = "Moduli of the eigenvalues of Λ_t, all tokens and heads, in bins of 0.1 around 0, 0.1, …, 2; some lie beyond."
+COLUMNS = (
+    "mixer",
+    "Λ",
+    "states per channel",
+    "states",
+    "error",
+    "|λ| min",
+    "|λ| median",
+    "|λ| max",
+    "|λ| > 1",
+    "block rank",
+)
 NOTES = (
     "Parameters are those of the initialisation, zeros drawn from N(0, 1), on random tokens: a trained model has others.",
     "Matrices depend on the tokens: the system says how values are carried, not how queries, keys and gates are made.",
@@ -61,11 +74,13 @@ def dynamics(
     rows = [row for _, system, row in members.values() if system is not None]
     plots: list[Plot | Matrix] = []
     if systems:
-        plots.append(_eigenvalue_plot({name: systems[name] for name in systems if mixer or name in DRAWN}))
+        shown = {name: system.histogram(EDGES) for name, system in systems.items() if mixer or name in DRAWN}
+        curves = [Curve(name, CENTRES, shares) for name, shares in shown.items()]
+        plots.append(Plot("eigenvalues", MODULI, "modulus of an eigenvalue", "share", curves))
     if mixer is None:
-        statements, curves = _statements(generator, seed, systems, draws, printed)
-        made += statements
-        plots.append(_series_plot(curves))
+        statements = _statements(generator, seed, systems, draws, printed)
+        made += statements.claims
+        plots += statements.plots
     elif systems:
         caption = "The map of head 0: how much of u_s is in y_t."
         plots.append(Matrix("map-head-0", caption, "s", "t", systems[mixer].weights()[0].tolist()))
@@ -99,15 +114,13 @@ def _member(
     return claim, system, [name, *sizes, *spread, above, system.block_rank()[0]]
 
 
-def _statements(
-    generator: torch.Generator, seed: int, systems: dict[str, System], draws: int, printed: bool
-) -> tuple[list[Claim], dict[str, list[float]]]:
-    series, curves = checks.truncated_series(generator)
-    return [
+def _statements(generator: torch.Generator, seed: int, systems: dict[str, System], draws: int, printed: bool) -> Part:
+    series = checks.truncated_series(generator)
+    made = [
         *checks.recurrence_is_attention(generator, as_printed=printed),
         *checks.selective_scan_is_its_system(generator),
         *checks.softplus_is_a_reversed_sigmoid(generator),
-        *series,
+        *series.claims,
         *checks.rank_of_kernels(generator),
         *checks.rank_of_blocks(generator),
         *checks.more_states(generator),
@@ -115,22 +128,5 @@ def _statements(
         *checks.eigenvalues_of_recurrences({name: systems[name] for name in BETWEEN_ZERO_AND_ONE}),
         *checks.normalised_attention(generator, seed=seed),
         *checks.one_query(generator),
-    ], curves
-
-
-def _eigenvalue_plot(systems: dict[str, System]) -> Plot:
-    centres = [(low + high) / 2 for low, high in pairwise(EDGES)]
-    curves = [Curve(name, centres, system.histogram(EDGES)) for name, system in systems.items()]
-    caption = "Moduli of the eigenvalues of Λ_t, all tokens and heads, in bins of 0.1 around 0, 0.1, …, 2; some lie beyond."
-    return Plot("eigenvalues", caption, "modulus of an eigenvalue", "share", curves)
-
-
-def _series_plot(curves: dict[str, list[float]]) -> Plot:
-    order = curves["order"]
-    lines = [
-        Curve("exp(q·k)", order, curves["error"]),
-        Curve("bound", order, curves["bound"], dashed=True),
-        Curve("attention map", order[::2], curves["map error"][::2]),
     ]
-    caption = "Softmax cut at order P, scores up to 3.5: largest error of the kernel, its bound, and of the map (even P)."
-    return Plot("series", caption, "order P", "largest error", lines, log_y=True)
+    return Part(made, plots=series.plots)

@@ -19,8 +19,9 @@ from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import distance, eye, normal, ranks
 from maclaurin.lab.experiments.dynamics.convert import drawn
-from maclaurin.lab.experiments.dynamics.separable import divided, over_sum
+from maclaurin.lab.experiments.dynamics.separable import divided, sums
 from maclaurin.lab.experiments.dynamics.system import System
+from maclaurin.lab.result import Curve, Part, Plot
 from maclaurin.mixers.gla import log_sigmoid_decay
 from maclaurin.mixers.normalized import Normalized
 from maclaurin.mixers.projected import ProjectedMixer
@@ -35,8 +36,7 @@ def attention_system(q_THK: Tensor, k_THK: Tensor, v_THV: Tensor) -> System:
 def recurrence_is_attention(generator: Generator, *, as_printed: bool = False) -> list[Claim]:
     """D1. as_printed: equation (15b) of the main text in place of appendix B."""
     T, V, K = 8, 3, 3
-    worst = {"recurrence": 0.0, "kernel": 0.0}
-    printed = math.inf
+    recurrence, kernel, printed = 0.0, 0.0, math.inf
     for H in (1, 2):
         q, k, v = (normal(T, H, size, generator=generator) for size in (K, K, V))
         phi_q, phi_k = F.elu(q) + 1, F.elu(k) + 1
@@ -51,13 +51,13 @@ def recurrence_is_attention(generator: Generator, *, as_printed: bool = False) -
         for system, divisor_TH, expected_THV in cases:
             made = divided(system, divisor_TH, as_printed=as_printed)
             of_kernel = torch.einsum("tsuw,sw->tu", made.kernel(), v.flatten(1))
-            worst["recurrence"] = max(worst["recurrence"], distance(made.run(), expected_THV))
-            worst["kernel"] = max(worst["kernel"], distance(of_kernel, expected_THV.flatten(1)))
+            recurrence = max(recurrence, distance(made.run(), expected_THV))
+            kernel = max(kernel, distance(of_kernel, expected_THV.flatten(1)))
             printed = min(printed, distance(divided(system, divisor_TH, as_printed=True).run(), expected_THV))
     text = "linear and normalised attention, 1 and 2 heads, as {}: error against the masked attention"
     return [
-        claims.at_most("D1 recurrence", text.format("h = Λh + Bu, y = Ch"), worst["recurrence"], 1e-12),
-        claims.at_most("D1 kernel", text.format("y = Φu, block lower triangular"), worst["kernel"], 1e-12),
+        claims.at_most("D1 recurrence", text.format("h = Λh + Bu, y = Ch"), recurrence, 1e-12),
+        claims.at_most("D1 kernel", text.format("y = Φu, block lower triangular"), kernel, 1e-12),
         claims.at_least("D1 (15b)", "with 1/η of the token before, as equation (15b) is printed: error", printed, 1e-2),
     ]
 
@@ -86,15 +86,14 @@ def softplus_is_a_reversed_sigmoid(generator: Generator, *, reversed_sign: bool 
     return [claims.at_most("D3", "e^(-a·softplus(x)) = σ(-x)^a, a = 0.3, 1, 4: error", error, 1e-14)]
 
 
-def truncated_series(
-    generator: Generator, *, scaled: bool = True, z: float = 3.5
-) -> tuple[list[Claim], dict[str, list[float]]]:
-    """D4, and the curves by order: error, bound, error of the map. scaled: False leaves out the factors √(1/p!)."""
-    K, points, orders = 3, 30, range(9)
+def truncated_series(generator: Generator, *, scaled: bool = True, z: float = 3.5) -> Part:
+    """D4. scaled: False leaves out the factors √(1/p!)."""
+    K, points, orders = 3, 30, list(range(9))
     q, k = normal(points, K, generator=generator), normal(points, K, generator=generator)
     q = q * (z / (q @ k.T).abs().max())
     exact = (q @ k.T).exp()
-    curves: dict[str, list[float]] = {"order": [], "error": [], "bound": [], "map error": [], "rows not positive": []}
+    attention = exact.tril() / exact.tril().sum(-1, keepdim=True)
+    errors, bounds, of_map = [], [], []
     for order in orders:
         found = torch.ones_like(exact)
         if order:
@@ -102,22 +101,26 @@ def truncated_series(
             kernel = kernel if scaled else Kernel(kernel.orders, (1.0,) * (order + 1))
             found = kernel.features(q) @ kernel.features(k).T
         sums = found.tril().sum(-1, keepdim=True)
-        attention = exact.tril() / exact.tril().sum(-1, keepdim=True)
-        rows = (sums > 0)[:, 0]
-        curves["order"].append(order)
-        curves["error"].append(distance(found, exact))
-        curves["bound"].append(math.exp(z) * z ** (order + 1) / math.factorial(order + 1))
-        curves["map error"].append(distance((found.tril() / sums)[rows], attention[rows]))
-        curves["rows not positive"].append(int((~rows).sum()))
-    share = max(error / bound for error, bound in zip(curves["error"], curves["bound"], strict=True))
-    even = curves["map error"][::2]
+        positive = (sums > 0)[:, 0]
+        errors.append(distance(found, exact))
+        bounds.append(math.exp(z) * z ** (order + 1) / math.factorial(order + 1))
+        of_map.append(distance((found.tril() / sums)[positive], attention[positive]))
+    share = max(error / bound for error, bound in zip(errors, bounds, strict=True))
+    even = of_map[::2]
     falls = all(later < earlier for earlier, later in pairwise(even))
     steps, far = " ".join(f"{error:.2g}" for error in even), even[-1] < even[0] / 50
     text = "the error of the attention map falls with P = 0, 2, …, 8, at last to under a fiftieth"
-    return [
+    made = [
         claims.at_most("D4 bound", "series up to order P = 0..8: error over e^z z^(P+1)/(P+1)!, at worst", share, 1.0),
         claims.true("D4 map", text, steps, falls and far, "0.46 to 0.0026 in another draw"),
-    ], curves
+    ]
+    curves = [
+        Curve("exp(q·k)", orders, errors),
+        Curve("bound", orders, bounds, dashed=True),
+        Curve("attention map", orders[::2], even),
+    ]
+    caption = "Softmax cut at order P, scores up to 3.5: largest error of the kernel, its bound, and of the map (even P)."
+    return Part(made, plots=[Plot("series", caption, "order P", "largest error", curves, log_y=True)])
 
 
 def rank_of_kernels(generator: Generator, *, points: int = 128, draws: int = 20) -> list[Claim]:
@@ -236,9 +239,10 @@ def one_query(generator: Generator, *, queries: int = 1) -> list[Claim]:
     q = normal(queries, K, generator=generator)[torch.arange(T, dtype=torch.long, device="cpu") % queries]
     k = normal(T, K, generator=generator)
     softmax = softmax_eigenvalues(q @ k.T / math.sqrt(K)).max().item()
-    linear = over_sum(attention_system((F.elu(q) + 1)[:, None], (F.elu(k) + 1)[:, None], k[:, None]))
+    linear = attention_system((F.elu(q) + 1)[:, None], (F.elu(k) + 1)[:, None], k[:, None])
+    ratios = divided(linear, sums(linear)).transition[1:]
     text = "one query for all tokens: the largest eigenvalue of {} attention"
     return [
         claims.at_most("D10 softmax", text.format("softmax"), softmax, 1.0),
-        claims.at_most("D10 linear", text.format("linear"), linear.transition[1:].max().item(), 1.0),
+        claims.at_most("D10 linear", text.format("linear"), ratios.max().item(), 1.0),
     ]

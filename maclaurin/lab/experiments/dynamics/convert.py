@@ -2,9 +2,9 @@
 
 Their Λ lies between 0 and 1 by construction:
 
-mamba2, ssd    Λ_t = e^{-Δ_t a} a head                  B_t = Δ_t b_t      C_t = c_t    D = skip
-s6             Λ_t = e^{-Δ_t a} a channel and state     B_t = Δ_t b_t      C_t = c_t    D = skip
-qlstm          Λ_t = σ(W_f u_t) a channel               B_t = σ(W_i u_t)   C_t = σ(W_o u_t)
+mamba2, ssd    Λ_t = e^{-Δ_t a} per head                B_t = Δ_t b_t      C_t = c_t    D = skip
+s6             Λ_t = e^{-Δ_t a} per channel and state   B_t = Δ_t b_t      C_t = c_t    D = skip
+qlstm          Λ_t = σ(W_f u_t) per channel             B_t = σ(W_i u_t)   C_t = σ(W_o u_t)
 rglru          Λ_t = exp(-c r_t softplus(A))            B_t = √(1-Λ_t²) σ(W_i u_t)      C = 1
 metala         Λ_t = diag(α_t)                          B_t = 1 - α_t      C_t = q_t/√d
 """

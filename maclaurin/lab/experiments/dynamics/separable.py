@@ -35,13 +35,13 @@ from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.ops.arithmetic import default_scale, repeat_heads
 from maclaurin.ops.features import Kernel, symmetric_power
 
-MOST_STATES = 5_000  # a value channel
+MOST_STATES = 5_000  # per value channel
 
 
 def divided(system: System, eta_TH: Tensor, *, as_printed: bool = False) -> System:
     """The same outputs over η_t, with η in the state as DSF has it. as_printed: (15b), which gives others.
 
-    A row with η = 0 reads nothing, as mixers define it, and leaves the units of the state as they were.
+    A token with η = 0 reads nothing, as mixers define it, and leaves the units of the state as they were.
     """
     nothing_TH = eta_TH.abs() < torch.finfo(eta_TH.dtype).tiny ** 0.8
     times = torch.arange(eta_TH.shape[0], dtype=torch.long, device="cpu")[:, None]
@@ -62,10 +62,6 @@ def sums(system: System) -> Tensor:
     """η_t (T,H), the sums of the weights."""
     ones_TH1 = torch.ones_like(system.inputs[..., :1])
     return replace(system, skip=None).run(ones_TH1)[..., 0]
-
-
-def over_sum(system: System) -> System:
-    return divided(system, sums(system))
 
 
 def first_order(mixer: ProjectedMixer, x: Tensor, p: Projections, q_THN: Tensor, k_THN: Tensor) -> System:
@@ -105,32 +101,39 @@ def of_mechanism(mixer: ProjectedMixer, x: Tensor, p: Projections, order: int) -
             if mechanism.order_weights is not None:
                 q_THN = q_THN * mechanism.order_weights.repeat_interleave(counts, dim=1)
         case Softmax():
-            _below_cap(q_THN, k_THN, mechanism.score_cap)
             divisor = mechanism.divisor
             if mechanism.numerator == "exp":  # relu of features that are not negative is first order
-                kernel, cut = series(k_THN.shape[2], order), order
+                kernel, cut = _series(q_THN, k_THN, mechanism.score_cap, order), order
                 q_THN, k_THN = kernel.features(q_THN), kernel.features(k_THN)
     return _over(divisor, replace(first_order(mixer, x, p, q_THN, k_THN), order=cut))
 
 
-def _below_cap(q_THK: Tensor, k_THK: Tensor, cap: float | None) -> None:
-    largest = torch.einsum("thk,shk->hts", q_THK, k_THK).tril().max().item()
+def _series(q_THK: Tensor, k_THK: Tensor, cap: float | None, order: int) -> Kernel:
+    """exp up to an order."""
+    largest, channels = torch.einsum("thk,shk->hts", q_THK, k_THK).tril().max().item(), k_THK.shape[2]
     if cap is not None and largest > cap:
         raise ValueError(
             f"a score of {largest:.3g} is above score_cap={cap:g}, where a capped score has no power series: "
             "give smaller x or score_cap=None"
         )
+    if (states := math.comb(channels + order, order)) > MOST_STATES:
+        raise ValueError(
+            f"the series of exp up to order={order} has {states} terms of {channels} key channels, more than {MOST_STATES}: "
+            "give a lower order or fewer channels per head"
+        )
+    return Kernel.of(range(order + 1))
 
 
 def _over(divisor: str, system: System) -> System:
-    match divisor:
-        case "sum":
-            return divided(system, _positive(sums(system), system.order))
-        case "floored-sum":
-            return divided(system, sums(system).clamp(min=1))
-        case "count":
-            return divided(system, _counts(system.write)[:, None].expand(system.write.shape[:2]))
-    return system
+    if divisor == "count":
+        return divided(system, _counts(system.write)[:, None].expand(system.write.shape[:2]))
+    if divisor not in ("sum", "floored-sum"):
+        return system
+    sums_TH = sums(system)
+    # an even order of the series is positive everywhere; an odd one is not, far enough from 0
+    if divisor == "sum" and system.order is not None and bool((sums_TH <= 0).any()):
+        raise ValueError(f"order={system.order} gives weights whose sum is not positive: give an even order")
+    return divided(system, sums_TH if divisor == "sum" else sums_TH.clamp(min=1))
 
 
 def _centred(q_THK: Tensor, k_THK: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,24 +227,6 @@ def inline(mixer: inline_mixer.Inline, x: Tensor, order: int) -> System:
         system.inputs.flatten(1)[..., None],
         lambda y_TU1: system.readout(y_TU1.view(T, -1, V)),
     )
-
-
-def series(key_dim: int, order: int) -> Kernel:
-    """exp up to an order."""
-    states = math.comb(key_dim + order, order)
-    if states > MOST_STATES:
-        raise ValueError(
-            f"the series of exp up to order={order} has {states} terms of {key_dim} key channels, more than {MOST_STATES}: "
-            "give a lower order or fewer channels a head"
-        )
-    return Kernel.of(range(order + 1))
-
-
-def _positive(sums_TH: Tensor, order: int | None) -> Tensor:
-    """An even order of the series is positive everywhere; an odd one is not, far enough from 0."""
-    if order is not None and bool((sums_TH <= 0).any()):
-        raise ValueError(f"order={order} gives weights whose sum is not positive: give an even order")
-    return sums_TH
 
 
 def _windowed(mechanism: Softmax, window: int, mixer: ProjectedMixer, x: Tensor, p: Projections) -> System:

@@ -1,22 +1,21 @@
 """A linear time-varying system: h_t = Λ_t h_{t-1} + B_t u_t,  y_t = C_t h_t + D_t u_t,  h before the first token 0.
 
-All mixers have the same structure inside: H heads, each with N states a value channel, and the V channels of a head
+All mixers have the same structure inside: H heads, each with N states per value channel, and the V channels of a head
 differ in nothing but what they store. So Λ, B and C are Kronecker products with the identity; their factors are kept:
 
-    S_t = A_t S_{t-1} + b_t u_tᵀ        y_t = S_tᵀ c_t + d_t ⊙ u_t        S (N, V) a head, A diagonal or full
+    S_t = A_t S_{t-1} + b_t u_tᵀ        y_t = S_tᵀ c_t + d_t ⊙ u_t        S (N, V) per head, A diagonal or full
 
 `matrices()` writes the products out, with the N states of a channel next to each other.
 
 Sieber et al.: Understanding the Differences in Foundation Models (DSF), arXiv 2405.15731.
 """
 
-# T time, H heads, N states a value channel, V value channels a head, U = H·V channels in all, M = U·N states in all
+# T time, H heads, N states per value channel, V value channels per head, U = H·V channels in all, M = U·N states in all
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,13 +23,6 @@ from torch import Tensor
 
 class UnknownSystemError(ValueError):
     """Of a mixer that has not been written as a system here, such as one that somebody has just added."""
-
-
-class Matrices(NamedTuple):
-    Lambda: Tensor  # (T,M), or (T,M,M) where it is not diagonal
-    B: Tensor  # (T,M,U)
-    C: Tensor  # (T,U,M)
-    D: Tensor  # (T,U,U)
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ class System:
 
     @property
     def states(self) -> int:
-        """n, a value channel: the state expansion."""
+        """n, per value channel: the state expansion."""
         return self.write.shape[2]
 
     @property
@@ -106,12 +98,13 @@ class System:
         return shares
 
     def block_rank(self, t: int | None = None, rtol: float = 1e-10) -> list[int]:
-        """A number a head: the rank of weights[t:, :t], what tokens from t on can know of those before; T/2 unless given."""
+        """Per head, the rank of weights[t:, :t], what tokens from t on can know of those before; T/2 unless given."""
         weights_HTT = self.weights()
         t = weights_HTT.shape[1] // 2 if t is None else t
         return [int(rank) for rank in torch.linalg.matrix_rank(weights_HTT[:, t:, :t], rtol=rtol)]
 
-    def matrices(self) -> Matrices:
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Λ (T,M), or (T,M,M) where it is not diagonal, B (T,M,U), C (T,U,M) and D (T,U,U)."""
         V = self.inputs.shape[2]
         skip_THV = torch.zeros_like(self.inputs) if self.skip is None else self.skip.expand_as(self.inputs)
         if self.diagonal:
@@ -119,7 +112,7 @@ class System:
         else:
             Lambda = torch.stack([torch.block_diag(*blocks.repeat_interleave(V, dim=0)) for blocks in self.transition])
         B_TMU = self._of_all_channels(self.write).transpose(1, 2)
-        return Matrices(Lambda, B_TMU, self._of_all_channels(self.read), torch.diag_embed(skip_THV.flatten(1)))
+        return Lambda, B_TMU, self._of_all_channels(self.read), torch.diag_embed(skip_THV.flatten(1))
 
     def _of_all_channels(self, vector_THN: Tensor) -> Tensor:
         """I ⊗ vectorᵀ, each head's vector at all of its channels: (T,U,M)."""
