@@ -1,8 +1,4 @@
-"""The report card: what the lab can tell of a mechanism, on one page, several side by side.
-
-A mixer is looked at as it starts, with random tokens; a trained model by what its layers project from text, the median of
-its layers where they differ. What cannot be asked of a mechanism is answered by the reason.
-"""
+"""The report card: what the lab can tell of a mechanism, several side by side, or why it cannot be asked."""
 
 # H heads, T tokens
 

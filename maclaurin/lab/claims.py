@@ -11,9 +11,7 @@ CORRECTED = "corrected"
 
 @dataclass(frozen=True)
 class Claim:
-    """key: a short name ("D3"). source: where `expected` is from: "derived", "corrected" or the paper. held: None: does not
-    apply.
-    """
+    """source: where `expected` is from: "derived", "corrected" or the paper. held: None where it does not apply."""
 
     key: str
     text: str

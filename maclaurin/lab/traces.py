@@ -204,7 +204,7 @@ def _right(model: nn.Module, examples: Labelled) -> Tensor:
 def checkpoint(folder: str, text: str | None, *, tokens: int | None, texts: int) -> Traced:
     """A model and the first `tokens` tokens of `texts` documents that are so long; None for what it was made for.
 
-    text: a file, a folder or a corpus; None for the held-out part of what the model was trained on, or of the standard
+    text: a file, a folder or a corpus; None for the validation part of what the model was trained on, or of the standard
     library if it does not say what that was.
     """
     model, tokenizer = open_model(folder)

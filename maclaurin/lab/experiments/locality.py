@@ -49,9 +49,8 @@ def locality(
 
     widths: sides of the squares of an image (odd), or numbers of the last tokens of a text, that are hidden.
     checkpoint: the folder of a language model to look into, instead of vision models trained here on digits.
-    text: what it reads, a file, folder or corpus; by default held-out text of its own or of the standard library.
-    steps: of the training.
-    draws: of the random masks.
+    text: what it reads, a file, folder or corpus; by default validation text of its own or of the standard library.
+    steps: of the training. draws: of the random masks.
     """
     if not widths or any(width < 1 or (checkpoint is None and width % 2 == 0) for width in widths):
         raise ValueError(f"widths must be odd sides of squares, or numbers of tokens of a text, got {widths}")
@@ -81,17 +80,14 @@ class Masses:
 
 @dataclass(frozen=True)
 class Masked:
-    """Accuracy with nothing hidden, and by width with the neighbourhood or as many random keys hidden in every layer.
-
-    lost: how much more a local mask costs than a random one. errors: its standard error over the examples.
-    """
+    """Accuracy with nothing hidden, and by width with the neighbourhood or as many random keys hidden in every layer."""
 
     name: str
     whole: float
     local: list[float]
     random: list[float]
-    lost: list[float]
-    errors: list[float]
+    lost: list[float]  # how much more a local mask costs than a random one
+    errors: list[float]  # the standard errors of that over the examples
 
 
 def neighbourhood(traced: Traced, width: int) -> Tensor:

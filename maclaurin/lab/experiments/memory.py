@@ -158,9 +158,7 @@ def multiply_adds(mixer: Mixer, state: MixerState) -> int:
 
 @torch.no_grad()
 def times(behind: dict[tuple[Mixer, int], MixerState], seconds: float) -> dict[tuple[Mixer, int], Timing]:
-    """Milliseconds per token of each mixer behind each context, all taking turns, so that what else the machine does meets
-    them alike. Each turn starts from the same state.
-    """
+    """Milliseconds per token behind each context, all taking turns, each of which starts from the same state."""
 
     def turn(mixer: Mixer, state: MixerState | None) -> None:
         assert state is not None

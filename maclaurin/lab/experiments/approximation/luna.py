@@ -1,7 +1,6 @@
-"""LUNA's statements about learnt features, as claims about random draws.
+"""LUNA's statements about learnt features, as claims about random draws; L3, that all forms agree, is a law of the tests.
 
-An argument beside the generator makes a statement false on purpose: the claim must then say so. L3, that all forms agree, is
-a law that every mixer is tested for.
+An argument beside the generator makes a statement false on purpose: the claim must then say so.
 
 Shahbazi et al.: LUNA: Linear Universal Neural Attention with Generalization Guarantees, arXiv 2512.08061.
 """
@@ -64,9 +63,7 @@ def default_map(key_dim: int, projections: int, num_channels: int, seed: int, *,
 
 @torch.no_grad()
 def wave_bank(hidden: int, reach: float) -> tuple[ChannelBank, float]:
-    """A network with `hidden` units whose two channels are as near to cosine and sine on [-reach, reach] as least squares
-    with evenly spread knots brings them; and the largest error left.
-    """
+    """A network whose two channels are cosine and sine on [-reach, reach], by least squares, and the largest error left."""
     with seeded(0):
         bank = ChannelBank(2, bank="shared", width=hidden, nonneg=False).double()
     grid, knots = (torch.linspace(-reach, reach, count, dtype=torch.float64, device="cpu") for count in (4001, hidden))
@@ -259,11 +256,9 @@ def cost_is_linear(*, seed: int, name: str = "luna") -> tuple[list[Claim], dict[
 def generalisation_gap(
     generator: Generator, *, seed: int, draws: int, sizes: Sequence[int], learnable: bool = False
 ) -> tuple[list[Claim], dict[int, float]]:
-    """L10: what one layer of bounded weights gains by fitting random signs, where on new signs it would gain nothing.
+    """L10: the gap between training and test of one layer of bounded weights, max over weights of (1/n) Σ σ_i f(x_i).
 
-    That is the gap between training and test of its class, max over weights of (1/n) Σ σ_i f(x_i): gradient ascent on all
-    weights of the layer, none above its first norm, and the best readout of norm 1 in closed form. learnable: signs that
-    the tokens tell, so that the gain stays.
+    σ are random signs, on which nothing can be learnt. learnable: signs that the tokens tell, so that the gain stays.
     """
     T, d = 8, 8
     options = {"causal": False, "num_features": 32, "num_channels": 4, "channel_width": 16, "softplus": True}
@@ -283,7 +278,7 @@ def generalisation_gap(
 
 
 def _best_gain(mixer: Luna, x: Tensor, signs: Tensor, steps: int = 40) -> float:
-    """Ascent inside of a ball, which no trainer does: every step is followed by a projection onto the first norms."""
+    """Gradient ascent inside of the first norms, which no trainer does; the best readout of norm 1 in closed form."""
     weights = list(mixer.parameters())
     norms = [weight.detach().norm() for weight in weights]
     optimizer = torch.optim.Adam(weights, lr=0.1, maximize=True)

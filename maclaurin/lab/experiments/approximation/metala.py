@@ -1,7 +1,6 @@
-"""MetaLA's statements M2 to M11 about a decay that is also the key, as claims about random draws.
+"""MetaLA's statements about a decay that is also the key, as claims about random draws; M1 and M9 are laws of the tests.
 
-An argument beside the generator makes a statement false on purpose: the claim must then say so. M1, that all forms agree,
-and M9, that states are handed over, are laws that every mixer is tested for.
+An argument beside the generator makes a statement false on purpose: the claim must then say so.
 
 Chou et al.: MetaLA: Unified Optimal Linear Approximation to Softmax Attention Map, arXiv 2411.10741.
 """
@@ -34,7 +33,7 @@ Curves = dict[str, dict[int, float]]  # name -> error by number of states
 
 
 def attention_map(q_TK: Tensor, k_TK: Tensor, log_alpha_TK: Tensor, form: str = "auto") -> Tensor:
-    """The T x T weights of gated linear attention: values of one channel a token read them off."""
+    """The T x T weights of gated linear attention: values of one channel per token read them off."""
     one_hot = eye(len(q_TK)).to(q_TK.dtype)
     q, k, v, a = (part[None, :, None] for part in (q_TK, k_TK, one_hot, log_alpha_TK))
     return linear_attention(q, k, v, a, scale=1.0, normalize=False, form=form, chunk_size=64)[0][0, :, 0]
@@ -65,10 +64,7 @@ def row_sums(generator: Generator) -> list[Claim]:
 
 
 def stick_breaking(generator: Generator, *, channels: int | None = None) -> list[Claim]:
-    """M3: any softmax map, with a channel a row, α_s = P_{s-1}/P_s of the row's running sums and one-hot queries.
-
-    channels: fewer than rows leave rows without one.
-    """
+    """M3: any softmax map, with a channel per row, α_s = P_{s-1}/P_s of its running sums. channels: fewer are too few."""
     T = 16
     softmax = random_softmax_map(T, generator)
     sums = softmax.cumsum(-1)
@@ -102,9 +98,8 @@ def capacity(generator: Generator, *, T: int = 40, K: int = 6, bound: int = 6) -
 
 
 def error_by_states(generator: Generator, *, T: int = 256, K: int = 4, seeds: int = 5) -> tuple[list[Claim], Curves]:
-    """Relative errors of the block of weights between the second half and the first, which tells what a state must carry:
-    at best, with the series, with random features. Nothing with n states comes nearer than the best matrix of rank n
-    (Eckart, Young).
+    """Relative errors of the weights between the second half and the first: the series and random features with n states
+    beside the best matrix of rank n, which nothing with n states comes nearer than (Eckart, Young).
     """
     q, k = normal(T, K, generator=generator), normal(T, K, generator=generator)
     wanted = _block((q @ k.T * K**-0.5).exp())
@@ -179,7 +174,7 @@ def augmentation_starts_as_nothing(generator: Generator, *, seed: int, weight: f
     """M7. weight: of the augmentation; only 0 is removed by the norm.
 
     ½ + o is rounded to ½·2^-53, and the norm divides that by σ(o), a fiftieth of ½ in a new layer: values are made large
-    enough for the memory to be what counts.
+    enough for the state to be what counts.
     """
     x = normal(2, TOKENS, D_MODEL, generator=generator)
     code, off = built(seed), built(seed, aug="off")
@@ -210,7 +205,7 @@ def augmentation_leaves_the_memory(generator: Generator, *, seed: int) -> list[C
         maps = max(maps, distance(to_dsf(plain, x).weights(), to_dsf(changed, x).weights()))
     differs = "the output does change: smallest change of a token's"
     return [
-        claims.at_most("M8", "another w: change of the memory after every token, all augmentations", memories, 0.0),
+        claims.at_most("M8", "another w: change of the state after every token, all augmentations", memories, 0.0),
         claims.at_most("M8 past", "change of the weights of all tokens, but for a token's own term", maps, 0.0),
         claims.true("M8 output", differs, f"{outputs:.1e}", outputs > 0, "> 0"),
     ]

@@ -210,10 +210,7 @@ def eigenvalues_of_recurrences(systems: dict[str, System]) -> list[Claim]:
 
 
 def normalised_attention(generator: Generator, *, seed: int, name: str = "normalized") -> list[Claim]:
-    """D9: unnormalised linear attention times 1/η; and unlike linear attention it feels the size of the keys.
-
-    name: of a mixer to put in its place.
-    """
+    """D9: unnormalised linear attention times 1/η, which feels the size of the keys. name: of a mixer in its place."""
     T, d, H, factor = 9, 8, 2, 3.0
     x = normal(1, T, d, generator=generator)
     normalized, mixer = (drawn(each, d, H, seed, rotary="none") for each in ("normalized", name))

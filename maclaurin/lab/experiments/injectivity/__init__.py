@@ -65,7 +65,7 @@ def injectivity(
     keys, dim: of the random cases. ties: one channel the same in all keys, with which no mechanism can be injective.
     inline_scale: of InLine's scores; 1/√dim unless given, with which it is the first order of softmax.
     checkpoint: the folder of a language model to look into, instead of vision models trained here on digits.
-    text: what it reads, a file, folder or corpus; by default held-out text of its own or of the standard library.
+    text: what it reads, a file, folder or corpus; by default validation text of its own or of the standard library.
     steps: of the training.
     """
     at_least(2, "dim", dim)

@@ -1,8 +1,4 @@
-"""The checks I1 to I11 on random queries and keys, in float64: each a claim that the numbers decide.
-
-Linear attention sees only the ray of φ(q): dividing by the sum cancels its length, so queries on one ray are confused,
-whatever the map. Softmax tells all queries apart if no direction is the same for all keys; InLine does if φ does, too.
-"""
+"""The checks I1 to I11 on random queries and keys, in float64: each a claim that the numbers decide."""
 
 # N keys, D channels, P pairs of queries
 

@@ -49,7 +49,7 @@ def long_prompt(
     as_published: in-context regression with the authors' code's covariances: prompts RRRᵀRᵀ, queries I.
     eps: relative accuracy to which a head is called linear.
     checkpoint: folder of a trained model: only the report on its softmax layers.
-    text: what it reads, a file, folder or corpus; by default held-out text of its own or of the standard library.
+    text: what it reads, a file, folder or corpus; by default validation text of its own or of the standard library.
     context: tokens of a prompt for the checkpoint; by default what the model was made for, at most 960.
     """
     if checkpoint is not None:

@@ -1,6 +1,4 @@
-"""Softmax over L Gaussian tokens against its limit and against linear attention, for one query and growing L; and from which
-length on it is linear attention to a relative accuracy eps.
-"""
+"""Softmax over L Gaussian tokens against its limit and linear attention, for one query: errors, and lengths for a given one."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ def ratio(found: Finite, variance: float, length: int) -> float:
 
 
 def edge(source: torch.Generator, law: str = "gaussian") -> Claim:
-    """At s² = .25 ln L itself, which the grid of s² misses: (2a) is off by 16, 14, 10 % at L = 16, 64, 256 and by less at
-    longer ones, not by the 12 % that were first read off the grid.
-    """
+    """At s² = .25 ln L itself, which the grid of s² misses."""
     off = []
     for length in LENGTHS[:2]:
         variance = 0.25 * math.log(length)
@@ -211,8 +207,7 @@ def isotropic_length(dims: int, variance: float, eps: float) -> float:
 def relative_rms(length: int, variance: float, dims: int, prompts: int, source: torch.Generator) -> float:
     """|softmax − linear attention| over |Γa|, root mean square over prompts of N(0, I) tokens.
 
-    Only the channel along the query is drawn: given the weights of the tokens, the others are Gaussian and their mean
-    square is known.
+    Only the channel along the query is drawn: given the weights, the others are Gaussian and their mean square is known.
     """
     size, total = math.sqrt(variance), 0.0
     for count in chunks(prompts, length):

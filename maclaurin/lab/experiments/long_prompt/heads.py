@@ -1,6 +1,4 @@
-"""The linearisation report on heads: of activations whose answer is known, Gaussian ones and three for which it must say no,
-and of the softmax layers of a trained model, on text.
-"""
+"""The linearisation report on activations whose answer is known, and on the softmax layers of a trained model."""
 
 # B prompts, Q queries, L tokens, D channels; one head
 
@@ -30,10 +28,9 @@ MOST_TOKENS = 1e12  # heads that would need more tokens than anybody has are lef
 def activations(
     law: str, variance: float, length: int, prompts: int, source: torch.Generator, queries: int = 64
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v with v = k, logits of variance s² in every direction, for scale 1.
+    """q, k, v with v = k, logits of variance s² in every direction, for scale 1; Gaussian but for two laws:
 
     "two clusters": ±1 along every query, with a tenth of noise. "heavy tails": Laplace channels, each query reads one.
-    Anything else: Gaussian.
     """
     q_BQD = draw("gaussian", (prompts, queries, DIMS), source)
     if law == "two clusters":

@@ -191,9 +191,8 @@ def _without_sampling(square: Tensor, noise: Tensor, length: int) -> Tensor:
 
 
 def _resampled(tilt_BHQK: Tensor, k_BHLK: Tensor, v_BHLV: Tensor, error_BHQV: Tensor, seed: int) -> Tensor:
-    """The mean square by which the error over a half of the prompt differs from that over all of it: (B, H, Q).
-
-    A half has twice the variance and shares half of it with the whole: what is left is the variance over the whole.
+    """The mean square by which the error over a half of the prompt differs from that over all of it, which is the variance
+    over the whole: a half has twice of it and shares half of that. (B, H, Q)
     """
     source, length = generator(seed, 8), k_BHLK.shape[2]
     total = torch.zeros_like(error_BHQV[..., 0])

@@ -2,8 +2,6 @@
 
 Only the channel of the tokens along the query a decides their weights p. Along it the error is Σ p_i x_i − |a|; across it,
 given the weights, every channel is Gaussian with variance Σ p².
-
-Over random Gaussian queries the mean square error falls like L^−κ, slower the wider the law.
 """
 
 # N prompts, L tokens, S sizes of the query

@@ -174,16 +174,13 @@ def drawn_risk(law: Regression, A_DD: Tensor, b: float, tables: Sequence[Table],
 
 @dataclass(frozen=True)
 class Case:
-    """The sizes k that softmax is asked at on prompts of one law and length.
-
-    corrected: the risk at k whose first figure was a draw of few prompts, replaced by one of many (docs/lab.md).
-    """
+    """The sizes k that softmax is asked at on prompts of one law and length."""
 
     name: str
     law: Regression
     length: int
     sizes: tuple[float, ...]
-    corrected: dict[float, float] = field(default_factory=dict)
+    corrected: dict[float, float] = field(default_factory=dict)  # k: risk; the first figures were of few prompts
 
 
 def cases(as_published: bool = False) -> list[Case]:
@@ -208,9 +205,7 @@ def official_law(as_published: bool = False) -> Regression:
 
 
 def linear_risks(law: Regression, length: int, prompts: int, source: torch.Generator) -> tuple[Mean, Mean]:
-    """2R of the best linear attention and of ridge regression over drawn prompts; w, the noise and the query, given which
-    every prediction is Gaussian, are integrated exactly.
-    """
+    """2R of the best linear attention and of ridge regression over drawn prompts; w, noise and query are integrated."""
     root, G = torch.linalg.cholesky(law.prompt_DD), best_linear(law, length)
     one = eye(len(root))
     linear, ridge = [], []

@@ -45,11 +45,11 @@ def recurrence(seed: int, *, length: int = 64, dim: int = 4, features: int = 32,
     step_TD = turn * torch.diff(q_TK, dim=0, prepend=torch.zeros_like(q_TK[:1])) @ omega_DK.T
     write_TD = torch.polar(grow_k_T[:, None].expand(-1, features), (q_TK - k_TK) @ omega_DK.T)
     turn_TD = torch.polar(torch.ones_like(step_TD), step_TD)
-    memory_DV = torch.zeros(features, 3, dtype=torch.complex128, device="cpu")
+    state_DV = torch.zeros(features, 3, dtype=torch.complex128, device="cpu")
     numerators = []
     for t in range(length):
-        memory_DV = turn_TD[t][:, None] * memory_DV + write_TD[t][:, None] * v_TV[t]
-        numerators.append(grow_q_T[t] * memory_DV.mean(0).real)
+        state_DV = turn_TD[t][:, None] * state_DV + write_TD[t][:, None] * v_TV[t]
+        numerators.append(grow_q_T[t] * state_DV.mean(0).real)
     return distance(torch.stack(numerators), explicit_TV)
 
 
@@ -166,5 +166,5 @@ def ripple_part() -> Part:
         found = response(offset, LENGTH, decay)
         curves.append(Curve(f"γ = {decay:g}", offset.tolist(), (found / found[0]).tolist()))
     caption = "Response to a wave that is off a plane's frequency by δ, relative to its peak: a decay removes the ripple."
-    plot = Plot("ripple", caption, "offset δ, radians a token", "response", curves, log_y=True)
+    plot = Plot("ripple", caption, "offset δ, radians per token", "response", curves, log_y=True)
     return Part(ripple_claims(), [Grid("A wave off the frequency by δ, T = 256", columns, rows)], [plot])

@@ -5,8 +5,6 @@
 It tracks a state by construction: only the first token writes a value, and each token turns one plane by its own angle.
 y_t = cos(Φ_t − Φ_0) is then the parity of the bits for angles of π, and the residue of a sum mod m for 2πa/m. Rotations of
 a plane commute, so that words of a group that does not cannot be told apart.
-
-All on the op and on the rotary that users have, in float64 unless it says otherwise.
 """
 
 # T time, K channels, R = K/2 planes, V value channels
@@ -62,11 +60,11 @@ class Turned:
         planes = q_TR.shape[1]
         # conj(k) is turned the other way: the recurrence carries the phase from a key to the query
         turn_TR = torch.polar(self.log_decay_TK[:, :planes].exp(), self.increment_TR)
-        memory_RV = torch.zeros(planes, self.v_TV.shape[1], dtype=torch.complex128, device="cpu")
+        state_RV = torch.zeros(planes, self.v_TV.shape[1], dtype=torch.complex128, device="cpu")
         outputs = []
         for q_R, k_R, v_V, turn_R in zip(q_TR, k_TR, self.v_TV, turn_TR, strict=True):
-            memory_RV = turn_R[:, None] * memory_RV + k_R.conj()[:, None] * v_V
-            outputs.append((q_R @ memory_RV).real)
+            state_RV = turn_R[:, None] * state_RV + k_R.conj()[:, None] * v_V
+            outputs.append((q_R @ state_RV).real)
         return torch.stack(outputs)
 
 
@@ -85,7 +83,7 @@ def relative_phase(seed: int) -> list[Claim]:
 
     return [
         claims.at_most("relative", "one angle added to all phases, decays in pairs: relative change", change(True), EXACT),
-        claims.between("relative, untied", "the same with a decay a channel, as GLA has it", change(False), 0.03, 0.15),
+        claims.between("relative, untied", "the same with a decay per channel, as GLA has it", change(False), 0.03, 0.15),
     ]
 
 

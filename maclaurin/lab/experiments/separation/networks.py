@@ -183,16 +183,13 @@ def _binomial(count: int) -> Floats:
 
 @dataclass(frozen=True)
 class Score:
-    """Shares of `networks` random networks, what they are exactly, and what they are in the limit of 1.4.
-
-    exact: None for a mechanism that the two-row formula does not describe.
-    """
+    """Shares of `networks` random networks."""
 
     setting: Setting
     networks: int
     measured: Probabilities
-    exact: Probabilities | None
-    limit: Probabilities
+    exact: Probabilities | None  # None for a mechanism that the two-row formula does not describe
+    limit: Probabilities  # of 1.4
     tied: bool
 
     @property

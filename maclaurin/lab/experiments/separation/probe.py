@@ -1,6 +1,4 @@
-"""All that is asked of one mechanism: does it separate, how large must the needle be by the length of the context, and how
-much noise on the values does it outlast?
-"""
+"""All that is asked of one mechanism: does it separate, how large must the needle be, how much noise does it outlast?"""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def series(
     orders: P of the Taylor models that are trained, with terms 0 to P; 1 to 10, with quick 1 to 4
     steps, seeds, width: budget of each; 300 steps, with quick 100
     norm: of the Taylor models, "sum" of the weights or "output", an RMS norm that does not mind negative weights
-    text: what it reads, a file, folder or corpus; by default held-out text of its own or of the standard library
+    text: what it reads, a file, folder or corpus; by default validation text of its own or of the standard library
     tokens, texts: what the dominant orders are measured on: so many texts of so many tokens
     """
     at_least_one("seeds", seeds)

@@ -1,16 +1,12 @@
 """Orders of the series of the exponential: each is a recurrent network, their sum is softmax, and how many of them it needs.
 
-    exp(q·k) = Σ_n (q·k)ⁿ/n!,   (q·k)ⁿ = q^⊗n · k^⊗n,   so order n reads a memory S_t = S_{t-1} + k_t^⊗n v_tᵀ of dⁿ rows.
+    exp(q·k) = Σ_n (q·k)ⁿ/n!,   (q·k)ⁿ = q^⊗n · k^⊗n,   so order n reads a state S_t = S_{t-1} + k_t^⊗n v_tᵀ of dⁿ rows.
 
-Three ways to the same numbers: the memory with all dⁿ rows, as the paper has it; the op's memory, which holds each of the
-C(d+n-1, n) different monomials once; and the T x T matrix of scores.
+The op's state holds each of the C(d+n-1, n) different rows once. The rest of the series after order P is at most
+|s|^(P+1)/(P+1)!·e^|s| at the score s.
 
-The rest of the series after order P is at most |s|^(P+1)/(P+1)!·e^|s| at the score s. It is small once P is well above |s|,
-so the order that softmax needs is set by its largest scores, not by its typical ones.
-
-The paper's probe asks which order weighs most in each layer of a trained model: of the mean of |Xⁿ/n!| over all causal pairs
-of tokens, X the scores, which n = 0 … 99 is largest, for the layer and for each query. For Gaussian scores of variance σ²
-that is about n = σ²: the mean of e^|X| is made by scores near σ², far out in the tail, and |X|ⁿ/n! is largest at n = |X|.
+The paper's probe: of the mean of |Xⁿ/n!| over all causal pairs of tokens, X the scores, which n = 0 … 99 is largest, for the
+layer and for each query. For Gaussian scores that is about their variance, made by scores far out in the tail.
 """
 
 # B texts, T queries, S keys, H heads, K key channels, V value channels, O orders, P pairs of tokens
@@ -93,9 +89,7 @@ def check_order(order: int, tokens: int, dim: int, spread: float, seed: int) -> 
 def check_sum(
     orders: int, tokens: int, dim: int, spread: float, seed: int, coefficient: Coefficient = taylor_coefficient
 ) -> tuple[float, float]:
-    """Σ c_n·(network of order n), n = 0 … orders, against the numerator of softmax, and divided by its own sum against
-    softmax: relative distances.
-    """
+    """Relative distances of Σ c_n·(network of order n) from the numerator of softmax, and over its own sum from softmax."""
     q, k, v = draw(tokens, dim, spread, seed)
     wide = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)  # the last column sums the weights
     total = torch.zeros_like(wide)
@@ -118,19 +112,14 @@ def lagrange(score: Tensor, order: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Truncation:
-    """At one order, over all causal pairs of tokens.
-
-    error, bound: of exp(s), the largest. over_bound: the largest error as a multiple of its own bound. moved: the mean
-    over queries of the weight that lies elsewhere than in softmax (total variation). broken: the share of queries with a
-    negative weight, which odd orders have.
-    """
+    """At one order, over all causal pairs of tokens."""
 
     order: int
-    error: float
+    error: float  # of exp(s), the largest
     bound: float
-    over_bound: float
-    moved: float
-    broken: float
+    over_bound: float  # the largest error as a multiple of its own bound
+    moved: float  # the weight that lies elsewhere than in softmax (total variation), mean over queries
+    broken: float  # the share of queries with a negative weight, which odd orders have
 
 
 def truncations(

@@ -1,6 +1,4 @@
-"""What an order is worth: very small language models on the source of Python's standard library, byte by byte, all with the
-same budget, with softmax and with the series up to an order.
-"""
+"""What an order is worth: tiny byte-level language models of the standard library, all with the same budget."""
 
 from __future__ import annotations
 
