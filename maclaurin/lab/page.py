@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from maclaurin.common.files import naming
-from maclaurin.lab.result import WORDS, Grid, Matrix, Plot, Result, text_of
+from maclaurin.lab.result import Grid, Matrix, Plot, Result, cells, text_of
 from maclaurin.page import figures
 from maclaurin.page.figures import Line
 from maclaurin.page.html import Cell, Chart, Column, DataTable, Page, Section
@@ -25,7 +25,7 @@ def headline(results: Sequence[Result]) -> str:
 
 
 def sections(results: Sequence[Result]) -> list[Section]:
-    """Of several, all claims first, then a section an experiment; of one, its claims last, as in the terminal."""
+    """Of several, all claims first, then a section per experiment; of one, its claims last, as in the terminal."""
     each = [_section(result) for result in results]
     return [*each, _claims(results)] if len(results) == 1 else [_claims(results), *each]
 
@@ -47,12 +47,9 @@ def shown_alone(results: Sequence[Result], broken: Callable[[str], None]) -> lis
 
 def _claims(results: Sequence[Result]) -> Section:
     columns = [Column(title, numeric=False) for title in ("", "claim", "source", "expected", "measured", "held")]
-    claims = [(f"{result.name} {claim.key}", claim) for result in results for claim in result.claims]
-    rows = [
-        [Cell(text) for text in (name, claim.text, claim.source, claim.expected, claim.measured, WORDS[claim.held])]
-        for name, claim in claims
-    ]
-    failed = [f"{name}: {claim.text}" for name, claim in claims if claim.held is False]
+    claims = [(result.name, claim) for result in results for claim in result.claims]
+    rows = [[Cell(text) for text in cells(name, claim)] for name, claim in claims]
+    failed = [f"{name} {claim.key}: {claim.text}" for name, claim in claims if claim.held is False]
     intro = f"NOT held: {'; '.join(failed)}." if failed else ""
     return Section("Claims", intro, [DataTable("lab-claims", columns, rows)])
 

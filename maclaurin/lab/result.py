@@ -156,17 +156,16 @@ class Result:
 
 def claims_table(claims: Sequence[tuple[str, Claim]], title: str = "Claims") -> Table:
     """(experiment, claim) as a table: claim, published or derived, measured, held or not."""
-    table = Table(title=title, title_justify="left")
-    for column in ("", "claim", "source", "expected", "measured", ""):
-        table.add_column(column)
+    table = Table("", "claim", "source", "expected", "measured", "", title=title, title_justify="left")
     for name, claim in claims:
-        style = "bold red" if claim.held is False else ""
-        table.add_row(
-            # as Text: brackets are no markup
-            *map(Text, (f"{name} {claim.key}", claim.text, claim.source, claim.expected, claim.measured)),
-            Text(WORDS[claim.held], style=style),
-        )
+        *texts, held = map(Text, cells(name, claim))  # as Text: brackets are no markup
+        held.stylize("bold red" if claim.held is False else "")
+        table.add_row(*texts, held)
     return table
+
+
+def cells(name: str, claim: Claim) -> tuple[str, ...]:
+    return f"{name} {claim.key}", claim.text, claim.source, claim.expected, claim.measured, WORDS[claim.held]
 
 
 def _grid(grid: Grid) -> Table:

@@ -24,12 +24,12 @@ from maclaurin.data.tasks import Digits, Labelled
 from maclaurin.data.tasks.base import join
 from maclaurin.evals.cells import Cell, Problem, Row, Setting
 from maclaurin.evals.learn import train
-from maclaurin.evals.models import OfImages
+from maclaurin.evals.models import build
 from maclaurin.evals.text import documents_of
 from maclaurin.mixers.base import Mixer
 from maclaurin.mixers.mechanisms import Mechanism
 from maclaurin.mixers.projected import ProjectedMixer
-from maclaurin.models import MaclaurinForCausalLM, MaclaurinVisionConfig
+from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.folder import open_model
 from maclaurin.models.linearised.attention import watching
 from maclaurin.models.linearised.classes import FAMILIES, Linearised, linearise
@@ -71,7 +71,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Traced:
-    """A trained model and held-out examples for it. grid: of an image; None for a text. kinds: its layers' mixers."""
+    """A trained model and validation examples for it. grid: of an image; None for a text. kinds: its layers' mixers."""
 
     name: str
     model: Any
@@ -171,27 +171,11 @@ def digits(rows: dict[str, Row], *, steps: int, seed: int, images: int) -> list[
     some = Labelled(test.inputs[:images], test.labels[:images])
     found = []
     for label, row in rows.items():
-        (mixer,) = row.mixers
-        config = MaclaurinVisionConfig(
-            image_size=8,
-            num_channels=1,
-            hidden_sizes=[setting.width],
-            depths=[setting.layers],
-            num_attention_heads=[setting.heads],
-            mlp_ratios=[2],
-            patch_sizes=[1],
-            pooling="mean",
-            mixer=mixer,
-            mixer_options=dict(row.options.get(mixer, {})),
-            num_labels=10,
-            init="torch",
-            initializer_range=0.5,
-        )
         torch.manual_seed(seed)
-        model = OfImages(config, largest=16)
-        cell = Cell("lab", label, row, setting, (problem,), (problem,), 3e-3, seed)
-        train(model, cell, [problem.task()])
-        found.append(Traced(label, model.eval(), partial(_right, model, some), (8, 8), 64, [mixer] * setting.layers))
+        model = build(row, setting, problem.task(), patch_sizes=[1], init="torch", initializer_range=0.5)
+        train(model, Cell("lab", label, row, setting, (problem,), (problem,), 3e-3, seed), [problem.task()])
+        kinds = list(row.mixers) * setting.layers
+        found.append(Traced(label, model.eval(), partial(_right, model, some), (8, 8), 64, kinds))
     return found
 
 

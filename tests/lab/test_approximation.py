@@ -70,6 +70,7 @@ FALSE = {
     "an augmentation": (lambda: metala.augmentation_starts_as_nothing(generator(), seed=0, weight=1.0), ["M7"]),
     "a key of its own": (lambda: metala.gla_with_another_key(generator(), seed=0, own_key=True), ["M10"]),
     "a slow decay": (lambda: metala.quotients_overflow(generator(), log_alpha=-0.01), ["M11"]),
+    "an indefinite kernel": (lambda: luna.kernels_are_positive(generator(), seed=0, sign=-1.0), ["L1 ReLU", "L1 signed"]),
     "signed features": (lambda: luna.outputs_are_averages(generator(), seed=0, nonneg=False), ["L2 averages"]),
     "another function": (
         lambda: luna.performer_is_a_case(generator(), repeats=4, psi=torch.cosh)[0],
@@ -89,11 +90,6 @@ def test_what_is_false_is_reported(name):
     run, expected = FALSE[name]
     held = verdicts(run())
     assert [key for key in held if held[key] is False] == expected
-
-
-def test_an_indefinite_kernel_is_not_positive():
-    indefinite = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64)
-    assert luna.positive_semi_definite("k", "indefinite", indefinite).held is False
 
 
 def test_cost_of_softmax_is_not_linear(monkeypatch):

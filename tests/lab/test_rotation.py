@@ -8,7 +8,7 @@ import pytest
 
 from maclaurin.lab.experiments.draws import slope
 from maclaurin.lab.experiments.rotation import rotation
-from maclaurin.lab.experiments.rotation.fourier import attention_errors, kernel_errors, recurrence, ripple_claims
+from maclaurin.lab.experiments.rotation.fourier import attention_errors, kernel_errors, recurrence, ripple_part
 from maclaurin.lab.experiments.rotation.phases import as_rope, complex_form, cyclic, group_claims, parity, relative_phase
 
 
@@ -54,7 +54,7 @@ def test_sums_modulo_seven() -> None:
 
 
 def test_ripples_need_the_right_decays() -> None:
-    wrong = {claim.key: claim.held for claim in ripple_claims((0.97, 0.97, 1.0, 1.0))}
+    wrong = {claim.key: claim.held for claim in ripple_part((0.97, 0.97, 1.0, 1.0)).claims}
     assert not any(wrong.values())
 
 

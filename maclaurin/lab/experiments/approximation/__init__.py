@@ -11,8 +11,10 @@ from maclaurin.lab.experiments.approximation import luna, metala
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 
 Curves = Mapping[str, Mapping[int, float]]
+AT_BEST = "What n states leave of a softmax map of 256 tokens: at best, the series, random features."
+FITTED = "LUNA's error by projections: fitted networks against the Gaussian kernel, Performer on one pair."
 NOTES = (
-    "Stick-breaking knows the row it builds and needs a channel a token: a map can be held, not that it can be learnt.",
+    "Stick-breaking knows the row it builds and needs a channel per token: a map can be held, not that it can be learnt.",
     "Approximating exp(q·k) is not what LUNA is trained for; its special cases only show what its class contains.",
     "The generalisation bound's constants were not found: only its slope is compared, on random signs and one small layer.",
     "Published figures of LUNA's and MetaLA's trained models are not reproduced here.",
@@ -25,7 +27,7 @@ def approximation(
     """How close linear attention can come to softmax, and with how large a state: MetaLA's and LUNA's statements.
 
     key_dim: key channels of the map whose rank is measured. draws: of random projections, for errors against their number.
-    channels: of the stick-breaking construction for 16 tokens; a channel a token unless given, and too few with less.
+    channels: of the stick-breaking construction for 16 tokens; a channel per token unless given, and too few with less.
     """
     draws = (64 if quick else 256) if draws is None else draws
     few, most = max(1, draws // 16), 4096 if quick else 16384
@@ -66,26 +68,18 @@ def approximation(
         Grid(states, ("n", *by_states), [[size, *(curve.get(size) for curve in by_states.values())] for size in sizes]),
         Grid("Processor time of LUNA, one head of 32 channels", ("T", "seconds"), list(seconds.items())),
     ]
-    plots = _plots(by_states, by_hidden, pair, by_samples)
+    measured, predicted = ({m: both[index] for m, both in pair.items()} for index in (0, 1))
+    features = {**by_hidden, "Performer": measured, "predicted": predicted}
+    first = min(by_samples)
+    gain = {"gain": by_samples, "n^(-1/2)": {n: by_samples[first] * (n / first) ** -0.5 for n in by_samples}}
+    plots = [
+        _plot("states", AT_BEST, "states n", "error", by_states, "best of rank n"),
+        _plot("features", FITTED, "projections m", "error", features, "predicted"),
+        _plot("gap", "What one layer of LUNA gains on n random signs.", "n", "gain", gain, "n^(-1/2)"),
+    ]
     return Result("approximation", "How close linear attention comes to softmax", settings, made, grids, plots, NOTES)
 
 
-def _plots(
-    by_states: Curves, by_hidden: Curves, pair: Mapping[int, tuple[float, float]], by_samples: Mapping[int, float]
-) -> list[Plot]:
-    at_best = "What n states leave of a softmax map of 256 tokens: at best, the series, random features."
-    measured, predicted = ({m: both[index] for m, both in pair.items()} for index in (0, 1))
-    features = {**by_hidden, "Performer": measured, "predicted": predicted}
-    fitted = "LUNA's error by projections: fitted networks against the Gaussian kernel, Performer on one pair."
-    first = min(by_samples)
-    gain = {"gain": by_samples, "n^(-1/2)": {n: by_samples[first] * (n / first) ** -0.5 for n in by_samples}}
-
-    def plot(key: str, caption: str, x_title: str, y_title: str, found: Curves, dashed: str) -> Plot:
-        curves = [Curve.of(name, points, dashed=name == dashed) for name, points in found.items()]
-        return Plot(key, caption, x_title, y_title, curves, log_x=True, log_y=True)
-
-    return [
-        plot("states", at_best, "states n", "error", by_states, "best of rank n"),
-        plot("features", fitted, "projections m", "error", features, "predicted"),
-        plot("gap", "What one layer of LUNA gains on n random signs.", "n", "gain", gain, "n^(-1/2)"),
-    ]
+def _plot(key: str, caption: str, x_title: str, y_title: str, found: Curves, dashed: str) -> Plot:
+    curves = [Curve.of(name, points, dashed=name == dashed) for name, points in found.items()]
+    return Plot(key, caption, x_title, y_title, curves, log_x=True, log_y=True)

@@ -1,4 +1,4 @@
-"""Softmax over L Gaussian tokens against its limit and linear attention, for one query: errors, and lengths for a given one."""
+"""Softmax over L Gaussian tokens against its limit and linear attention, for one query: errors, and lengths by accuracy."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from maclaurin.common.arguments import at_least
 from maclaurin.lab import claims
 from maclaurin.lab.experiments.rotation.fourier import fourier_part, ripple_part
 from maclaurin.lab.experiments.rotation.phases import as_rope, complex_form, group_claims, relative_phase
-from maclaurin.lab.result import Result
+from maclaurin.lab.result import Part, Result
 
 PAPER = "Selective RoPE, arXiv 2511.17388"
 NOTES = (
@@ -36,19 +36,14 @@ def rotation(
     at_least(2, "length", length)
     if not speed > 0:
         raise ValueError(f"speed must be positive, got {speed}")
-    if draws is None:
-        draws = 200 if quick else 2000
-    fourier, ripple = fourier_part(seed, draws), ripple_part()
+    draws = (200 if quick else 2000) if draws is None else draws
     learned = "not trained here: `maclaurin suite track` trains it, with lengths beyond those of the training"
-    made = [
-        complex_form(seed, tied=tied),
-        *relative_phase(seed),
-        *as_rope(seed, speed=speed),
-        *fourier.claims,
-        *group_claims(seed, length, turn=turn),
-        *ripple.claims,
-        claims.not_applicable("learned", "learnt parity: selective rotary extrapolates", learned, PAPER),
+    parts = [
+        Part([complex_form(seed, tied=tied), *relative_phase(seed), *as_rope(seed, speed=speed)]),
+        fourier_part(seed, draws),
+        Part(group_claims(seed, length, turn=turn)),
+        ripple_part(),
+        Part([claims.not_applicable("learned", "learnt parity: selective rotary extrapolates", learned, PAPER)]),
     ]
     settings = {"length": length, "turn": turn, "speed": speed, "tied": tied, "draws": draws, "seed": seed}
-    grids, plots = [*fourier.grids, *ripple.grids], [*fourier.plots, *ripple.plots]
-    return Result("rotation", "Rotations that depend on the input", settings, made, grids, plots, NOTES)
+    return Result.of("rotation", "Rotations that depend on the input", settings, parts, NOTES)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import distance, generator, normal, slope
 from maclaurin.lab.result import Curve, Grid, Part, Plot
 
@@ -139,12 +138,12 @@ def level(decay: float, far: float = FAR) -> float:
     return 20 * math.log10(response(offset, LENGTH, decay).max().item() / peak)
 
 
-def ripple_claims(decays: Sequence[float] = DECAYS) -> list[Claim]:
-    """decays: what stands for γ = 1, .99, .97 and .95."""
+def ripple_part(decays: Sequence[float] = DECAYS) -> Part:
+    """decays: what stands for γ = 1, .99, .97 and .95 in the claims."""
     none, weak, some, strong = decays
     expected = (LOBES[1] - LOBES[0]) * LENGTH / (2 * math.pi)
     over_lengths = "γ = 1: spread of the response over T = 200 to 256, mean over δ"
-    return [
+    made = [
         claims.near("truncation 1", over_lengths, spread(none), 1.52, 0.02),
         claims.near("truncation .99", "γ = .99: the same", spread(weak), 0.25, 0.005),
         claims.near("truncation .97", "γ = .97: the same", spread(some), 0.004, 0.0005),
@@ -155,9 +154,6 @@ def ripple_claims(decays: Sequence[float] = DECAYS) -> list[Claim]:
         claims.near("level 1", "γ = 1: level at δ = 0.31, dB", level(none), -32.0, 1.0),
         claims.near("level .95", "γ = .95: the same, higher", level(strong), -16.0, 1.0),
     ]
-
-
-def ripple_part() -> Part:
     columns = ("decay γ", "spread over T = 200 to 256", "side lobes, δ 0.2 to 2")
     rows = [(decay, spread(decay), lobes(decay)) for decay in DECAYS]
     offset = torch.linspace(0.001, 0.3, 300, dtype=torch.float64, device="cpu")
@@ -167,4 +163,4 @@ def ripple_part() -> Part:
         curves.append(Curve(f"γ = {decay:g}", offset.tolist(), (found / found[0]).tolist()))
     caption = "Response to a wave that is off a plane's frequency by δ, relative to its peak: a decay removes the ripple."
     plot = Plot("ripple", caption, "offset δ, radians per token", "response", curves, log_y=True)
-    return Part(ripple_claims(), [Grid("A wave off the frequency by δ, T = 256", columns, rows)], [plot])
+    return Part(made, [Grid("A wave off the frequency by δ, T = 256", columns, rows)], [plot])
