@@ -122,11 +122,8 @@ def _state_nbytes(model: Any, length: int) -> int:
     return sum(layer.mixer.state_nbytes(length) for layer in model.layers)
 
 
-def build(row: Row, setting: Setting, task: Task[Any], **vision: Any) -> SmallModel:
-    """A fresh model for a task; what does not fit together is refused in one sentence.
-
-    vision: fields of a vision model's configuration, in place of those here.
-    """
+def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
+    """A fresh model for a task; what does not fit together is refused in one sentence."""
     options = {name: dict(own) for name, own in row.options.items()}
     if setting.model == "vision":
         if len(row.mixers) > 1:
@@ -139,11 +136,11 @@ def build(row: Row, setting: Setting, task: Task[Any], **vision: Any) -> SmallMo
             depths=[setting.layers],
             num_attention_heads=[setting.heads],
             mlp_ratios=[setting.inner / setting.width],
+            patch_sizes=[PATCH],
             pooling="mean",
             mixer=row.mixers[0],
             mixer_options=options,
             num_labels=task.num_classes,
-            **{"patch_sizes": [PATCH]} | vision,
         )
         return OfImages(config, task.vocab_size - 1)
     text = MaclaurinConfig(

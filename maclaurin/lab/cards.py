@@ -63,12 +63,8 @@ class Subject:
         return self.kinds[0]
 
     @property
-    def written_out(self) -> bool:
-        return len(self.weights) == len(self.layers)
-
-    @property
     def known_weights(self) -> Sequence[Tensor]:
-        if not self.written_out:
+        if len(self.weights) < len(self.layers):
             raise ValueError("not applicable: its weights are not written out")
         return self.weights
 
@@ -102,8 +98,7 @@ def card(
         raise ValueError("name at least one mixer or folder of a trained model: maclaurin lab card softmax 2mamba")
     at_least_one("d_model", d_model)
     at_least(8, "tokens", tokens)
-    if recall_steps is None:
-        recall_steps = 300 if quick else 1200
+    recall_steps = (300 if quick else 1200) if recall_steps is None else recall_steps
     subjects = [_subject(name, d_model, num_heads, tokens, seed) for name in names]
     properties: dict[str, Callable[[Subject], str]] = {
         **{f"state at {length:,} tokens": partial(_state, length=length) for length in STATE_AT},
@@ -203,8 +198,7 @@ def _injectivity(subject: Subject, seed: int) -> str:
     if subject.trained is not None:
         share = confusion(subject.trained).shares[TOLERANCES.index(TOLERANCE)]
         return f"{100 * share:.2g} % of the pairs in the text"
-    changes = told_apart(subject.mixer, seed=seed)
-    if changes is None:
+    if (changes := told_apart(subject.mixer, seed=seed)) is None:
         raise ValueError("it has no queries")
     alike = [pair for pair, change in changes.items() if change < SAME]
     return "; ".join(alike) if alike else "none found"
@@ -244,7 +238,7 @@ def _cost(subject: Subject, phase: str) -> str:
 
 def _rank_claim(subject: Subject) -> Claim:
     text = f"{subject.name}: the rank of what later tokens know of earlier ones is at most the number of states"
-    if not subject.written_out:
+    if len(subject.weights) < len(subject.layers):
         return claims.not_applicable("rank", text, "its weights are not written out")
     if len(subject.states) < len(subject.weights):
         return claims.not_applicable("rank", text, "it keeps all tokens")
@@ -254,9 +248,6 @@ def _rank_claim(subject: Subject) -> Claim:
 
 def _distance_plot(subjects: Sequence[Subject], tokens: int) -> Plot:
     distances = [float(d) for d in range(1, tokens + 1)]
-    curves = []
-    for subject in subjects:
-        if subject.written_out:
-            left = (1 - subject.shares().cumsum(0)).clamp(min=0)
-            curves.append(Curve(subject.name, distances, left.tolist()))
+    left = {one.name: 1 - one.shares().cumsum(0) for one in subjects if len(one.weights) == len(one.layers)}
+    curves = [Curve(name, distances, shares.clamp(min=0).tolist()) for name, shares in left.items()]
     return Plot("distance", "Share of the weight farther back than this.", "tokens back", "share of the weight", curves)

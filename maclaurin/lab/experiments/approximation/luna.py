@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -84,9 +84,10 @@ def features_of(feature_map: LunaMap, x_PK: Tensor) -> Tensor:
     return scaled[0, :, 0]
 
 
-def mean_square(feature_map: LunaMap, x_PK: Tensor, y_PK: Tensor, exact_P: Tensor) -> Tensor:
-    """Of φ(x)·φ(y) − exact over pairs of points."""
-    return ((features_of(feature_map, x_PK) * features_of(feature_map, y_PK)).sum(-1) - exact_P).square().mean()
+def rmse(maps: Iterable[LunaMap], x_PK: Tensor, y_PK: Tensor, exact_P: Tensor) -> float:
+    """Of φ(x)·φ(y) − exact over pairs of points and over maps."""
+    errors = [((features_of(each, x_PK) * features_of(each, y_PK)).sum(-1) - exact_P).square().mean() for each in maps]
+    return torch.stack(errors).mean().sqrt().item()
 
 
 def kernels_are_positive(generator: Generator, *, seed: int, sign: float = 1.0) -> list[Claim]:
@@ -140,14 +141,13 @@ def performer_is_a_case(
     found = {}
     for m in (1024, 4096, 16384):
         maps = (gaussian_map(K, m, Functions(psi), generator, envelope=True) for _ in range(repeats))
-        squares = [mean_square(made, pair[:1], pair[1:], exact) for made in maps]
-        found[m] = (torch.stack(squares).mean().sqrt().item(), spread / math.sqrt(m))
+        found[m] = (rmse(maps, pair[:1], pair[1:], exact), spread / math.sqrt(m))
     text = "one pair, {} projections, {} draws: error against exp(x·y)"
     return [
         claims.at_most("L4", "LUNA with ψ = exp, h = e^(-|x|²/2) and Performer's W against Performer: error", error, 1e-12),
         *(
-            claims.near_relative(f"L4 m={m}", text.format(m, repeats), rmse, predicted, 0.25)
-            for m, (rmse, predicted) in found.items()
+            claims.near_relative(f"L4 m={m}", text.format(m, repeats), error, predicted, 0.25)
+            for m, (error, predicted) in found.items()
         ),
     ], found
 
@@ -161,9 +161,8 @@ def fourier_features_are_a_case(
     made = []
     for m, expected in ((64, 0.084), (256, 0.045), (1024, 0.022), (4096, 0.011)):
         maps = (gaussian_map(K, m, Functions(*waves), generator) for _ in range(draws))
-        rmse = torch.stack([mean_square(each, x, y, exact) for each in maps]).mean().sqrt().item()
         text = f"500 pairs, {m} projections to (cos, sin): error against the Gaussian kernel"
-        made.append(claims.near_relative(f"L5 m={m}", text, rmse, expected, 0.1))
+        made.append(claims.near_relative(f"L5 m={m}", text, rmse(maps, x, y, exact), expected, 0.1))
     return made
 
 
@@ -193,14 +192,10 @@ def error_splits(generator: Generator, *, draws: int, most: int) -> tuple[list[C
     banks = {f"{hidden} hidden units": wave_bank(hidden, 10.0)[0] for hidden in (8, 12, 64)}
     curves: Curves = {**{name: {} for name in banks}, "cos, sin": {}}
     for m in sizes:
-        squares: dict[str, list[Tensor]] = {name: [] for name in curves}
-        for _ in range(draws):
-            waves = gaussian_map(K, m, Functions(torch.cos, torch.sin), generator)
-            maps = {"cos, sin": waves} | {name: _with(waves, bank) for name, bank in banks.items()}
-            for name, made in maps.items():
-                squares[name].append(mean_square(made, x, y, exact))
-        for name, found in squares.items():
-            curves[name][m] = torch.stack(found).mean().sqrt().item()
+        waves = [gaussian_map(K, m, Functions(torch.cos, torch.sin), generator) for _ in range(draws)]
+        curves["cos, sin"][m] = rmse(waves, x, y, exact)
+        for name, bank in banks.items():
+            curves[name][m] = rmse((_with(each, bank) for each in waves), x, y, exact)
     last, before = sizes[-1], sizes[-2]
     few, some, many = (curves[name] for name in banks)
     floors = " ".join(f"{curve[last]:.2g}" for curve in (few, some, many))

@@ -63,7 +63,6 @@ def all_checks(draw: Draw) -> list[Claim]:
         *rank_condition(draw),
         *first_order(draw),
         *key_shift(draw),
-        one_channel(draw),
         *figure(),
     ]
 
@@ -161,24 +160,20 @@ def first_order_errors(draw: Draw, factors: list[float]) -> list[float]:
 
 
 def key_shift(draw: Draw) -> list[Claim]:
-    """I9: one vector added to all keys."""
+    """I9: one vector added to all keys. I10: keys of one channel."""
     moved_ND = draw.k_ND + 1.5
     softmax, inline, linear = (
         distance(weights(mechanism, draw.q_PD, draw.k_ND), weights(mechanism, draw.q_PD, moved_ND))
         for mechanism in (SOFTMAX, draw.inline, LINEAR)
     )
+    weight_PN = weights(LINEAR_ELU, draw.q_PD[:, :1], draw.k_ND[:, :1])
+    varies = distance(weight_PN, weight_PN[:1])
     return [
         claims.at_most("I9 softmax", "softmax: the same vector added to all keys, largest change", softmax, 1e-14),
         claims.at_most("I9 inline", "InLine: the same", inline, 1e-14),
         claims.at_least("I9 linear", "linear: the same", linear, 1e-3),
+        claims.at_most("I10", "linear, one channel, elu+1: weights do not depend on the query", varies, ROUNDING),
     ]
-
-
-def one_channel(draw: Draw) -> Claim:
-    """I10."""
-    weight_PN = weights(LINEAR_ELU, draw.q_PD[:, :1], draw.k_ND[:, :1])
-    varies = distance(weight_PN, weight_PN[:1])
-    return claims.at_most("I10", "linear, one channel, elu+1: weights do not depend on the query", varies, ROUNDING)
 
 
 def figure() -> list[Claim]:

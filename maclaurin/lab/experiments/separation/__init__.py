@@ -99,7 +99,7 @@ def _of_mechanisms(reports: Mapping[str, Report], base: Setting) -> list[Claim]:
         if not report.thresholds:
             made.append(claims.not_applicable("1.6", f"growth of a1* with n, {name}", "; ".join(report.notes)))
         elif replace(base, n=1000, a1=1.2) == Setting():
-            made += [*checks.growth(name, report), *checks.robust(name, report, mechanism(name))]
+            made += checks.of_report(name, report)
     return [*made, *checks.predictor(reports)]
 
 

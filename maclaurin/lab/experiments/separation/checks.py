@@ -116,14 +116,6 @@ def needle_masses(strong: Attention, weak: Attention) -> list[Claim]:
     return [claims.at_most("1.3", text.format(row), gap, 1e-6) for row, gap in worst.items()]
 
 
-def growth(name: str, report: Report) -> list[Claim]:
-    """The growth of a1* beside the theory."""
-    if (expected := expected_growth(name)) is None:
-        return []
-    text = f"growth of a1* with n, {name}: exponent from 10²² to 10²⁴"
-    return [claims.near(f"1.6 growth {name}", text, report.growth or math.nan, expected, GROWTH_TOLERANCE)]
-
-
 def predictor(reports: Mapping[str, Report]) -> list[Claim]:
     """The prediction takes S for its mean; the best of m sums of signs helps, so that it must lie above a1*."""
     ratios = [
@@ -146,15 +138,19 @@ def expected_growth(name: str) -> float | None:
     return {"softmax": 0.0, "linear": 0.5, "relu": 0.5, "elu": 0.5, "2mamba": 1 / 3, "hedgehog": 1.0}.get(name)
 
 
-def robust(name: str, report: Report, attention: Attention) -> list[Claim]:
-    """d' at noise 0.1: linear attention loses the needle, softmax does not."""
+def of_report(name: str, report: Report) -> list[Claim]:
+    """The growth of a1* beside the theory, and d' at noise 0.1: linear attention loses the needle, softmax does not."""
+    made = []
+    if (expected := expected_growth(name)) is not None:
+        text = f"growth of a1* with n, {name}: exponent from 10²² to 10²⁴"
+        made.append(claims.near(f"1.6 growth {name}", text, report.growth or math.nan, expected, GROWTH_TOLERANCE))
     if name == "linear":
-        found = lost_at(attention, Setting(), 0.1) or math.nan
-        return [claims.near_relative("1.7 lost", "tokens after which d' of linear is below 1", found, 6000, 0.05)]
+        found = lost_at(mechanism(name), Setting(), 0.1) or math.nan
+        made.append(claims.near_relative("1.7 lost", "tokens after which d' of linear is below 1", found, 6000, 0.05))
     if name == "softmax":
         text = f"d' of softmax rises with n: at {NOISE_LENGTHS[-1]:g} against {NOISE_LENGTHS[0]:g} tokens, ratio"
-        return [claims.at_least("1.7 rises", text, report.d_primes[-1] / report.d_primes[0], 1.0)]
-    return []
+        made.append(claims.at_least("1.7 rises", text, report.d_primes[-1] / report.d_primes[0], 1.0))
+    return made
 
 
 def limits(weak: Named) -> list[Claim]:
