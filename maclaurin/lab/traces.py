@@ -86,10 +86,6 @@ class Traced:
     attends: ClassVar[type[nn.Module]] = ProjectedMixer  # the modules that keys can be hidden from
 
     @torch.no_grad()
-    def accuracy(self) -> float:
-        return self.run().double().mean().item()
-
-    @torch.no_grad()
     def inputs(self) -> dict[Mixer, Tensor]:
         """What every mixer reads of the examples, layer by layer."""
         seen: dict[Mixer, Tensor] = {}
@@ -199,10 +195,10 @@ def checkpoint(folder: str, text: str | None, *, tokens: int | None, texts: int)
     if tokens is None:
         tokens = min(getattr(model.config, "max_position_embeddings", MOST_TOKENS), MOST_TOKENS)
     encoded = (tokenizer(document, add_special_tokens=False)["input_ids"] for document in documents_of(folder, text))
-    rows = list(islice((ids[: tokens + 1] for ids in encoded if len(ids) > tokens), texts))
-    if not rows:
+    sequences = list(islice((ids[: tokens + 1] for ids in encoded if len(ids) > tokens), texts))
+    if not sequences:
         raise ValueError(f"no document of the text has more than {tokens} tokens: ask for fewer, or give a longer text")
-    return of_tokens(folder, model, torch.tensor(rows, device=model.device, dtype=torch.long))
+    return of_tokens(folder, model, torch.tensor(sequences, device=model.device, dtype=torch.long))
 
 
 def of_tokens(name: str, model: Any, ids_BT: Tensor) -> Traced:

@@ -49,7 +49,7 @@ def test_a_mixer_is_its_system(name):
     for t in range(20):
         h = (Lambda[t] * h if system.diagonal else Lambda[t] @ h) + B[t] @ u[t]
         torch.testing.assert_close(C[t] @ h + D[t] @ u[t], y[t], rtol=1e-9, atol=1e-11)
-    assert system.state_size == h.numel()
+    assert h.numel() == system.inputs[0].numel() * system.states
 
 
 @pytest.mark.parametrize("name", CUT)

@@ -37,7 +37,7 @@ def test_a_growing_state_never_crosses() -> None:
 def test_a_wrong_crossover_is_not_held() -> None:
     right = crossovers(64)
     assert all(claim.held for claim in crossover_claims(right, 64))
-    wrong = [dataclasses.replace(each, measured=each.measured + 3) for each in right]
+    wrong = [each._replace(measured=each.measured + 3) for each in right]
     held = {claim.key: claim.held for claim in crossover_claims(wrong, 64)}
     assert not held["1058"] and not held["formula"]
 

@@ -7,9 +7,8 @@ import math
 import pytest
 
 from maclaurin.lab.experiments.draws import slope
-from maclaurin.lab.experiments.rotation import rotation
+from maclaurin.lab.experiments.rotation import as_rope, complex_form, cyclic, group_claims, parity, relative_phase, rotation
 from maclaurin.lab.experiments.rotation.fourier import attention_errors, kernel_errors, recurrence, ripple_part
-from maclaurin.lab.experiments.rotation.phases import as_rope, complex_form, cyclic, group_claims, parity, relative_phase
 
 
 def test_all_claims_hold_and_the_result_is_drawn() -> None:

@@ -134,7 +134,7 @@ def masking(traced: Traced, widths: Sequence[int], *, seed: int, draws: int) -> 
         return near_N.mean().item(), random_N.mean().item(), *astuple(Mean.of(random_N - near_N))
 
     local, random, lost, errors = map(list, zip(*map(of_width, widths), strict=True))
-    return Masked(traced.name, traced.accuracy(), local, random, lost, errors)
+    return Masked(traced.name, traced.run().double().mean().item(), local, random, lost, errors)
 
 
 def claims_of(masses: Sequence[Masses], masked: Sequence[Masked], widths: Sequence[int]) -> list[Claim]:

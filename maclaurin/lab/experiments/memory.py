@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -78,16 +79,13 @@ def memory(
     )
 
 
-@dataclass(frozen=True)
-class Crossover:
-    """measured: by the mixers' state_nbytes. predicted: by the formula."""
-
+class Crossover(NamedTuple):
     dim: int
     heads: int
     kv_heads: int
     dtype: str
-    measured: int
-    predicted: int
+    measured: int  # by the mixers' state_nbytes
+    predicted: int  # by the formula
 
 
 def predicted(dim: int, heads: int, kv_heads: int, kept_bytes: int) -> int:
@@ -242,7 +240,7 @@ def _grids(found: Costs, lengths: dict[str, int | None], crossings: Sequence[Cro
     title = "2Mamba takes no more than softmax from this length on (sums are float32)"
     return [
         Grid("One token more, by context", ("mixer", "below softmax from", *columns), rows),
-        Grid(title, shapes, [astuple(each) for each in crossings]),
+        Grid(title, shapes, crossings),
     ]
 
 

@@ -130,7 +130,7 @@ def _block(weights_TT: Tensor) -> Tensor:
     return (weights_TT / weights_TT.sum(-1, keepdim=True))[half:, :half]
 
 
-def dynamic_memory(generator: Generator, *, decay: str = "chosen") -> list[Claim]:
+def dynamic_state(generator: Generator, *, decay: str = "chosen") -> list[Claim]:
     """M5. decay: "chosen" by the token, "fixed" at 0.9 or "none"."""
     K, V = 4, 3
     old, new = normal(K, V, generator=generator), normal(1, 1, 1, V, generator=generator)
@@ -188,10 +188,10 @@ def augmentation_starts_as_nothing(generator: Generator, *, seed: int, weight: f
 
 
 @torch.no_grad()
-def augmentation_leaves_the_memory(generator: Generator, *, seed: int) -> list[Claim]:
+def augmentation_leaves_the_state(generator: Generator, *, seed: int) -> list[Claim]:
     """M8, token by token."""
     x = normal(1, TOKENS, D_MODEL, generator=generator)
-    memories, outputs, maps = 0.0, math.inf, 0.0
+    moved, outputs, maps = 0.0, math.inf, 0.0
     for aug in ("code", "linear", "gate"):
         plain, changed = built(seed, aug=aug), built(seed, aug=aug)
         assert changed.aug_weight is not None
@@ -200,12 +200,12 @@ def augmentation_leaves_the_memory(generator: Generator, *, seed: int) -> list[C
         for token in x.split(1, dim=1):
             (one, states[0]), (other, states[1]) = plain(token, states[0]), changed(token, states[1])
             first, second = (state.tensors() for state in states if state is not None)
-            memories = max(memories, *(distance(first[name], second[name]) for name in first))
+            moved = max(moved, *(distance(first[name], second[name]) for name in first))
             outputs = min(outputs, distance(one, other))
         maps = max(maps, distance(to_dsf(plain, x).weights(), to_dsf(changed, x).weights()))
     differs = "the output does change: smallest change of a token's"
     return [
-        claims.at_most("M8", "another w: change of the state after every token, all augmentations", memories, 0.0),
+        claims.at_most("M8", "another w: change of the state after every token, all augmentations", moved, 0.0),
         claims.at_most("M8 past", "change of the weights of all tokens, but for a token's own term", maps, 0.0),
         claims.true("M8 output", differs, f"{outputs:.1e}", outputs > 0, "> 0"),
     ]

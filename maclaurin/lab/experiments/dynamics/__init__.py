@@ -108,7 +108,12 @@ def _member(
         text = f"{name} with its series cut at order {', '.join(map(str, orders))}: the error against the mixer falls"
         claim = claims.true(f"form {name}", text, " ".join(f"{value:.1e}" for value in errors), falls, "falls")
     moduli = system.eigenvalues().abs()
-    sizes = ("diagonal" if system.diagonal else "full", system.states, system.state_size, f"{error:.1e}")
+    sizes = (
+        "diagonal" if system.diagonal else "full",
+        system.states,
+        system.inputs[0].numel() * system.states,
+        f"{error:.1e}",
+    )
     spread = (moduli.min().item(), moduli.median().item(), moduli.max().item())
     above = (moduli > 1 + 1e-12).double().mean().item()
     return claim, system, [name, *sizes, *spread, above, system.block_rank()[0]]

@@ -49,10 +49,6 @@ class System:
         """n, per value channel: the state expansion."""
         return self.write.shape[2]
 
-    @property
-    def state_size(self) -> int:
-        return self.inputs[0].numel() * self.states
-
     def run(self, inputs_THV: Tensor | None = None) -> Tensor:
         """The recurrence: y (T,H,V)."""
         u_THV = self.inputs if inputs_THV is None else inputs_THV

@@ -85,13 +85,10 @@ class LinearisationReport:
             now.append((name, *(figures[field] for field in NOW.values())))
             marked = [_length_text(figures[field], one.conservative) for field in LENGTHS.values()]
             later.append((name, *marked, *(figures[field] for field in LATER.values())))
+        from_here = f"{title}: length from which it is linear to ε = {self.eps:g} (* conservative)"
         return [
             Grid(f"{title}: prompts of {self.length} tokens", ("head", *NOW), now),
-            Grid(
-                f"{title}: length from which it is linear to ε = {self.eps:g} (* conservative)",
-                ("head", *LENGTHS, *LATER),
-                later,
-            ),
+            Grid(from_here, ("head", *LENGTHS, *LATER), later),
         ]
 
 

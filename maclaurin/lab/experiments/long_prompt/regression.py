@@ -116,12 +116,6 @@ def best_size(law: Regression) -> float:
     return (low + high) / 2
 
 
-def endpoint_size(law: Regression) -> float:
-    """k* = tr(Σ⁻²)^{−1/2}: where the gradient flow of infinite prompts ends."""
-    inverse = torch.linalg.inv(law.prompt_DD)
-    return (inverse @ inverse).trace().rsqrt().item()
-
-
 @dataclass(frozen=True)
 class RegressionReport:
     """In-context regression at one length. risks are 2R; `warning` is empty where the endpoint is harmless."""
@@ -137,7 +131,8 @@ class RegressionReport:
 
 def icl_regression(law: Regression, length: int) -> RegressionReport:
     """What one head can reach on prompts of this length, and what the infinite-prompt optimum would cost."""
-    best, end = best_size(law), endpoint_size(law)
+    best, inverse = best_size(law), torch.linalg.inv(law.prompt_DD)
+    end = (inverse @ inverse).trace().rsqrt().item()  # k* = tr(Σ⁻²)^{−1/2}: where the flow of infinite prompts ends
     softmax, at_end = softmax_risk(law, best, length), softmax_risk(law, end, length)
     ratio = softmax_risk(law, best, 1) / linear_constant(law)
     warning = ""

@@ -237,20 +237,14 @@ def sign_vectors(setting: Setting, networks: int, rng: np.random.Generator) -> T
     return torch.from_numpy(rng.integers(2, size=(networks, setting.m, setting.d)) * 2.0 - 1)
 
 
-def data(setting: Setting, a: float, needle: int) -> Tensor:
-    """A (n, d): one sample of D0 or D1, by its a."""
-    n, d = int(setting.n), setting.d
-    rows = torch.zeros(n, d, dtype=torch.float64, device="cpu")
-    rows[needle, 0] = a
-    token = torch.arange(n, dtype=torch.long, device="cpu")
-    rows[token, 1 + token % (d - 2)] = setting.b
-    rows[:, -1] = setting.c
-    return setting.unit * rows
-
-
 def written_out(attention: Attention, setting: Setting, a: float, signs_NMD: Tensor, needle: int = 0) -> Fired:
-    """Whether each network fires on a sample: attention of all n rows, all heads, the threshold."""
-    rows = data(setting, a, needle)
+    """Whether each network fires on a sample of D0 or D1, by its a: attention of all n rows, all heads, the threshold."""
+    rows = torch.zeros(int(setting.n), setting.d, dtype=torch.float64, device="cpu")
+    rows[needle, 0] = a
+    token = torch.arange(len(rows), dtype=torch.long, device="cpu")
+    rows[token, 1 + token % (setting.d - 2)] = setting.b
+    rows[:, -1] = setting.c
+    rows = setting.unit * rows
     row_sum = rows.sum(1, keepdim=True)
     outputs = attention(setting.scale * row_sum, row_sum, rows)
     if setting.cross:
