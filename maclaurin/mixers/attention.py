@@ -118,6 +118,7 @@ class Attention(ProjectedMixer):
         p = self.project(x, state, call)
         q, v = p.q, p.v
         if self.position_power is not None:
+            assert p.positions is not None
             count = (p.positions + 1).to(torch.promote_types(v.dtype, torch.float32))
             v = (v / count[..., None, None] ** torch.sigmoid(self.position_power)[:, None]).to(v.dtype)
         if self.norm == "output" and self.kernel is not None:

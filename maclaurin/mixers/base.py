@@ -238,7 +238,7 @@ def start_of_parameters() -> dict[str, Any]:
 def advanced(state: MixerState | None, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
     """The positions (B, T) of new tokens, and the position (B,) after them."""
     B, T = x.shape[:2]
-    start = torch.zeros(B, dtype=torch.long, device=x.device)
-    if state is not None and state.position is not None:
-        start = state.position
-    return start[:, None] + torch.arange(T, dtype=torch.long, device=x.device), start + (T if lengths is None else lengths)
+    before = None if state is None else state.position
+    start = torch.zeros(B, dtype=torch.long, device=x.device) if before is None else before
+    positions = start[:, None] if T == 1 else start[:, None] + torch.arange(T, dtype=torch.long, device=x.device)
+    return positions, start + (T if lengths is None else lengths)

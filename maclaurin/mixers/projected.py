@@ -43,8 +43,8 @@ class Projections:
     dt: Tensor | None  # (B, T, G): the time step, where there is one
     log_decay: Tensor | None  # (B, T, G), or (B, T, G, key_dim)
     conv: ConvState | None
-    positions: Tensor  # (B, T)
-    position: Tensor  # (B,): after the last token
+    positions: Tensor | None  # (B, T), where something depends on them
+    position: Tensor | None  # (B,): after the last token
     rotation: RotationState | None
 
 
@@ -170,9 +170,10 @@ class ProjectedMixer(Mixer):
         widths = (self.key_dim, self.key_dim, self.head_dim)
         parts = zip(qkv.split(self.qkv_sizes, dim=-1), widths, strict=True)
         q, k, v = (part.unflatten(-1, (-1, width)) for part, width in parts)
-        positions, position = advanced(state, x, call.lengths)
+        positions, position = advanced(state, x, call.lengths) if self._needs_position else (None, None)
         rotation, interleaved = None, self.rotary_interleaved
         if self.rotary == "rope":
+            assert positions is not None
             angle = positions.to(torch.bfloat16) if self.rounded_positions else positions
             q, k = (turn_by_position(part, angle, theta=self.rope_theta, interleaved=interleaved) for part in (q, k))
         elif self.selective is not None:
@@ -220,8 +221,7 @@ class ProjectedMixer(Mixer):
         """What the mixer carries on from a call: the attention's state, and that of all that `project` does."""
         if attention is None:
             return None
-        position = p.position if self._needs_position else None
-        return MixerState(attention, p.conv, position, rotation=p.rotation, kind=self.kind)
+        return MixerState(attention, p.conv, p.position, rotation=p.rotation, kind=self.kind)
 
     def carrying(self, attention: State, zeros: Zeros) -> MixerState:
         """The same in shapes (`state_of`)."""
