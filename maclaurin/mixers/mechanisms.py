@@ -37,11 +37,12 @@ from maclaurin.ops.reference import decay_sums
 from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.states import State
 
+Tokens = tuple[Tensor, Tensor, Tensor, Tensor | None]  # q, k, v and log_decay
+
 SEGMENT = 2048  # tokens whose features are made at a time
 
 
 class Mechanism(ABC):
-    @abstractmethod
     def __call__(
         self,
         q: Tensor,
@@ -52,6 +53,10 @@ class Mechanism(ABC):
         call: Call = AT_ONCE,
     ) -> tuple[Tensor, State | None]:
         """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), log_decay (B,T,G) -> y (B,T,H,V), and the state if `call` asks for it."""
+        return self._attend((q, k, v, log_decay), state, call)
+
+    @abstractmethod
+    def _attend(self, tokens: Tokens, state: State | None, call: Call) -> tuple[Tensor, State | None]: ...
 
     @abstractmethod
     def weights(self, q: Tensor, k: Tensor, log_decay: Tensor | None = None, visible_TS: Tensor | None = None) -> Tensor:
@@ -74,15 +79,8 @@ class OfScores(Mechanism):
     causal: bool = True
     maps: tuple[nn.Module, nn.Module] | None = None
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None = None,
-        state: State | None = None,
-        call: Call = AT_ONCE,
-    ) -> tuple[Tensor, State | None]:
+    def _attend(self, tokens: Tokens, state: State | None, call: Call) -> tuple[Tensor, State | None]:
+        q, k, v, log_decay = tokens
         q, k = self.mapped(q, k, call.lengths)
         return self._op(q, k, v, log_decay, scale=self.scale, causal=self.causal, **call.with_state(state))
 
@@ -191,27 +189,20 @@ class Linear(OfScores):
     def _factors_cancel(self) -> bool:
         return self.normalize
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None = None,
-        state: State | None = None,
-        call: Call = AT_ONCE,
-    ) -> tuple[Tensor, State | None]:
+    def _attend(self, tokens: Tokens, state: State | None, call: Call) -> tuple[Tensor, State | None]:
         """Where features are made by a map, segment by segment: so they stay in the cache between the map and the sums."""
-        T = q.shape[1]
+        T = tokens[0].shape[1]
         if T <= SEGMENT or not self.causal or call.form == "parallel" or isinstance(self.features, str):
-            return super().__call__(q, k, v, log_decay, state, call)
+            return super()._attend(tokens, state, call)
+        *qkv, log_decay = tokens
         # split, not slices: the gradient of a slice is as long as the sequence
         starts = range(0, T, SEGMENT)
         decays = (None,) * len(starts) if log_decay is None else log_decay.split(SEGMENT, dim=1)
         outputs = []
-        segments = zip(starts, *(x.split(SEGMENT, dim=1) for x in (q, k, v)), decays, strict=True)
+        segments = zip(starts, *(x.split(SEGMENT, dim=1) for x in qkv if x is not None), decays, strict=True)
         for start, q_part, k_part, v_part, a_part in segments:
             part = call.part(start, q_part.shape[1], last=start + SEGMENT >= T)
-            y, state = super().__call__(q_part, k_part, v_part, a_part, state, part)
+            y, state = super()._attend((q_part, k_part, v_part, a_part), state, part)
             outputs.append(y)
         return torch.cat(outputs, dim=1), state
 

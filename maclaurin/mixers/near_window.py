@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.mixers.base import AT_ONCE, Call
-from maclaurin.mixers.mechanisms import Mechanism, Softmax
+from maclaurin.mixers.base import Call
+from maclaurin.mixers.mechanisms import Mechanism, Softmax, Tokens
 from maclaurin.ops import checks
 from maclaurin.ops.states import State, TokenState
 
@@ -49,15 +49,8 @@ class BesideWindow(Mechanism):
     far: Mechanism
     share: Tensor
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None = None,
-        state: State | None = None,
-        call: Call = AT_ONCE,
-    ) -> tuple[Tensor, State | None]:
+    def _attend(self, tokens: Tokens, state: State | None, call: Call) -> tuple[Tensor, State | None]:
+        q, k, v, log_decay = tokens
         kept = checks.initial_state(state, NearState)
         far_BTHV, far_state = self.far(q, k, v, log_decay, None if kept is None else kept.far, call)
         near_BTHV, near_state = self.near(q, k, v, None, None if kept is None else kept.near, call)
