@@ -152,7 +152,7 @@ def multiply_adds(mixer: Mixer, state: MixerState) -> int:
     total = sum(parameter.numel() for parameter in mixer.parameters() if parameter.dim() > 1)
     for name, tensor in state.tensors().items():
         kind = name.rsplit(".", 1)[-1]
-        if kind == "memory":
+        if kind == "recurrent":
             total += (1 + grouped) * tensor.numel()
         elif kind in ("keys", "values") and not name.startswith("conv"):
             total += grouped * tensor.numel()
