@@ -64,8 +64,8 @@ def _experiment(name: str) -> Callable[..., None]:
 
     @takes("given", Settings)
     @takes("options", function, without=("quick", "seed"))
-    def command(context: typer.Context, given: dict[str, Any], options: dict[str, Any]) -> None:
-        settings = Settings(**context.obj | given)
+    def command(of_shell: typer.Context, given: dict[str, Any], options: dict[str, Any]) -> None:  # none has such a flag
+        settings = Settings(**of_shell.obj | given)
         options |= {"quick": settings.quick, "seed": settings.seed}
         result = function(*options.pop("names", ()), **options) if card else run_one(name, options)
         keep(result, settings.output)

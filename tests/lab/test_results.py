@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from maclaurin.lab import claims
+from maclaurin.cli import main
+from maclaurin.lab import EXPERIMENTS, claims
 from maclaurin.lab.page import chart, page
 from maclaurin.lab.result import Curve, Grid, Matrix, Plot, Result
 from maclaurin.lab.run import found_in, keep
@@ -124,3 +125,10 @@ def test_a_field_of_another_kind_never_stops_the_page(tmp_path, capsys, field) -
         (tmp_path / "bad.lab.json").write_text(json.dumps(json.loads(small().to_json()) | {field: value}))
         assert "A small one" in build([tmp_path], measure=False).html()
         assert len(capsys.readouterr().err.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("name", [*EXPERIMENTS, "card"])
+def test_every_experiment_explains_its_flags_in_the_shell(capsys, name) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["lab", name, "--help"])
+    assert exit.value.code == 0 and "--seed" in capsys.readouterr().out

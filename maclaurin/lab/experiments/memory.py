@@ -145,8 +145,8 @@ def states(mixer: Mixer, contexts: Sequence[int], seed: int) -> dict[int, MixerS
 
 
 def multiply_adds(mixer: Mixer, state: MixerState) -> int:
-    """Of one token more: each weight of a matrix once; a kept number once a query head that reads it; a number of a
-    memory once when it is written, and once a query head when it is read.
+    """Of one token more: each weight of a matrix once; a kept number once per query head that reads it; a number of a
+    recurrent state once when it is written, and once per query head when it is read.
     """
     grouped = mixer.num_heads // getattr(mixer, "num_kv_heads", mixer.num_heads)
     total = sum(parameter.numel() for parameter in mixer.parameters() if parameter.dim() > 1)

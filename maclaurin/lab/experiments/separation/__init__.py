@@ -12,7 +12,7 @@ from maclaurin.lab.experiments.separation import checks
 from maclaurin.lab.experiments.separation.checks import Sweep
 from maclaurin.lab.experiments.separation.networks import Score, Setting, score, sweep
 from maclaurin.lab.experiments.separation.probe import LENGTHS, NOISE_LENGTHS, Report, probe
-from maclaurin.lab.mechanisms import Mechanism, mechanism
+from maclaurin.lab.mechanisms import Named, mechanism
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 
 __all__ = ["Report", "Setting", "probe", "separation"]
@@ -87,8 +87,8 @@ def separation(
     )
 
 
-def _swept(pair: tuple[Mechanism, Mechanism], base: Setting, networks: int, seed: int) -> Swept:
-    def scores(mechanism: Mechanism, one: Sweep) -> list[Score]:
+def _swept(pair: tuple[Named, Named], base: Setting, networks: int, seed: int) -> Swept:
+    def scores(mechanism: Named, one: Sweep) -> list[Score]:
         return sweep(mechanism, replace(base, **one.around), one.values, networks, seed)
 
     return {one.key: (scores(pair[0], one), scores(pair[1], one)) for one in checks.sweeps(base)}
@@ -106,7 +106,7 @@ def _of_mechanisms(reports: Mapping[str, Report], base: Setting) -> list[Claim]:
 
 
 def _grids(
-    pair: tuple[Mechanism, Mechanism], base: Setting, reports: Mapping[str, Report], found: Swept, networks: int, seed: int
+    pair: tuple[Named, Named], base: Setting, reports: Mapping[str, Report], found: Swept, networks: int, seed: int
 ) -> list[Grid]:
     scaled = {of: score(pair[0], Setting(scale=of[0], a1=of[1]), networks, seed) for of in SCALES}
     rows = [(*of, one.success, one.exact_success) for of, one in scaled.items()]
@@ -149,7 +149,7 @@ def _noise_grid(reports: Mapping[str, Report]) -> Grid:
     return Grid("d': how many standard deviations of noisy values lie between D0 and D1", columns, rows)
 
 
-def _sweep_grid(sweeps: Sequence[Sweep], found: Swept, pair: tuple[Mechanism, Mechanism]) -> Grid:
+def _sweep_grid(sweeps: Sequence[Sweep], found: Swept, pair: tuple[Named, Named]) -> Grid:
     columns = ["sweep", "value"]
     for attention in pair:
         columns += [attention.name, "95 % from", "to", "exact"]
@@ -161,7 +161,7 @@ def _sweep_grid(sweeps: Sequence[Sweep], found: Swept, pair: tuple[Mechanism, Me
     return Grid("Success, one field at a time", [*columns, "ideal (1.4)", ""], rows)
 
 
-def _sweep_plots(base: Setting, found: Swept, pair: tuple[Mechanism, Mechanism]) -> list[Plot]:
+def _sweep_plots(base: Setting, found: Swept, pair: tuple[Named, Named]) -> list[Plot]:
     plots = []
     for one in checks.sweeps(base):
         field = next(iter(one.values))

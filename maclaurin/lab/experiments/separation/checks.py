@@ -12,7 +12,7 @@ from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.separation.networks import Score, Setting, masses, mismatches, score
 from maclaurin.lab.experiments.separation.probe import NOISE_LENGTHS, Report, lost_at
-from maclaurin.lab.mechanisms import Attention, Mechanism, mechanism
+from maclaurin.lab.mechanisms import Attention, Named, mechanism
 
 STANDARD_ERRORS = 4.5  # of the largest of some hundred shares; the exact ones differ by less if the draws are right
 GROWTH_TOLERANCE = 0.01
@@ -47,10 +47,10 @@ def sweeps(base: Setting) -> list[Sweep]:
     ]
 
 
-def gates(strong: Mechanism, weak: Mechanism, base: Setting, networks: int, seed: int) -> list[Claim]:
+def gates(strong: Named, weak: Named, base: Setting, networks: int, seed: int) -> list[Claim]:
     """Whether there is a separation at all, at the setting that was asked for, and where it must end."""
 
-    def success(mechanism: Mechanism, setting: Setting = base) -> float:
+    def success(mechanism: Named, setting: Setting = base) -> float:
         return score(mechanism, setting, networks, seed).success
 
     made = [
@@ -148,7 +148,7 @@ def robust(name: str, report: Report, attention: Attention) -> list[Claim]:
     return []
 
 
-def limits(weak: Mechanism) -> list[Claim]:
+def limits(weak: Named) -> list[Claim]:
     """What the claim is not: with a readout set by hand linear attention separates too."""
     low, high = hand_set(weak, Setting())
     text = f"{weak.name}, one head that reads the needle's channel alone (y = e_1)"
@@ -169,7 +169,7 @@ def hand_set(attention: Attention, setting: Setting) -> tuple[float, float]:
 def magnitudes() -> list[Claim]:
     """FAVOR+ turns the needle round; keys of unit length do not carry it."""
     sizes = (16, 64, 256, 1024)
-    favor = [Mechanism(f"performer, {size} features", "performer", {"num_features": size}) for size in sizes]
+    favor = [mechanism("performer", num_features=size) for size in sizes]
     success = max(score(one, Setting(a1=a1), 1000, 0).success for one in favor for a1 in (0.5, 1.2, 2.0))
     largest = max(1000 * masses(one, 1000, 1.2).needle for one in favor)
     unit = masses(mechanism("qk-norm"), 1000, 1.2).needle

@@ -111,7 +111,7 @@ class Report:
 
 
 def probe(attention: Attention, setting: Setting, *, networks: int = 1000, seed: int = 0, noise: float = 0.1) -> Report:
-    """Any attention(Q, K, V) in which every token sees every token, such as a `Mechanism`."""
+    """Any attention(Q, K, V) in which every token sees every token, such as `mechanism` gives by name."""
     found = two_rows.score(attention, setting, networks, seed)
     notes = []
     if not two_rows.normalised(attention):
