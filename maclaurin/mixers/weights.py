@@ -19,7 +19,7 @@ def of_mixer(mixer: ProjectedMixer, p: Projections, visible_TS: Tensor | None = 
     """
     mechanism = mixer.mechanism
     if mechanism is None:
-        raise ValueError(f"{type(mixer).__name__} has no matrix of weights: take softmax, linear, inline …")
+        raise ValueError(f"{type(mixer).__name__} has no weights in matrix form: take softmax, linear, inline …")
     return mechanism.weights(p.q, p.k, p.log_decay, visible_TS)
 
 
