@@ -1,9 +1,9 @@
-"""Softmax over the last tokens beside a mechanism that sees all of them, from the same queries, keys and values:
+"""Softmax over the last tokens beside a mechanism that sees all tokens, from the same queries, keys and values:
 
-    y = σ(g)·near + (1 − σ(g))·far,   g a head, 0 at first
+    y = σ(g)·near + (1 − σ(g))·far,   one g per head, initially 0
 
-LoLCATs (Zhang et al., arXiv 2410.10254) puts both under one sum of weights; two sums and a gate keep either state what it
-is elsewhere.
+LoLCATs (Zhang et al., arXiv 2410.10254) divides both by one sum of weights; with two sums and a gate, each state is the same
+as that of its mechanism alone.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class NearState(State):
 
 
 class NearWindow(nn.Module):
-    """window: how many tokens a query sees near it, itself included."""
+    """window: how many of the last tokens a query sees, itself included."""
 
     def __init__(self, num_heads: int, window: int, *, causal: bool) -> None:
         super().__init__()
         at_least_one("near_window", window)
         if not causal:
-            raise ValueError("a window beside another mechanism needs a decoder: an encoder's tokens see both ways")
+            raise ValueError("a window beside another mechanism needs causal=True: in an encoder tokens see both ways")
         self.window = window
         self.gate = nn.Parameter(torch.zeros(num_heads))
 
@@ -43,7 +43,7 @@ class NearWindow(nn.Module):
 
 @dataclass(eq=False)
 class BesideWindow(Mechanism):
-    """share (H,): of what is near."""
+    """share (H,): the weight of `near`."""
 
     near: Softmax
     far: Mechanism
