@@ -26,7 +26,7 @@ from fuzz.kinds import Kind
 ROOT = Path(__file__).parents[1]
 SECONDS_A_CASE = 60  # after which a case counts as hanging; the machine may be busy
 CASES_A_WORKER = 2000  # then a new one begins, so that what one case leaves behind does not pile up
-LONG = 2.0  # seconds: what a first case takes longer, it spends on imports for all that follow
+LONG = 2.0  # seconds: a first case that takes longer spends them on imports for all that follow
 SEEDS_APART = 10**9
 
 
@@ -62,7 +62,7 @@ class Found:
 
 
 class Search:
-    """The books of one search, shared by the threads that drive a worker each."""
+    """The records of one search, shared by threads that drive one worker each."""
 
     def __init__(self, plan: Plan, tell: Callable[[str], None] = print) -> None:
         self.plan = plan
@@ -199,7 +199,7 @@ class Worker:
 
 
 def quiet() -> dict[str, str]:
-    """One thread a worker, nothing from the network, and the instruction sets that this machine has in truth."""
+    """One thread per worker, nothing from the network, and the instruction sets that this machine really has."""
     return {
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",  # two threads on a busy machine would spin for each other
