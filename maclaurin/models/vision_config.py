@@ -14,7 +14,7 @@ from maclaurin.models import fields
 from maclaurin.models.config import named_options
 
 POOLINGS = ("class", "mean")
-A_STAGE = ("hidden_sizes", "depths", "num_attention_heads", "mlp_ratios", "patch_sizes")  # fields with an entry per stage
+PER_STAGE = ("hidden_sizes", "depths", "num_attention_heads", "mlp_ratios", "patch_sizes")  # lists
 
 
 def _deit(width: int, heads: int, image_size: int) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class MaclaurinVisionConfig(PretrainedConfig):
         fields.inherited(self, kwargs)
         super().__post_init__(**kwargs)
         stages = len(self.depths)
-        lengths = {name: len(getattr(self, name)) for name in A_STAGE}
+        lengths = {name: len(getattr(self, name)) for name in PER_STAGE}
         if len(set(lengths.values())) > 1 or not stages:
             shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise ValueError(f"every list must have one entry per stage, got {shown}")
@@ -110,7 +110,7 @@ class MaclaurinVisionConfig(PretrainedConfig):
         for side in sides:
             fields.whole("image_size", side)
         fields.whole("num_channels", self.num_channels)
-        for name in A_STAGE:
+        for name in PER_STAGE:
             values = getattr(self, name)
             if not isinstance(values, list | tuple):
                 raise ValueError(f"{name} must be a list with one entry per stage, got {fields.shown(values)}")

@@ -1,6 +1,6 @@
 """Mechanisms against each other at an equal budget: the same data in the same order, the same steps, the same parameters.
 
-Every run is a process of its own (`child.py`), so that its peak memory is measured by itself, and an interrupted comparison
+Every run is a process of its own (`child.py`), so that its peak memory is its own, and an interrupted comparison
 goes on run by run. Parameter counts are matched by the width of the MLPs.
 """
 
