@@ -201,7 +201,7 @@ class Linear(OfScores):
         state: State | None = None,
         call: Call = AT_ONCE,
     ) -> tuple[Tensor, State | None]:
-        """Features of a map are computed segment by segment, so that they stay in the CPU's cache until they are summed."""
+        """Where features are made by a map, segment by segment: so they stay in the cache between the map and the sums."""
         T = q.shape[1]
         if T <= SEGMENT or not self.causal or call.form == "parallel" or isinstance(self.features, str):
             return super().__call__(q, k, v, log_decay, state, call)
