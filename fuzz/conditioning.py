@@ -1,6 +1,6 @@
-"""What a memory of features loses: it rounds (|q||k|)^p, while the weight is (q·k)^p, which may be far less.
+"""What a recurrent state of features loses: it rounds (|q||k|)^p, while the weight is (q·k)^p, which may be far less.
 
-Where queries are nearly orthogonal to all keys in it, a memory has no digits left and is not used (docs/maths.md).
+Where queries are nearly orthogonal to all keys, what it gives has no correct digits left and is not used (docs/maths.md).
 """
 
 # B batch, T time, H heads, V value channels
@@ -17,7 +17,7 @@ from maclaurin import ops
 from maclaurin.ops.features import Kernel
 from tests.ops.helpers import Batch, Op
 
-MOST_OF_GRADIENTS = 300  # beyond this amplification a gradient, in which it occurs squared, is not held to anything
+MOST_OF_GRADIENTS = 300  # beyond this amplification a gradient, in which it occurs squared, is not checked
 
 
 def allowance(op: Op, batch: Batch, dtype: torch.dtype, name: str) -> float:

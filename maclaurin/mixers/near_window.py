@@ -33,7 +33,7 @@ class NearWindow(nn.Module):
         super().__init__()
         at_least_one("near_window", window)
         if not causal:
-            raise ValueError("a window beside another mechanism needs causal=True: in an encoder tokens see both ways")
+            raise ValueError("a window beside another mechanism needs a decoder: an encoder's tokens see both ways")
         self.window = window
         self.gate = nn.Parameter(torch.zeros(num_heads))
 

@@ -50,7 +50,7 @@ def test_its_weights_give_its_output(name):
     [
         ("softmax", {"near_window": 3}, "near_window needs a linear mechanism"),
         ("2mamba", {"near_window": 0}, "near_window must be at least 1"),
-        ("hedgehog", {"near_window": 3, "causal": False}, "needs causal=True"),
+        ("hedgehog", {"near_window": 3, "causal": False}, "needs a decoder"),
     ],
 )
 def test_impossible_windows_are_refused(name, options, says):
