@@ -100,5 +100,5 @@ def _direct_wins(attend: Attend, K: int, V: int, T: int, backward: bool) -> bool
         if backward:
             y.sum().backward()
 
-    times = interleaved({"direct": lambda: run("parallel"), "memory": lambda: run("chunked")}, seconds=0.5, fewest=3)
-    return times["direct"].median < times["memory"].median
+    times = interleaved({"direct": lambda: run("parallel"), "state": lambda: run("chunked")}, seconds=0.5, fewest=3)
+    return times["direct"].median < times["state"].median

@@ -111,7 +111,7 @@ def against_length(lines: Sequence[Line], title: str, unit: str = "") -> go.Figu
     return figure
 
 
-def memory(lines: Sequence[Line], marks: Sequence[Mark], title: str) -> go.Figure:
+def state_sizes(lines: Sequence[Line], marks: Sequence[Mark], title: str) -> go.Figure:
     """Bytes against length, with the crossovers marked."""
     figure = _figure(title)
     for line in lines:

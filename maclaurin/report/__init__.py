@@ -61,7 +61,7 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "", s
             sections.results(groups),
             sections.curves(groups),
             sections.costs(groups, measure),
-            sections.memory(groups),
+            sections.state_sizes(groups),
         ]
     parts += suites.sections(evaluated)
     if claims:

@@ -1,4 +1,4 @@
-"""The parts of a page about training runs: results, curves, cost, memory, the runs themselves, how they were made."""
+"""The parts of a page about training runs: results, curves, cost, state size, the runs themselves, how they were made."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _built(group: Group) -> Layers:
     return layers(group.recipe, "cpu")
 
 
-def memory(groups: Sequence[Group]) -> Section:
+def state_sizes(groups: Sequence[Group]) -> Section:
     mechanisms = _mechanisms(groups)
     lines, marks = [], []
     for name, group, style in mechanisms:
@@ -161,7 +161,7 @@ def memory(groups: Sequence[Group]) -> Section:
     return Section(
         "State size against length",
         intro,
-        [Chart("state-memory", figures.memory(lines, marks, "state of one sequence"), caption)],
+        [Chart("state-memory", figures.state_sizes(lines, marks, "state of one sequence"), caption)],
     )
 
 
@@ -212,7 +212,13 @@ def _tried(run: SavedRun) -> SavedRun:
     try:
         with naming("its files"):
             groups = grouped([run])
-            for part in (results(groups), curves(groups), memory(groups), all_runs([run]), making([], groups, [run], "")):
+            for part in (
+                results(groups),
+                curves(groups),
+                state_sizes(groups),
+                all_runs([run]),
+                making([], groups, [run], ""),
+            ):
                 part.html()
             headline(groups), lead(groups, [run])
     except ValueError as error:
