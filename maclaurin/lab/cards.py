@@ -12,6 +12,7 @@ import copy
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,8 +24,8 @@ from maclaurin.evals.cells import Cell, Setting
 from maclaurin.evals.learn import learn
 from maclaurin.evals.suites.rows import mqar, rows_of
 from maclaurin.lab import claims
-from maclaurin.lab.checkpoints import OfTransformers, checkpoint
 from maclaurin.lab.claims import Claim
+from maclaurin.lab.experiments.draws import generator, normal, ranks
 from maclaurin.lab.experiments.dynamics import to_dsf
 from maclaurin.lab.experiments.dynamics.convert import UnknownSystemError, drawn
 from maclaurin.lab.experiments.injectivity.queries import SAME, TOLERANCE, TOLERANCES, confusion, told_apart
@@ -32,34 +33,59 @@ from maclaurin.lab.experiments.separation import Setting as Separation
 from maclaurin.lab.experiments.separation import probe
 from maclaurin.lab.mechanisms import mechanism
 from maclaurin.lab.result import Curve, Grid, Plot, Result
-from maclaurin.lab.traces import Watched
+from maclaurin.lab.traces import Layer, OfTransformers, Traced, checkpoint
 from maclaurin.mixers import weights
 from maclaurin.mixers.attention import Attention
 from maclaurin.mixers.base import Mixer
 from maclaurin.mixers.overview import explanation
-from maclaurin.mixers.registry import available_mixers
+from maclaurin.mixers.registry import available_mixers, build_mixer
 
 STATE_AT = (1024, 65536)  # tokens
-COST_AT = (1024, 4096)
+COST_AT, PHASES = (1024, 4096), ("training", "decoding")
 NEAR = 3  # tokens, the last ones
 PAIRS = 8  # to remember in the recall
-SHARE = 0.9  # of the weights that lie within the length of the memory
+SHARE = 0.9  # of the weights that lie within its reach
 
 
 @dataclass(frozen=True)
 class Subject:
-    """mixer: the name of its layers' mixers if all have the same. weights: (H,T,T) a layer, what of token s is in t, of
-    those that are known.
-
-    states: of a value channel, a number a layer that is a finite recurrence.
+    """kinds: the names of its layers' mixers, each once. weights: (H,T,T) per layer, what of token s is in t, of those that
+    are known. states: per value channel, a number per layer that is a finite recurrence.
     """
 
     name: str
-    mixer: str | None
+    kinds: Sequence[str]
     layers: Sequence[Mixer]
     weights: Sequence[Tensor]
     states: Sequence[int]
-    trained: Watched | None
+    trained: Traced | None
+
+    @property
+    def mixer(self) -> str:
+        if len(self.kinds) > 1:
+            raise ValueError("its layers have different mixers")
+        return self.kinds[0]
+
+    @property
+    def written_out(self) -> bool:
+        return len(self.weights) == len(self.layers)
+
+    @property
+    def known_weights(self) -> Sequence[Tensor]:
+        if not self.written_out:
+            raise ValueError("not applicable: its weights are not written out")
+        return self.weights
+
+    def shares(self) -> Tensor:
+        """(T,): the mean share of a weight by its distance, for the last quarter of the queries, over heads and layers."""
+        shares = []
+        for weights_HTT in self.known_weights:
+            T = weights_HTT.shape[1]
+            for t in range(3 * T // 4, T):
+                row_HT = weights_HTT[:, t, : t + 1].abs().flip(-1)
+                row_HT = row_HT / row_HT.sum(-1, keepdim=True).clamp(min=1e-300)
+                shares.append(torch.nn.functional.pad(row_HT.mean(0), (0, T - t - 1)))
+        return torch.stack(shares).mean(0)
 
 
 def card(
@@ -84,16 +110,14 @@ def card(
         recall_steps = 300 if quick else 1200
     subjects = [_subject(name, d_model, num_heads, tokens, seed) for name in names]
     properties: dict[str, Callable[[Subject], str]] = {
-        f"state at {STATE_AT[0]:,} tokens": lambda one: _state(one, STATE_AT[0]),
-        f"state at {STATE_AT[1]:,} tokens": lambda one: _state(one, STATE_AT[1]),
+        **{f"state at {length:,} tokens": partial(_state, length=length) for length in STATE_AT},
         f"block rank of the weights, of {tokens // 2}": _rank,
         "needle among n tokens": lambda one: _separation(one, 200 if quick else 1000, seed),
         "queries with the same output": lambda one: _injectivity(one, seed),
         f"weight on the last {NEAR} tokens": _locality,
-        f"{100 * SHARE:g} % of the weight lies within": _memory,
+        f"{100 * SHARE:g} % of the weight lies within": _reach,
         f"recall of {PAIRS} pairs": lambda one: _recall(one, recall_steps, seed),
-        f"multiply-adds a token, training at {COST_AT[-1]:,}": lambda one: _cost(one, "training"),
-        f"multiply-adds a token, decoding at {COST_AT[-1]:,}": lambda one: _cost(one, "decoding"),
+        **{f"multiply-adds per token, {phase} at {COST_AT[-1]:,}": partial(_cost, phase=phase) for phase in PHASES},
     }
     rows = [[text, *(_answer(of, one) for one in subjects)] for text, of in properties.items()]
     settings = {"mechanisms": list(names), "d_model": d_model, "num_heads": num_heads, "tokens": tokens}
@@ -114,23 +138,29 @@ def card(
 def _subject(name: str, d_model: int, num_heads: int, tokens: int, seed: int) -> Subject:
     if name in available_mixers():
         mixer = drawn(name, d_model, num_heads, seed)
-        x = torch.randn(1, tokens, d_model, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
-        return _looked_at(name, name, {mixer: x}, None)
+        return _looked_at(name, [name], {mixer: normal(1, tokens, d_model, generator=generator(seed))}, None)
     if not Path(name).is_dir():
         raise ValueError(f"{name!r} is neither a mixer (`maclaurin mixers`) nor the folder of a trained model")
-    watched = checkpoint(name, None, tokens=tokens, texts=1)
-    if isinstance(watched, OfTransformers):
-        found = watched.layers()
-        kept = [weights.of_mixer(layer.mixer, layer.p)[0] for layer in found]
-        kind = "softmax" if set(watched.kinds) == {"softmax"} else None
-        return Subject(name, kind, [layer.mixer for layer in found], kept, [], watched)
-    layers = {copy.deepcopy(mixer).double(): x.double() for mixer, x in watched.inputs().items()}
-    kinds = set(watched.kinds)
-    return _looked_at(name, kinds.pop() if len(kinds) == 1 else None, layers, watched)
+    traced = checkpoint(name, None, tokens=tokens, texts=1)
+    kinds = list(dict.fromkeys(traced.kinds))
+    if isinstance(traced, OfTransformers):
+        layers = traced.layers()
+        mixers = [_counted(layer, traced.model.config.hidden_size) for layer in layers]
+        return Subject(name, kinds, mixers, [layer.weights()[0] for layer in layers], [], traced)
+    inputs = {copy.deepcopy(mixer).double(): x.double() for mixer, x in traced.inputs().items()}
+    return _looked_at(name, kinds, inputs, traced)
+
+
+def _counted(layer: Layer, d_model: int) -> Mixer:
+    """The mixer of this project whose state and cost are those of such a layer."""
+    window = getattr(layer.mechanism, "window", None)
+    (H, K), (G, V) = layer.q.shape[2:], layer.v.shape[2:]
+    sizes = {"num_kv_heads": G, "key_dim": K, "head_dim": V} | ({} if window is None else {"window": window})
+    return build_mixer("softmax" if window is None else "sliding-window", d_model, H, **sizes, rotary="none")
 
 
 @torch.no_grad()
-def _looked_at(name: str, kind: str | None, layers: dict[Mixer, Tensor], trained: Watched | None) -> Subject:
+def _looked_at(name: str, kinds: Sequence[str], layers: dict[Mixer, Tensor], trained: Traced | None) -> Subject:
     found, states = [], []
     for mixer, x in layers.items():
         if isinstance(mixer, Attention) and mixer.kernel is None:  # no finite recurrence: its weights as they are
@@ -142,7 +172,7 @@ def _looked_at(name: str, kind: str | None, layers: dict[Mixer, Tensor], trained
                 continue
             found.append(system.weights())
             states.append(system.states)
-    return Subject(name, kind, list(layers), found, states, trained)
+    return Subject(name, kinds, list(layers), found, states, trained)
 
 
 def _answer(of: Callable[[Subject], str], subject: Subject) -> str:
@@ -157,24 +187,16 @@ def _state(subject: Subject, length: int) -> str:
 
 
 def block_rank(weights_HTT: Tensor) -> int:
-    """What the second half of the tokens can know of the first, in numbers a value channel; the largest of the heads."""
+    """What the second half of the tokens can know of the first, in numbers per value channel; the largest of the heads."""
     T = weights_HTT.shape[1]
-    return int(torch.linalg.matrix_rank(weights_HTT[:, T // 2 :, : T // 2], rtol=1e-10).max())
-
-
-def _known_weights(subject: Subject) -> Sequence[Tensor]:
-    if len(subject.weights) < len(subject.layers):
-        raise ValueError("not applicable: its weights are not written out")
-    return subject.weights
+    return int(ranks(weights_HTT[:, T // 2 :, : T // 2]).max())
 
 
 def _rank(subject: Subject) -> str:
-    return str(statistics.median_low([block_rank(weights_HTT) for weights_HTT in _known_weights(subject)]))
+    return str(statistics.median_low([block_rank(weights_HTT) for weights_HTT in subject.known_weights]))
 
 
 def _separation(subject: Subject, networks: int, seed: int) -> str:
-    if subject.mixer is None:
-        raise ValueError("its layers have different mixers")
     report = probe(mechanism(subject.mixer), Separation(), networks=networks, seed=seed)
     if report.verdict == "does not apply" or report.growth is None:
         return f"{report.verdict}: {'; '.join(report.notes)}" if report.notes else report.verdict
@@ -185,7 +207,6 @@ def _injectivity(subject: Subject, seed: int) -> str:
     if subject.trained is not None:
         share = confusion(subject.trained).shares[TOLERANCES.index(TOLERANCE)]
         return f"{100 * share:.2g} % of the pairs in the text"
-    assert subject.mixer is not None
     changes = told_apart(subject.mixer, seed=seed)
     if changes is None:
         raise ValueError("it has no queries")
@@ -193,34 +214,21 @@ def _injectivity(subject: Subject, seed: int) -> str:
     return "; ".join(alike) if alike else "none found"
 
 
-def _weights_by_distance(subject: Subject) -> Tensor:
-    """(T,): the mean share of a weight by its distance, for the last quarter of the queries, over heads and layers."""
-    shares = []
-    for weights_HTT in _known_weights(subject):
-        size_HTT = weights_HTT.abs()
-        T = size_HTT.shape[1]
-        for t in range(3 * T // 4, T):
-            row_HT = size_HTT[:, t, : t + 1].flip(-1)
-            row_HT = row_HT / row_HT.sum(-1, keepdim=True).clamp(min=1e-300)
-            shares.append(torch.nn.functional.pad(row_HT.mean(0), (0, T - t - 1)))
-    return torch.stack(shares).mean(0)
-
-
 def _locality(subject: Subject) -> str:
-    shares = _weights_by_distance(subject)
+    shares = subject.shares()
     queries = range(3 * len(shares) // 4, len(shares))
     chance = statistics.fmean(NEAR / (t + 1) for t in queries)
     return f"{float(shares[:NEAR].sum()):.3f} (uniform: {chance:.3f})"
 
 
-def _memory(subject: Subject) -> str:
-    shares = _weights_by_distance(subject)
+def _reach(subject: Subject) -> str:
+    shares = subject.shares()
     within = int((shares.cumsum(0) < SHARE).sum()) + 1
     return f"{within} of {len(shares)} tokens"
 
 
 def _recall(subject: Subject, steps: int, seed: int) -> str:
-    if subject.trained is not None or subject.mixer is None:
+    if subject.trained is not None:
         raise ValueError("it is trained for something else: `maclaurin suite needle --model FOLDER`")
     if steps == 0:
         raise ValueError("left out")
@@ -233,8 +241,6 @@ def _recall(subject: Subject, steps: int, seed: int) -> str:
 
 def _cost(subject: Subject, phase: str) -> str:
     """Of all its layers' mixers."""
-    if subject.mixer is None:
-        raise ValueError("its layers have different mixers")
     one = subject.layers[0]
     counted = explanation(subject.mixer, one.d_model, one.num_heads, COST_AT)["multiply_adds"][str(COST_AT[-1])][phase]
     return f"{len(subject.layers) * counted:,}"
@@ -242,7 +248,7 @@ def _cost(subject: Subject, phase: str) -> str:
 
 def _rank_claim(subject: Subject) -> Claim:
     text = f"{subject.name}: the rank of what later tokens know of earlier ones is at most the number of states"
-    if len(subject.weights) < len(subject.layers):
+    if not subject.written_out:
         return claims.not_applicable("rank", text, "its weights are not written out")
     if len(subject.states) < len(subject.weights):
         return claims.not_applicable("rank", text, "it keeps all tokens")
@@ -254,8 +260,7 @@ def _distance_plot(subjects: Sequence[Subject], tokens: int) -> Plot:
     distances = [float(d) for d in range(1, tokens + 1)]
     curves = []
     for subject in subjects:
-        if len(subject.weights) < len(subject.layers):
-            continue
-        left = 1 - _weights_by_distance(subject).cumsum(0)
-        curves.append(Curve(subject.name, distances, [max(float(share), 0.0) for share in left]))
+        if subject.written_out:
+            left = (1 - subject.shares().cumsum(0)).clamp(min=0)
+            curves.append(Curve(subject.name, distances, left.tolist()))
     return Plot("distance", "Share of the weight farther back than this.", "tokens back", "share of the weight", curves)

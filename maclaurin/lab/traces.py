@@ -1,9 +1,10 @@
 """Trained models from inside: what each of their attention layers projects, and what they say when keys are hidden.
 
-Those here are small ones for handwritten digits, trained in seconds; `checkpoints.py` opens language models.
+Small ones for handwritten digits, trained here in seconds, and language models from their folders: those of this project,
+and those of `transformers` of the families that `maclaurin convert` knows.
 """
 
-# N examples, T tokens, S keys, H heads, V value channels
+# B examples, T tokens (queries), S keys, H heads, G key-value heads, K key channels, V value channels
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,16 +25,19 @@ from maclaurin.data.tasks.base import join
 from maclaurin.evals.cells import Cell, Problem, Row, Setting
 from maclaurin.evals.learn import train
 from maclaurin.evals.models import OfImages
-from maclaurin.mixers import weights
+from maclaurin.evals.text import documents_of
 from maclaurin.mixers.base import Mixer
-from maclaurin.mixers.projected import ProjectedMixer, Projections
-from maclaurin.models import MaclaurinVisionConfig
+from maclaurin.mixers.mechanisms import Mechanism
+from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.models import MaclaurinForCausalLM, MaclaurinVisionConfig
+from maclaurin.models.folder import open_model
+from maclaurin.models.linearised.attention import watching
+from maclaurin.models.linearised.classes import FAMILIES, Linearised, linearise
+from maclaurin.models.linearised.students import SOFTMAX, Softmax
 from maclaurin.ops.arithmetic import repeat_heads
 
-# Hides keys (T, S) of a layer's queries; None: hides nothing there.
-Hidden = Callable[[ProjectedMixer], Tensor | None]
-# (module, arguments, output and state) -> output and state
-Corrected = Callable[[nn.Module, tuple[Any, ...], tuple[Tensor, Any]], tuple[Tensor, Any]]
+MOST_TOKENS = 1024  # unless more are asked for
+Hidden = Callable[[], Tensor]  # which keys (T, S) a layer hides from its queries, asked for anew by every layer
 
 
 @dataclass(frozen=True)
@@ -40,20 +46,40 @@ class Layer:
 
     index: int
     kind: str
-    mixer: ProjectedMixer
-    p: Projections
+    mechanism: Mechanism | None
+    q: Tensor  # (B, T, H, K)
+    k: Tensor  # (B, T, G, K)
+    v: Tensor  # (B, T, G, V)
+    log_decay: Tensor | None = None
+
+    @classmethod
+    def of(cls, index: int, kind: str, mixer: ProjectedMixer, x: Tensor) -> Layer:
+        p = mixer.project(x)
+        return cls(index, kind, mixer.mechanism, p.q, p.k, p.v, p.log_decay)
+
+    def weights(self, visible_TS: Tensor | None = None) -> Tensor:
+        """(B, H, T, S), in float64. visible: of the keys that its queries could see."""
+        if self.mechanism is None:
+            raise ValueError(f"{self.kind} has no weights that are written out: take softmax, linear, inline …")
+        return self.mechanism.weights(self.q, self.k, self.log_decay, visible_TS)
+
+    def change(self, hidden_TS: Tensor) -> Tensor:
+        """What hiding keys changes in the weighted values (B, T, H, V)."""
+        change_BHTS = self.weights(~hidden_TS) - self.weights()
+        return torch.einsum("bhts,bshv->bthv", change_BHTS, repeat_heads(self.v.double(), self.q.shape[2]))
 
 
 @dataclass(frozen=True)
-class Watched:
+class Traced:
     """A trained model and held-out examples for it. grid: of an image; None for a text. kinds: its layers' mixers."""
 
     name: str
-    model: nn.Module
+    model: Any
     run: Callable[[], Tensor]  # whether each answer is right, (answers,)
     grid: tuple[int, int] | None
     tokens: int
     kinds: Sequence[str]
+    attends: ClassVar[type[nn.Module]] = ProjectedMixer  # the modules that keys can be hidden from
 
     @torch.no_grad()
     def accuracy(self) -> float:
@@ -79,7 +105,7 @@ class Watched:
     def layers(self) -> list[Layer]:
         """Every layer with queries and keys."""
         found = [
-            Layer(index, kind, mixer, mixer.project(x))
+            Layer.of(index, kind, mixer, x)
             for index, (kind, (mixer, x)) in enumerate(zip(self.kinds, self.inputs().items(), strict=True))
             if isinstance(mixer, ProjectedMixer)
         ]
@@ -92,41 +118,50 @@ class Watched:
     def hiding(self, hidden: Hidden) -> Iterator[None]:
         """While it lasts, queries do not see the keys that are hidden from them; local filters stay as they are."""
 
-        def corrected(mixer: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-            assert isinstance(mixer, ProjectedMixer)
-            hidden_TS = hidden(mixer)
-            return output if hidden_TS is None else (output[0] + _change(mixer, args[0], hidden_TS), output[1])
+        def corrected(module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+            return output[0] + self.change(module, args, hidden()).to(output[0].dtype), output[1]
 
-        with self.hooked(ProjectedMixer, corrected):
-            yield
-
-    @contextmanager
-    def hooked(self, kind: type[nn.Module], corrected: Corrected) -> Iterator[None]:
-        """While it lasts, what every module of that kind returns is corrected."""
         with ExitStack() as hooks:
             for module in self.model.modules():
-                if isinstance(module, kind):
+                if isinstance(module, self.attends):
                     hooks.enter_context(module.register_forward_hook(corrected))
             yield
 
-
-def _change(mixer: ProjectedMixer, x: Tensor, hidden_TS: Tensor) -> Tensor:
-    """What hiding keys changes in the output: the output is linear in the weights if nothing but a projection follows."""
-    for part in ("out_norm", "gate_proj", "position_power"):
-        if getattr(mixer, part, None) is not None:
-            raise ValueError(f"keys can be hidden only from a mixer whose output is its weighted values, this has {part}")
-    y_BTHV = change_of_values(mixer, mixer.project(x), hidden_TS)
-    return F.linear(y_BTHV.flatten(2).to(x.dtype), mixer.out_proj.weight)
-
-
-def change_of_values(mixer: ProjectedMixer, p: Projections, hidden_TS: Tensor) -> Tensor:
-    """What hiding keys changes in the weighted values (B, T, H, V)."""
-    change_BHTS = weights.of_mixer(mixer, p, ~hidden_TS) - weights.of_mixer(mixer, p)
-    return torch.einsum("bhts,bshv->bthv", change_BHTS, repeat_heads(p.v.double(), mixer.num_heads))
+    def change(self, mixer: Any, args: tuple[Any, ...], hidden_TS: Tensor) -> Tensor:
+        """What hiding keys changes in the output, which is linear in the weights if nothing but a projection follows."""
+        for part in ("out_norm", "gate_proj", "position_power"):
+            if getattr(mixer, part, None) is not None:
+                raise ValueError(
+                    f"keys can be hidden from a mixer whose output is its weighted values alone, this has {part}"
+                )
+        y_BTHV = Layer.of(0, mixer.kind, mixer, args[0]).change(hidden_TS)
+        return F.linear(y_BTHV.flatten(2).to(args[0].dtype), mixer.out_proj.weight)
 
 
-def digits(rows: dict[str, Row], *, steps: int, seed: int, images: int) -> list[Watched]:
-    """Vision models of 2 layers, width 32 and 2 heads on digits of 8x8 pixels, one a row, and `images` test images.
+class OfTransformers(Traced):
+    """A model of `transformers`, whose layers are softmax attention. Layers that were converted have no part in it."""
+
+    attends = Softmax
+
+    @torch.no_grad()
+    def layers(self) -> list[Layer]:
+        with watching() as views:
+            self.run()
+        found = [
+            Layer(index, kind, view.student.mechanism, view.q, view.k, view.v)
+            for index, (kind, view) in enumerate(zip(self.kinds, views, strict=True))
+            if isinstance(view.student, Softmax)
+        ]
+        if not found:
+            raise ValueError(f"{self.name!r} has no layer of softmax attention: its layers are {', '.join(set(self.kinds))}")
+        return found
+
+    def change(self, student: Any, args: tuple[Any, ...], hidden_TS: Tensor) -> Tensor:
+        return Layer(0, SOFTMAX, student.mechanism, *args[:3]).change(hidden_TS)
+
+
+def digits(rows: dict[str, Row], *, steps: int, seed: int, images: int) -> list[Traced]:
+    """Vision models of 2 layers, width 32 and 2 heads on digits of 8x8 pixels, one per row, and `images` test images.
 
     Layers and positions start large (PyTorch's defaults, N(0, 0.5)): that learns in seconds what N(0, 0.02) does in minutes.
     """
@@ -156,7 +191,7 @@ def digits(rows: dict[str, Row], *, steps: int, seed: int, images: int) -> list[
         model = OfImages(config, largest=16)
         cell = Cell("lab", label, row, setting, (problem,), (problem,), 3e-3, seed)
         train(model, cell, [problem.task()])
-        found.append(Watched(label, model.eval(), partial(_right, model, some), (8, 8), 64, [mixer] * setting.layers))
+        found.append(Traced(label, model.eval(), partial(_right, model, some), (8, 8), 64, [mixer] * setting.layers))
     return found
 
 
@@ -164,3 +199,60 @@ def _right(model: nn.Module, examples: Labelled) -> Tensor:
     logits, answers = model(examples)
     right: Tensor = logits.argmax(-1) == answers
     return right
+
+
+def checkpoint(folder: str, text: str | None, *, tokens: int | None, texts: int) -> Traced:
+    """A model and the first `tokens` tokens of `texts` documents that are so long; None for what it was made for.
+
+    text: a file, a folder or a corpus; None for the held-out part of what the model was trained on, or of the standard
+    library if it does not say what that was.
+    """
+    model, tokenizer = open_model(folder)
+    if text is None and not (Path(folder) / "recipe.json").is_file():
+        text = "stdlib"
+    if tokens is None:
+        tokens = min(getattr(model.config, "max_position_embeddings", MOST_TOKENS), MOST_TOKENS)
+    encoded = (tokenizer(document, add_special_tokens=False)["input_ids"] for document in documents_of(folder, text))
+    rows = list(islice((ids[: tokens + 1] for ids in encoded if len(ids) > tokens), texts))
+    if not rows:
+        raise ValueError(f"no document of the text has more than {tokens} tokens: ask for fewer, or give a longer text")
+    return of_tokens(folder, model, torch.tensor(rows, device=model.device, dtype=torch.long))
+
+
+def of_tokens(name: str, model: Any, ids_BT: Tensor) -> Traced:
+    """A language model that reads these tokens, each but the first to be predicted."""
+    own, tokens = isinstance(model, MaclaurinForCausalLM), ids_BT.shape[1] - 1
+    if not own:
+        model = _readable(name, model)
+        if (window := getattr(model.config, "sliding_window", None)) is not None and window < tokens:
+            raise ValueError(f"{name!r} sees the last {window} tokens only: ask for at most so many, got {tokens}")
+
+    def run() -> Tensor:
+        logits = model(ids_BT[:, :-1], use_cache=False).logits
+        right: Tensor = (logits.argmax(-1) == ids_BT[:, 1:]).flatten()
+        return right
+
+    kinds = model.config.layer_mixers() if own else model.config.students
+    return (Traced if own else OfTransformers)(name, model, run, None, tokens, kinds)
+
+
+def _readable(name: str, model: Any) -> Any:
+    """As it is if it was converted, and otherwise a copy that can be looked into."""
+    if isinstance(model, Linearised):
+        return model
+    if model.config.model_type not in FAMILIES:
+        known = ", ".join(kind for kind, family in FAMILIES.items() if family.causal)
+        raise ValueError(
+            f"{name!r} is a model of type {model.config.model_type!r}: the lab looks into models of this project and into "
+            f"{known}"
+        )
+    return linearise(model, [SOFTMAX] * model.config.num_hidden_layers).eval().to(model.device)
+
+
+def models(
+    rows: dict[str, Row], folder: str | None, text: str | None, *, steps: int, seed: int, examples: int, tokens: int
+) -> Sequence[Traced]:
+    """The checkpoint where one is given, otherwise a digits model per row."""
+    if folder is None:
+        return digits(rows, steps=steps, seed=seed, images=examples)
+    return [checkpoint(folder, text, tokens=tokens, texts=examples)]

@@ -16,7 +16,7 @@ from maclaurin.lab.experiments.injectivity.queries import (
     heads_output,
     told_apart,
 )
-from maclaurin.lab.traces import Watched
+from maclaurin.lab.traces import Traced
 from maclaurin.mixers import build_mixer, weights
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.ops.arithmetic import repeat_heads
@@ -98,7 +98,7 @@ def test_confusion_counts_queries_on_a_ray(name: str, low: float, high: float) -
     with torch.no_grad():
         mixer.qkv_proj.weight.abs_()
     x = torch.linspace(1, 5, 10)[None, :, None] * torch.rand(8)
-    found = confusion(Watched(name, mixer, lambda: mixer(x)[0], (2, 5), 10, [name]))
+    found = confusion(Traced(name, mixer, lambda: mixer(x)[0], (2, 5), 10, [name]))
     assert found.of == 45 and low <= found.pairs / found.of <= high
     assert found.shares[TOLERANCES.index(TOLERANCE)] == pytest.approx(found.pairs / found.of)
     assert found.shares == sorted(found.shares)

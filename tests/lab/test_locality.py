@@ -7,7 +7,7 @@ import torch
 
 from maclaurin.evals.suites.rows import one
 from maclaurin.lab.experiments.locality import Masked, Masses, claims_of, local_mass, locality, masking, mass
-from maclaurin.lab.traces import Watched, digits
+from maclaurin.lab.traces import Traced, digits
 from maclaurin.mixers import build_mixer, weights
 
 
@@ -32,32 +32,31 @@ def test_mass_of_known_weights() -> None:
     assert mass(-torch.eye(16), ~near).tolist() == [0.0] * 16
 
 
-def model(name: str, **options: object) -> Watched:
+def model(name: str, **options: object) -> Traced:
     torch.manual_seed(0)
     mixer = build_mixer(name, 8, 2, causal=False, **options)
     x = torch.randn(4, 16, 8)
-    return Watched(name, mixer, lambda: mixer(x)[0].flatten(), (4, 4), 16, [name])
+    return Traced(name, mixer, lambda: mixer(x)[0].flatten(), (4, 4), 16, [name])
 
 
 def test_hiding_changes_what_a_layer_says_to_what_it_would_say_without_those_keys() -> None:
-    watched = model("inline", grid=(4, 4))
-    (layer,) = watched.layers()
-    mixer, p = layer.mixer, layer.p
+    traced = model("inline", grid=(4, 4))
+    (layer,) = traced.layers()
     hidden = weights.neighbours((4, 4), 3)
     with torch.no_grad():
-        before = watched.run()
-        with watched.hiding(lambda mixer: hidden):
-            during = watched.run()
-        change = weights.of_mixer(mixer, p, ~hidden) - weights.of_mixer(mixer, p)
-        y = torch.einsum("bhts,bshv->bthv", change, p.v.double()).flatten(2).float()
-        torch.testing.assert_close(during - before, (y @ mixer.out_proj.weight.T).flatten(), rtol=1e-4, atol=1e-6)
-        assert torch.equal(watched.run(), before)
+        before = traced.run()
+        with traced.hiding(lambda: hidden):
+            during = traced.run()
+        change = layer.weights(~hidden) - layer.weights()
+        y = torch.einsum("bhts,bshv->bthv", change, layer.v.double()).flatten(2).float()
+        torch.testing.assert_close(during - before, (y @ traced.model.out_proj.weight.T).flatten(), rtol=1e-4, atol=1e-6)
+        assert torch.equal(traced.run(), before)
 
 
 def test_an_output_norm_is_refused() -> None:
-    watched = model("linear", norm="output")
-    with torch.no_grad(), pytest.raises(ValueError, match="out_norm"), watched.hiding(lambda mixer: torch.eye(16).bool()):
-        watched.run()
+    traced = model("linear", norm="output")
+    with torch.no_grad(), pytest.raises(ValueError, match="out_norm"), traced.hiding(lambda: torch.eye(16).bool()):
+        traced.run()
 
 
 def outcome(first: float, lost: float) -> tuple[Masses, Masked]:
@@ -81,8 +80,8 @@ def test_bad_widths_are_refused() -> None:
 
 
 def test_probes_on_a_trained_model() -> None:
-    (watched,) = digits({"linear": one("linear")}, steps=2, seed=0, images=8)
-    found = local_mass(watched)
+    (traced,) = digits({"linear": one("linear")}, steps=2, seed=0, images=8)
+    found = local_mass(traced)
     assert len(found.layers) == 2 and found.chance == pytest.approx(2.75**2 / 64)
-    masked = masking(watched, [3], seed=0, draws=2)
+    masked = masking(traced, [3], seed=0, draws=2)
     assert 0 <= masked.local[0] <= 1 and masked.lost[0] == pytest.approx(masked.random[0] - masked.local[0])

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from maclaurin.lab.checkpoints import of_tokens
 from maclaurin.lab.experiments.series import SPREADS, probe_claims, series, sum_claims, truncation_claims
 from maclaurin.lab.experiments.series import orders as exponential
 from maclaurin.lab.experiments.series.orders import layer_orders, of_gaussian, orders_of_scores
 from maclaurin.lab.experiments.series.study import Study, Trained
+from maclaurin.lab.traces import of_tokens
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 
 

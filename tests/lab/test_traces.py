@@ -8,11 +8,10 @@ import transformers
 
 import maclaurin
 from maclaurin.data import byte_tokenizer
-from maclaurin.lab.checkpoints import checkpoint, of_tokens
 from maclaurin.lab.experiments.injectivity.queries import confusion
 from maclaurin.lab.experiments.locality import local_mass, masking
 from maclaurin.lab.experiments.series.orders import layer_orders
-from maclaurin.mixers import weights
+from maclaurin.lab.traces import checkpoint, of_tokens
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.ops.softmax import softmax_attention
 
@@ -36,23 +35,23 @@ def text(tmp_path):
 
 
 def test_probes_on_a_language_model(trained, text) -> None:
-    watched = checkpoint(str(trained), text, tokens=32, texts=2)
-    for layer in watched.layers():
-        weight = weights.of_mixer(layer.mixer, layer.p)
+    traced = checkpoint(str(trained), text, tokens=32, texts=2)
+    for layer in traced.layers():
+        weight = layer.weights()
         assert (weight.triu(1) == 0).all()
         torch.testing.assert_close(weight.sum(-1), torch.ones_like(weight.sum(-1)))
-    assert all(0 < share < 1 for share in local_mass(watched).layers)
-    assert confusion(watched).of > 0
-    masked = masking(watched, [2, 4], seed=0, draws=1)
+    assert all(0 < share < 1 for share in local_mass(traced).layers)
+    assert confusion(traced).of > 0
+    masked = masking(traced, [2, 4], seed=0, draws=1)
     assert len(masked.lost) == 2
 
 
 def test_hiding_nothing_changes_nothing(trained, text) -> None:
-    watched = checkpoint(str(trained), text, tokens=32, texts=1)
+    traced = checkpoint(str(trained), text, tokens=32, texts=1)
     with torch.no_grad():
-        before = watched.run()
-        with watched.hiding(lambda mixer: torch.zeros(32, 32, dtype=torch.bool)):
-            assert torch.equal(watched.run(), before)
+        before = traced.run()
+        with traced.hiding(lambda: torch.zeros(32, 32, dtype=torch.bool)):
+            assert torch.equal(traced.run(), before)
 
 
 def test_documents_that_are_too_short_are_refused(trained, text) -> None:
@@ -67,7 +66,7 @@ def test_what_a_layer_projects_is_what_it_attends_with() -> None:
     model.model.layers[0].mixer.out_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     (layer,) = of_tokens("tiny", model, IDS).layers()
     assert (layer.index, layer.kind) == (0, "softmax")
-    y, _ = softmax_attention(layer.p.q, layer.p.k, layer.p.v)
+    y, _ = softmax_attention(layer.q, layer.k, layer.v)
     torch.testing.assert_close(y.flatten(2), seen[0], atol=1e-5, rtol=1e-4)
 
 
@@ -79,14 +78,14 @@ def llama() -> transformers.LlamaForCausalLM:
 
 
 def test_a_model_of_transformers_is_read_off_its_attention(llama) -> None:
-    watched = of_tokens("llama", llama, IDS)
+    traced = of_tokens("llama", llama, IDS)
     expected = llama(IDS[:, :-1], output_attentions=True)
-    layers = watched.layers()
+    layers = traced.layers()
     assert [(layer.index, layer.kind) for layer in layers] == [(0, "softmax"), (1, "softmax")]
     for layer, attention in zip(layers, expected.attentions, strict=True):
-        found = weights.of_mixer(layer.mixer, layer.p)
+        found = layer.weights()
         torch.testing.assert_close(found, attention.double(), atol=1e-5, rtol=1e-4)
-    assert torch.equal(watched.run(), (expected.logits.argmax(-1) == IDS[:, 1:]).flatten())
+    assert torch.equal(traced.run(), (expected.logits.argmax(-1) == IDS[:, 1:]).flatten())
 
 
 def test_keys_of_it_can_be_hidden(llama) -> None:
@@ -97,12 +96,12 @@ def test_keys_of_it_can_be_hidden(llama) -> None:
     other[:, 5] += 1
     answers = []
     for ids in (IDS, other):
-        watched = of_tokens("llama", llama, ids)
-        with torch.no_grad(), watched.hiding(lambda mixer: hidden):
-            answers.append(watched.model(ids[:, :-1], use_cache=False).logits[:, 6:])
+        traced = of_tokens("llama", llama, ids)
+        with torch.no_grad(), traced.hiding(lambda: hidden):
+            answers.append(traced.model(ids[:, :-1], use_cache=False).logits[:, 6:])
     torch.testing.assert_close(*answers)
     with torch.no_grad():
-        seen = watched.model(other[:, :-1], use_cache=False).logits[:, 6:]
+        seen = traced.model(other[:, :-1], use_cache=False).logits[:, 6:]
     assert (seen - answers[1]).abs().max() > 1e-3
 
 
@@ -110,9 +109,9 @@ def test_folders_of_transformers(tmp_path, llama, text) -> None:
     for name, model in (("llama", llama), ("gpt2", transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)))):
         model.save_pretrained(tmp_path / name)
         byte_tokenizer().save_pretrained(tmp_path / name)
-    watched = checkpoint(str(tmp_path / "llama"), text, tokens=32, texts=2)
-    assert confusion(watched).of > 0 and len(masking(watched, [2], seed=0, draws=1).lost) == 1
-    assert [layer.dominant for layer in layer_orders(watched)] == [0, 0]  # untrained: scores near 0
+    traced = checkpoint(str(tmp_path / "llama"), text, tokens=32, texts=2)
+    assert confusion(traced).of > 0 and len(masking(traced, [2], seed=0, draws=1).lost) == 1
+    assert [layer.dominant for layer in layer_orders(traced)] == [0, 0]  # untrained: scores near 0
     with pytest.raises(ValueError, match="'gpt2': the lab looks into models of this project and into llama, mistral"):
         checkpoint(str(tmp_path / "gpt2"), text, tokens=32, texts=2)
     card = maclaurin.lab.card(str(tmp_path / "llama"), quick=True, tokens=48)

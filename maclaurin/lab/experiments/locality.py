@@ -14,13 +14,11 @@ from torch import Tensor
 
 from maclaurin.evals.suites.rows import one
 from maclaurin.lab import claims
-from maclaurin.lab.checkpoints import models
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import Mean
 from maclaurin.lab.result import Curve, Grid, Plot, Result
-from maclaurin.lab.traces import Watched
+from maclaurin.lab.traces import Traced, models
 from maclaurin.mixers import weights
-from maclaurin.mixers.projected import ProjectedMixer
 
 PAPER = "InLine, arXiv 2412.06590, in words"
 ROWS = {
@@ -62,9 +60,9 @@ def locality(
     examples = 8 if checkpoint is not None else 120 if quick else 360
     rows = {name: row for name, row in ROWS.items() if not quick or name != "inline"}
     tokens = max(64, 8 * max(widths))
-    watched = models(rows, checkpoint, text, steps=steps, seed=seed, examples=examples, tokens=tokens)
-    masses = [local_mass(each) for each in watched]
-    masked = [masking(each, widths, seed=seed, draws=draws) for each in watched]
+    traced = models(rows, checkpoint, text, steps=steps, seed=seed, examples=examples, tokens=tokens)
+    masses = [local_mass(each) for each in traced]
+    masked = [masking(each, widths, seed=seed, draws=draws) for each in traced]
     settings: dict[str, Any] = {"model": checkpoint or "digits, 2 layers of width 32", "examples": examples}
     settings |= {"widths": list(widths)} | ({} if checkpoint else {"steps": steps})
     return Result(
@@ -102,17 +100,17 @@ class Masked:
     errors: list[float]
 
 
-def neighbourhood(watched: Watched, width: int) -> Tensor:
+def neighbourhood(traced: Traced, width: int) -> Tensor:
     """Which keys (T, S) are near: a square of an image, the last tokens of a text."""
-    if watched.grid is None:
-        return weights.last_tokens(watched.tokens, width)
-    return weights.neighbours(watched.grid, width)
+    if traced.grid is None:
+        return weights.last_tokens(traced.tokens, width)
+    return weights.neighbours(traced.grid, width)
 
 
-def seen_by(watched: Watched) -> Tensor:
+def seen_by(traced: Traced) -> Tensor:
     """Which keys (T, S) a query sees: all of an image, the past of a text."""
-    everything = torch.ones(watched.tokens, watched.tokens, dtype=torch.bool, device="cpu")
-    return everything if watched.grid is not None else everything.tril()
+    everything = torch.ones(traced.tokens, traced.tokens, dtype=torch.bool, device="cpu")
+    return everything if traced.grid is not None else everything.tril()
 
 
 def mass(weight_TS: Tensor, near_TS: Tensor) -> Tensor:
@@ -122,36 +120,31 @@ def mass(weight_TS: Tensor, near_TS: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def local_mass(watched: Watched, width: int = NEAR) -> Masses:
+def local_mass(traced: Traced, width: int = NEAR) -> Masses:
     """The mean over examples, heads and queries. In a text, queries are those that have seen twice as many tokens."""
-    near_TS, seen_TS = neighbourhood(watched, width), seen_by(watched)
-    counted = slice(0 if watched.grid is not None else 2 * width, None)
-    weights_of = (weights.of_mixer(layer.mixer, layer.p) for layer in watched.layers())
-    layers = [mass(weight_BHTS, near_TS)[..., counted].mean().item() for weight_BHTS in weights_of]
-    return Masses(watched.name, layers, mass(seen_TS.double(), near_TS)[counted].mean().item())
+    near_TS, seen_TS = neighbourhood(traced, width), seen_by(traced)
+    counted = slice(0 if traced.grid is not None else 2 * width, None)
+    layers = [mass(layer.weights(), near_TS)[..., counted].mean().item() for layer in traced.layers()]
+    return Masses(traced.name, layers, mass(seen_TS.double(), near_TS)[counted].mean().item())
 
 
 @torch.no_grad()
-def masking(watched: Watched, widths: Sequence[int], *, seed: int, draws: int) -> Masked:
+def masking(traced: Traced, widths: Sequence[int], *, seed: int, draws: int) -> Masked:
     """Hide keys from the queries of every layer at test time. Random masks are drawn anew for every layer, `draws` times."""
     generator = torch.Generator().manual_seed(seed)
-    seen_TS = seen_by(watched)
-    found = []
-    for width in widths:
-        near_TS = neighbourhood(watched, width)
-        if watched.grid is None:  # something stays to be seen
-            near_TS = near_TS & (torch.arange(watched.tokens, dtype=torch.long, device="cpu") >= 2 * width)[:, None]
 
-        def hide_random(mixer: ProjectedMixer, near_TS: Tensor = near_TS) -> Tensor:
-            return weights.random_of_equal_number(near_TS, seen_TS, generator)
+    def of_width(width: int) -> tuple[float, ...]:
+        near_TS, seen_TS = neighbourhood(traced, width), seen_by(traced)
+        if traced.grid is None:  # something stays to be seen
+            near_TS = near_TS & (torch.arange(traced.tokens, dtype=torch.long, device="cpu") >= 2 * width)[:, None]
+        with traced.hiding(lambda: near_TS):
+            near_N = traced.run().double()
+        with traced.hiding(lambda: weights.random_of_equal_number(near_TS, seen_TS, generator)):
+            random_N = torch.stack([traced.run().double() for _ in range(draws)]).mean(0)
+        return near_N.mean().item(), random_N.mean().item(), *astuple(Mean.of(random_N - near_N))
 
-        with watched.hiding(lambda mixer, near_TS=near_TS: near_TS):  # type: ignore[misc]
-            near_N = watched.run().double()
-        with watched.hiding(hide_random):
-            random_N = torch.stack([watched.run().double() for _ in range(draws)]).mean(0)
-        found.append((near_N.mean().item(), random_N.mean().item(), *astuple(Mean.of(random_N - near_N))))
-    local, random, lost, errors = map(list, zip(*found, strict=True))
-    return Masked(watched.name, watched.accuracy(), local, random, lost, errors)
+    local, random, lost, errors = map(list, zip(*map(of_width, widths), strict=True))
+    return Masked(traced.name, traced.accuracy(), local, random, lost, errors)
 
 
 def claims_of(masses: Sequence[Masses], masked: Sequence[Masked], widths: Sequence[int]) -> list[Claim]:

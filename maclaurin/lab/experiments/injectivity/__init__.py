@@ -7,11 +7,11 @@ from typing import Any
 from maclaurin.common.arguments import at_least
 from maclaurin.evals.suites.rows import one
 from maclaurin.lab import claims
-from maclaurin.lab.checkpoints import models
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.injectivity.collisions import Draw, all_checks, first_order_errors
 from maclaurin.lab.experiments.injectivity.queries import SAME, TOLERANCES, Confusion, confusion, told_apart
 from maclaurin.lab.result import Curve, Grid, Plot, Result
+from maclaurin.lab.traces import models
 from maclaurin.mixers.registry import available_mixers
 
 PAPER = "InLine, arXiv 2412.06590, in words"
@@ -51,8 +51,8 @@ def injectivity(
         steps = 250 if quick else 1000
     draw = Draw.of(keys, dim, seed, ties=ties, inline_scale=inline_scale)
     examples = 40 if quick else 360
-    watched = models(ROWS, checkpoint, text, steps=steps, seed=seed, examples=examples, tokens=256)
-    found = [confusion(each) for each in watched]
+    traced = models(ROWS, checkpoint, text, steps=steps, seed=seed, examples=examples, tokens=256)
+    found = [confusion(each) for each in traced]
     settings: dict[str, Any] = {"keys": keys, "dim": dim, "ties": ties, "inline_scale": draw.inline_scale, "seed": seed}
     settings |= {"model": checkpoint or "digits, 2 layers of width 32", "examples": examples}
     return Result(

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from maclaurin.lab.experiments.draws import generator, normal, seeded
-from maclaurin.lab.traces import Watched
-from maclaurin.mixers import build_mixer, weights
+from maclaurin.lab.traces import Traced
+from maclaurin.mixers import build_mixer
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import mixer_entry
 
@@ -88,12 +88,12 @@ class Confusion:
 
 
 @torch.no_grad()
-def confusion(watched: Watched) -> Confusion:
+def confusion(traced: Traced) -> Confusion:
     """Queries of an image share all keys. In a text those of its second half are compared over the keys of its first."""
     close, distinct = [], []
-    for layer in watched.layers():
-        weight_BHTS, query_BTHK = weights.of_mixer(layer.mixer, layer.p), layer.p.q.double()
-        if layer.mixer.causal:
+    for layer in traced.layers():
+        weight_BHTS, query_BTHK = layer.weights(), layer.q.double()
+        if traced.grid is None:
             half = weight_BHTS.shape[-1] // 2
             weight_BHTS, query_BTHK = weight_BHTS[:, :, half:, :half], query_BTHK[:, half:]
         counts = torch.stack([_pairs(w, q.transpose(0, 1)) for w, q in zip(weight_BHTS, query_BTHK, strict=True)])
@@ -103,7 +103,7 @@ def confusion(watched: Watched) -> Confusion:
     at = TOLERANCES.index(TOLERANCE)
     shares = [float(share) for share in all_close / max(all_distinct, 1)]
     layers = [float(one[at] / max(float(of), 1)) for one, of in zip(close, distinct, strict=True)]
-    return Confusion(watched.name, float(all_close[at]), all_distinct, shares, layers)
+    return Confusion(traced.name, float(all_close[at]), all_distinct, shares, layers)
 
 
 def _pairs(weight_HQS: Tensor, query_HQK: Tensor) -> Tensor:

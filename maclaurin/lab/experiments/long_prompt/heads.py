@@ -13,18 +13,17 @@ from torch import Tensor
 
 from maclaurin.common.arguments import at_least
 from maclaurin.lab import claims
-from maclaurin.lab.checkpoints import checkpoint
 from maclaurin.lab.experiments.draws import draw
 from maclaurin.lab.experiments.long_prompt import formulas
 from maclaurin.lab.experiments.long_prompt.finite import isotropic_length
 from maclaurin.lab.experiments.long_prompt.linearisation import SHORTEST_PROMPT, LinearisationReport, linearisation_report
 from maclaurin.lab.result import Curve, Part, Plot
-from maclaurin.mixers.attention import Attention
-from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.lab.traces import Layer, checkpoint
+from maclaurin.mixers.mechanisms import Softmax
 
 DIMS = 16
-QUERIES = 64  # the last tokens of a row; all before them are the prompt
-ROWS = 8
+QUERIES = 64  # the last tokens of a text; all before them are the prompt
+TEXTS = 8
 MOST_TOKENS = 1e12  # heads that would need more tokens than anybody has are left out of a figure
 
 
@@ -84,28 +83,22 @@ def checkpoint_reports(
     folder: str, text: str | None, context: int | None, eps: float, seed: int
 ) -> dict[int, LinearisationReport]:
     """A report for each softmax layer. context: tokens of a prompt; by default what the model was made for."""
-    watched = checkpoint(folder, text, tokens=None if context is None else context + QUERIES, texts=ROWS)
-    length = watched.tokens - QUERIES
+    traced = checkpoint(folder, text, tokens=None if context is None else context + QUERIES, texts=TEXTS)
+    length = traced.tokens - QUERIES
     at_least(SHORTEST_PROMPT, "context", length)
-    layers = [layer for layer in watched.layers() if _plain_softmax(layer.mixer)]
+    layers = [layer for layer in traced.layers() if _plain_softmax(layer)]
     if not layers:
         raise ValueError(f"model {folder!r} has no layer of plain softmax attention: the report is about softmax")
     reports = {}
     for layer in layers:  # of the queries behind the first `length` tokens, over these
-        q, k, v = layer.p.q[:, length:], layer.p.k[:, :length], layer.p.v[:, :length]
+        q, k, v = layer.q[:, length:], layer.k[:, :length], layer.v[:, :length]
         reports[layer.index] = linearisation_report(q, k, v, eps=eps, seed=seed)
     return reports
 
 
-def _plain_softmax(mixer: ProjectedMixer) -> bool:
+def _plain_softmax(layer: Layer) -> bool:
     """exp(q·k/√d) and nothing else decides the weights."""
-    return (
-        isinstance(mixer, Attention)
-        and mixer.kernel is None
-        and mixer.decay == "none"
-        and mixer.window is None
-        and mixer.feature_map == "identity"
-    )
+    return isinstance(layer.mechanism, Softmax) and layer.log_decay is None and vars(layer.mechanism) == vars(Softmax())
 
 
 def checkpoint_part(reports: dict[int, LinearisationReport]) -> Part:

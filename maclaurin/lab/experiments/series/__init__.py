@@ -8,14 +8,14 @@ from typing import Any
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of
 from maclaurin.lab import claims
-from maclaurin.lab.checkpoints import checkpoint as open_checkpoint
-from maclaurin.lab.checkpoints import of_tokens
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import generator, normal
 from maclaurin.lab.experiments.series import orders as exponential
 from maclaurin.lab.experiments.series.orders import LayerOrders, OrderCheck, Truncation, monomial_count, of_gaussian
 from maclaurin.lab.experiments.series.study import LEARNING_RATE, LENGTH, PAPER, Bytes, Study, budget, order_study
 from maclaurin.lab.result import Curve, Grid, Plot, Result
+from maclaurin.lab.traces import checkpoint as open_checkpoint
+from maclaurin.lab.traces import of_tokens
 from maclaurin.mixers.attention import NORMS
 
 SPREADS = (0.5, 1.0, 2.0, 4.0)  # standard deviations of scores
@@ -68,20 +68,20 @@ def series(
     if checkpoint is None:
         setting = budget(width, steps or (100 if quick else 300))
         study = order_study(asked, setting, seeds, seed, norm)
-        watched = of_tokens("softmax trained here", study.softmax[0].model, Bytes("held-out", tokens).test(texts))
+        traced = of_tokens("softmax trained here", study.softmax[0].model, Bytes("held-out", tokens).test(texts))
         size = {name: getattr(setting, name) for name in ("width", "heads", "layers", "steps", "batch")}
         settings |= {"orders": list(asked)} | size | {"length": LENGTH, "learning_rate": LEARNING_RATE}
         settings |= {"norm": norm, "seeds": seeds}
     else:
-        watched = open_checkpoint(checkpoint, text, tokens=tokens, texts=texts)
-    layers = exponential.layer_orders(watched)
+        traced = open_checkpoint(checkpoint, text, tokens=tokens, texts=texts)
+    layers = exponential.layer_orders(traced)
     found = {spread: exponential.truncations(spread, range(1, MOST_ORDERS + 1), 256, 16, seed) for spread in SPREADS}
     checks = [exponential.check_order(order, TOKENS, DIM, 1.0, seed) for order in CHECKED_ORDERS]
     made = [*order_claims(checks), *sum_claims(seed), *truncation_claims(found), *probe_claims(layers, seed)]
     return Result(
         "series",
         "Softmax as a sum of recurrent networks of every order",
-        {"model": watched.name} | settings | {"seed": seed},
+        {"model": traced.name} | settings | {"seed": seed},
         [*made, *(study.claims() if study else ())],
         [_identity_grid(checks), _truncation_grid(found), _layer_grid(layers), *([study.grid()] if study else ())],
         [*_truncation_plots(found), _layer_plot(layers), *([study.plot()] if study else ())],

@@ -25,11 +25,9 @@ import torch
 from torch import Tensor
 
 from maclaurin.lab.experiments.draws import distance
-from maclaurin.lab.traces import Watched
-from maclaurin.mixers.attention import Attention
-from maclaurin.mixers.feature_maps import features
-from maclaurin.mixers.projected import Projections
-from maclaurin.ops.arithmetic import repeat_heads
+from maclaurin.lab.traces import Traced
+from maclaurin.mixers.mechanisms import OfScores
+from maclaurin.ops.arithmetic import default_scale, repeat_heads
 from maclaurin.ops.features import Kernel, monomial_count
 from maclaurin.ops.power import power_attention
 from maclaurin.ops.softmax import softmax_attention
@@ -193,24 +191,23 @@ class LayerOrders:
     log_terms: Sequence[float]  # log of the mean of |X|ⁿ/n!, n = 0 … 99
 
 
-def layer_orders(watched: Watched) -> list[LayerOrders]:
+def layer_orders(traced: Traced) -> list[LayerOrders]:
     """Of every layer that has scores q·k, on the examples."""
     found = [
-        orders_of_scores(layer.index, layer.kind, scores(layer.mixer, layer.p))
-        for layer in watched.layers()
-        if isinstance(layer.mixer, Attention)
+        orders_of_scores(layer.index, layer.kind, scores(layer.mechanism, layer.q, layer.k))
+        for layer in traced.layers()
+        if isinstance(layer.mechanism, OfScores)
     ]
     if not found:
-        kinds = ", ".join(dict.fromkeys(watched.kinds))
-        raise ValueError(f"{watched.name!r} has no layer with scores q·k: its mixers are {kinds}")
+        kinds = ", ".join(dict.fromkeys(traced.kinds))
+        raise ValueError(f"{traced.name!r} has no layer with scores q·k: its mixers are {kinds}")
     return found
 
 
-def scores(mixer: Attention, p: Projections) -> Tensor:
-    """X (B,H,T,S) in float64: what the series is in, after rotation and feature map, with the mixer's own scale."""
-    q, k = (features(part, mixer.feature_map).double() for part in (p.q, p.k))
-    scale = 1.0 if mixer.feature_map == "cosine" else mixer.key_dim**-0.5
-    return scale * torch.einsum("bthk,bshk->bhts", q, repeat_heads(k, mixer.num_heads))
+def scores(mechanism: OfScores, q: Tensor, k: Tensor) -> Tensor:
+    """X (B,H,T,S) in float64: what the series is in, after rotation and feature map, with the mechanism's own scale."""
+    q, k = (features.double() for features in mechanism.mapped(q, k))
+    return default_scale(mechanism.scale, q) * torch.einsum("bthk,bshk->bhts", q, repeat_heads(k, q.shape[2]))
 
 
 def orders_of_scores(layer: int, mixer: str, score_BHTS: Tensor) -> LayerOrders:
