@@ -23,7 +23,7 @@ EXPERIMENTS = {
     "locality": "how much attention goes to the neighbours, and what it is worth",
     "approximation": "how close linear attention can come to softmax, and with how large a state",
     "rotation": "rotations that depend on the input: random features, ripples, parity",
-    "memory": "bytes of state and time a token against the context",
+    "memory": "bytes of state and time per token against the context",
 }
 
 # pieces of experiments that are of use by themselves -> their modules

@@ -28,7 +28,7 @@ from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import generator, normal, ranks
 from maclaurin.lab.experiments.dynamics import to_dsf
 from maclaurin.lab.experiments.dynamics.convert import UnknownSystemError, drawn
-from maclaurin.lab.experiments.injectivity.queries import SAME, TOLERANCE, TOLERANCES, confusion, told_apart
+from maclaurin.lab.experiments.injectivity import SAME, TOLERANCE, TOLERANCES, confusion, told_apart
 from maclaurin.lab.experiments.separation import Setting as Separation
 from maclaurin.lab.experiments.separation import probe
 from maclaurin.lab.mechanisms import mechanism

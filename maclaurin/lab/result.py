@@ -18,6 +18,7 @@ from maclaurin.lab.claims import Claim
 if TYPE_CHECKING:
     from maclaurin.page.html import Chart
 
+KINDS = ("claims", "grids", "plots")  # of what a part consists of
 WORDS = {True: "held", False: "NOT held", None: "does not apply"}
 
 
@@ -96,6 +97,12 @@ class Result:
     plots: Sequence[Plot | Matrix] = ()
     notes: Sequence[str] = ()
     seconds: float = field(default=0.0, compare=False)
+
+    @classmethod
+    def of(cls, name: str, title: str, settings: dict[str, Any], parts: Sequence[Part], notes: Sequence[str]) -> Result:
+        """The claims, tables and figures of its parts, one part after the other."""
+        claims, grids, plots = ([one for part in parts for one in getattr(part, kind)] for kind in KINDS)
+        return cls(name, title, settings, claims, grids, plots, notes)
 
     @property
     def held(self) -> bool:

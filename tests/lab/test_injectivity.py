@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from maclaurin.lab.experiments.injectivity import claims_of
-from maclaurin.lab.experiments.injectivity.collisions import Draw, all_checks, first_order, rank_condition
-from maclaurin.lab.experiments.injectivity.queries import (
+from maclaurin.lab.experiments.injectivity import (
     NEGATIVE,
     TOLERANCE,
     TOLERANCES,
     Confusion,
+    claims_of,
     confusion,
     heads_output,
     told_apart,
 )
+from maclaurin.lab.experiments.injectivity.collisions import Draw, all_checks, first_order, rank_condition
 from maclaurin.lab.traces import Traced
 from maclaurin.mixers import build_mixer, weights
 from maclaurin.mixers.projected import ProjectedMixer

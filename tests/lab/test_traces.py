@@ -8,7 +8,7 @@ import transformers
 
 import maclaurin
 from maclaurin.data import byte_tokenizer
-from maclaurin.lab.experiments.injectivity.queries import confusion
+from maclaurin.lab.experiments.injectivity import confusion
 from maclaurin.lab.experiments.locality import local_mass, masking
 from maclaurin.lab.experiments.series.orders import layer_orders
 from maclaurin.lab.traces import checkpoint, of_tokens

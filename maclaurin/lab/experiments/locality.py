@@ -16,7 +16,7 @@ from maclaurin.evals.suites.rows import one
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import Mean
-from maclaurin.lab.result import Curve, Grid, Plot, Result
+from maclaurin.lab.result import Curve, Grid, Part, Plot, Result
 from maclaurin.lab.traces import Traced, models
 from maclaurin.mixers import weights
 
@@ -65,15 +65,9 @@ def locality(
     masked = [masking(each, widths, seed=seed, draws=draws) for each in traced]
     settings: dict[str, Any] = {"model": checkpoint or "digits, 2 layers of width 32", "examples": examples}
     settings |= {"widths": list(widths)} | ({} if checkpoint else {"steps": steps})
-    return Result(
-        "locality",
-        "How much attention goes to the neighbours, and what is it worth?",
-        settings | {"random masks": draws, "seed": seed},
-        claims_of(masses, masked, widths),
-        [_mass_grid(masses), _mask_grid(masked, widths)],
-        [_mass_plot(masses), _mask_plot(masked, widths)],
-        NOTES,
-    )
+    settings |= {"random masks": draws, "seed": seed}
+    parts = [Part(claims_of(masses, masked, widths)), _mass_part(masses), _mask_part(masked, widths)]
+    return Result.of("locality", "How much attention goes to the neighbours, and what is it worth?", settings, parts, NOTES)
 
 
 @dataclass(frozen=True)
@@ -172,27 +166,20 @@ def claims_of(masses: Sequence[Masses], masked: Sequence[Masked], widths: Sequen
     ]
 
 
-def _mass_grid(masses: Sequence[Masses]) -> Grid:
+def _mass_part(masses: Sequence[Masses]) -> Part:
     depth = max(len(each.layers) for each in masses)
     title = f"Mass on the square of side {NEAR} of an image, or the last {NEAR} tokens of a text"
     columns = ("model", "chance", *(f"layer {n}" for n in range(depth)))
-    return Grid(title, columns, [(each.name, each.chance, *each.layers) for each in masses])
-
-
-def _mask_grid(masked: Sequence[Masked], widths: Sequence[int]) -> Grid:
-    columns = [f"{kind} {width}" for width in widths for kind in ("local", "random")]
-    rows = [(each.name, each.whole, *chain(*zip(each.local, each.random, strict=True))) for each in masked]
-    return Grid("Accuracy with keys hidden at test time, by width", ("model", "nothing hidden", *columns), rows)
-
-
-def _mass_plot(masses: Sequence[Masses]) -> Plot:
-    depth = max(len(each.layers) for each in masses)
     curves = [Curve(each.name, list(range(len(each.layers))), each.layers) for each in masses]
     chance = Curve("chance", [0, max(depth - 1, 1)], [masses[0].chance] * 2, dashed=True)
-    return Plot("mass", "Share of the weights on the nearest keys, by layer.", "layer", "local mass", [*curves, chance])
+    caption = "Share of the weights on the nearest keys, by layer."
+    grid = Grid(title, columns, [(each.name, each.chance, *each.layers) for each in masses])
+    return Part([], [grid], [Plot("mass", caption, "layer", "local mass", [*curves, chance])])
 
 
-def _mask_plot(masked: Sequence[Masked], widths: Sequence[int]) -> Plot:
+def _mask_part(masked: Sequence[Masked], widths: Sequence[int]) -> Part:
+    columns = [f"{kind} {width}" for width in widths for kind in ("local", "random")]
+    rows = [(each.name, each.whole, *chain(*zip(each.local, each.random, strict=True))) for each in masked]
     curves = []
     for each in masked:
         low, high = ([a + sign * b for a, b in zip(each.lost, each.errors, strict=True)] for sign in (-1, 1))
@@ -200,4 +187,5 @@ def _mask_plot(masked: Sequence[Masked], widths: Sequence[int]) -> Plot:
     caption = (
         "Accuracy lost by hiding the neighbours beyond that lost by hiding as many random keys; bars are standard errors."
     )
-    return Plot("masks", caption, "width of the mask", "accuracy lost to local masks", curves)
+    grid = Grid("Accuracy with keys hidden at test time, by width", ("model", "nothing hidden", *columns), rows)
+    return Part([], [grid], [Plot("masks", caption, "width of the mask", "accuracy lost to local masks", curves)])

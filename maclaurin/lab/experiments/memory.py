@@ -1,14 +1,11 @@
-"""Bytes of state and time a token against the context, measured and predicted, and where the lines cross.
+"""Bytes of state and time per token against the context, measured and predicted, and where the lines cross.
 
-From which length on is a state no larger than the keys and values of softmax? 2Mamba, d channels a head, H heads that share
-G key-value heads, p the bytes of a kept number over those of a summed one:
+From which length on is a state no larger than the KV cache of softmax? 2Mamba, d channels per head, H heads that share G
+key-value heads, p the bytes of a cached number over those of a summed one:
 
-    state     G·d(d+1)/2 · (d+1) numbers in float32, and the last inputs of the convolution, (H + 2G)·d kept numbers
-    softmax   2N·G·d kept numbers
-    crossover N ≥ (d+1)²/(4p) + (H/G + 2)/2:     1057.75 for d = 64, H = G, p = 1, so 1058;   2114 for p = 1/2, so 2114
-
-A convolution that is kept in float32 as well makes the second 2115.5, so 2116. Tokens that wait to be folded keep a decay
-each, which softmax does not have: a token more at most.
+    state     G·d(d+1)/2 · (d+1) numbers in float32, and the last inputs of the convolution, (H + 2G)·d cached numbers
+    softmax   2N·G·d cached numbers
+    crossover N ≥ (d+1)²/(4p) + (H/G + 2)/2, and a token more at most: buffered tokens keep a decay each
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -33,13 +31,13 @@ from maclaurin.mixers.registry import available_mixers
 
 PAPER = "2Mamba2Furious, arXiv 2602.17363"
 SHOWN = ("softmax", "2mamba", "taylor", "mamba2", "linear", "gla", "sliding-window")  # in plots
-STEPS = 32  # in a row: each has one fold of tokens into the memory
+STEPS = 32  # in turn: they hold one fold of tokens into the state
 NOTES = (
     "Times are of this machine with all that runs beside: medians of turns that all mixers take, with quartiles.",
     "Multiply-adds are predicted from the weights and the state; a mixer that grows copies its keys, which takes "
     "time but multiplies nothing.",
-    "2Mamba and Taylor keep tokens until their memory is the smaller of the two, so that they never take more than "
-    "softmax by more than what waits to be folded.",
+    "2Mamba and Taylor keep tokens until their recurrent state is the smaller of the two, so that they never take more than "
+    "softmax by more than the buffer that is not folded yet.",
 )
 
 
@@ -53,10 +51,10 @@ def memory(
     mixers: tuple[str, ...] | None = None,
     seconds: float | None = None,
 ) -> Result:
-    """Bytes of state and time a token against the context: every mixer, measured and predicted, with the crossovers.
+    """Bytes of state and time per token against the context: every mixer, measured and predicted, with the crossovers.
 
     dim, heads: of each mixer, float32. contexts: lengths at which states are counted and tokens timed.
-    mixers: names, all unless given. seconds: of timing a context, all mixers together.
+    mixers: names, all unless given. seconds: of timing per context, all mixers together.
     """
     at_least_one("dim", dim)
     at_least_one("heads", heads)
@@ -64,19 +62,18 @@ def memory(
     if min(contexts) < 1 or len(contexts) < 2:
         raise ValueError(f"contexts must be two lengths or more, of at least 1, got {contexts}")
     names = list(mixers or available_mixers())
-    if seconds is None:
-        seconds = 2.0 if quick else 8.0
+    seconds = (2.0 if quick else 8.0) if seconds is None else seconds
     found = costs(names, contexts, dim=dim, heads=heads, seed=seed, seconds=seconds)
     crossings = crossovers(dim)
     lengths = {name: crossover_length(build_mixer(name, dim * heads, heads)) for name in names}
     settings = {"dim": dim, "heads": heads, "contexts": sorted(contexts), "seconds": seconds, "dtype": "float32"}
     return Result(
         "memory",
-        "Bytes of state and time a token against the context",
+        "Bytes of state and time per token against the context",
         settings | {"seed": seed},
         [*byte_claims(found), *crossover_claims(crossings, dim), *cost_claims(found, lengths)],
-        [_cost_grid(found, lengths), _crossover_grid(crossings)],
-        [_byte_plot(found, lengths, dim, heads), *_cost_plots(found)],
+        _grids(found, lengths, crossings),
+        _plots(found, lengths, dim, heads),
         NOTES,
     )
 
@@ -94,7 +91,7 @@ class Crossover:
 
 
 def predicted(dim: int, heads: int, kv_heads: int, kept_bytes: int) -> int:
-    """By the formula above, for kept numbers of that many bytes beside sums of 4."""
+    """By the formula above, for cached numbers of that many bytes beside sums of 4."""
     return math.ceil((dim + 1) ** 2 / 4 * 4 / kept_bytes + (heads / kv_heads + 2) / 2)
 
 
@@ -161,27 +158,25 @@ def multiply_adds(mixer: Mixer, state: MixerState) -> int:
 
 @torch.no_grad()
 def times(behind: dict[tuple[Mixer, int], MixerState], seconds: float) -> dict[tuple[Mixer, int], Timing]:
-    """Milliseconds a token of each mixer behind each context, all taking turns, so that what else the machine does meets
+    """Milliseconds per token of each mixer behind each context, all taking turns, so that what else the machine does meets
     them alike. Each turn starts from the same state.
     """
 
-    def in_a_row(mixer: Mixer, start: MixerState) -> Callable[[], object]:
-        token = torch.zeros(1, 1, mixer.d_model, dtype=torch.float32, device="cpu")
+    def turn(mixer: Mixer, state: MixerState | None) -> None:
+        assert state is not None
+        token, state = torch.zeros(1, 1, mixer.d_model, dtype=torch.float32, device="cpu"), state.clone()
+        for _ in range(STEPS):
+            _, state = mixer(token, state)
 
-        def run() -> None:
-            state: MixerState | None = start.clone()
-            for _ in range(STEPS):
-                _, state = mixer(token, state)
-
-        return run
-
-    turns = [in_a_row(mixer, start) for (mixer, _), start in behind.items()]
-    found = interleaved({str(index): turn for index, turn in enumerate(turns)}, seconds=seconds, fewest=3, most=15).values()
+    turns: dict[str, Callable[[], object]] = {
+        str(index): partial(turn, mixer, start) for index, ((mixer, _), start) in enumerate(behind.items())
+    }
+    found = interleaved(turns, seconds=seconds, fewest=3, most=15).values()
     return {key: Timing(*(ms / STEPS for ms in astuple(timing))) for key, timing in zip(behind, found, strict=True)}
 
 
 def costs(names: Sequence[str], contexts: Sequence[int], *, dim: int, heads: int, seed: int, seconds: float) -> Costs:
-    """What a token costs behind each context. seconds: of timing a context."""
+    """What a token costs behind each context. seconds: of timing per context."""
     torch.manual_seed(seed)
     mixers = {name: build_mixer(name, dim * heads, heads) for name in names}
     behind = {(mixer, n): state for mixer in mixers.values() for n, state in states(mixer, contexts, seed).items()}
@@ -229,7 +224,7 @@ def cost_claims(found: Costs, crossings: dict[str, int | None]) -> list[Claim]:
         text = f"{len(fixed)} mixers with a fixed state, context times {factor:g}"
         claimed += [
             claims.near("fixed bytes", f"{text}: largest factor of the bytes", worst, 1.0, 0.05),
-            claims.at_most("fixed time", f"{text}: median factor of the time a token", ratio, 1.25),
+            claims.at_most("fixed time", f"{text}: median factor of the time per token", ratio, 1.25),
         ]
     if growing:
         least = min(row[-1].nbytes / row[-2].nbytes for row in growing.values())
@@ -238,53 +233,41 @@ def cost_claims(found: Costs, crossings: dict[str, int | None]) -> list[Claim]:
     return claimed
 
 
-def _cost_grid(found: Costs, crossings: dict[str, int | None]) -> Grid:
+def _grids(found: Costs, lengths: dict[str, int | None], crossings: Sequence[Crossover]) -> list[Grid]:
     contexts = [cost.context for cost in next(iter(found.values()))]
     columns = [f"{kind} {context}" for kind in ("bytes", "ms", "mult-adds") for context in contexts]
     rows = []
     for name, row in found.items():
         ms, counts = (round(cost.ms.median, 4) for cost in row), (cost.multiply_adds for cost in row)
-        rows.append((name, crossings[name], *(cost.nbytes for cost in row), *ms, *counts))
-    return Grid("One token more, by context", ("mixer", "below softmax from", *columns), rows)
-
-
-def _crossover_grid(found: Sequence[Crossover]) -> Grid:
-    columns = ("d", "heads", "key-value heads", "kept numbers", "measured", "formula")
+        rows.append((name, lengths[name], *(cost.nbytes for cost in row), *ms, *counts))
+    shapes = ("d", "heads", "key-value heads", "KV cache", "measured", "formula")
     title = "2Mamba takes no more than softmax from this length on (sums are float32)"
-    return Grid(title, columns, [astuple(each) for each in found])
+    return [
+        Grid("One token more, by context", ("mixer", "below softmax from", *columns), rows),
+        Grid(title, shapes, [astuple(each) for each in crossings]),
+    ]
 
 
-def _shown(found: Costs) -> list[str]:
-    return [name for name in SHOWN if name in found] or list(found)[:7]
-
-
-def _byte_plot(found: Costs, crossings: dict[str, int | None], dim: int, heads: int) -> Plot:
-    lengths = [2**n for n in range(4, 15)]
-    curves = []
-    for name in _shown(found):
-        mixer = build_mixer(name, dim * heads, heads)
-        crossing = crossings[name]
-        inside = sorted({*lengths, *([crossing - 1, crossing] if crossing else [])} - {0})
+def _plots(found: Costs, crossings: dict[str, int | None], dim: int, heads: int) -> list[Plot]:
+    shown = [name for name in SHOWN if name in found] or list(found)[:7]
+    nbytes, times, counts = [], [], []
+    for name in shown:
+        mixer, crossing, row = build_mixer(name, dim * heads, heads), crossings[name], found[name]
+        lengths = sorted({*(2**n for n in range(4, 15)), *([crossing - 1, crossing] if crossing else [])} - {0})
         label = name if crossing is None else f"{name}, from {crossing}"
-        curves.append(Curve(label, inside, [mixer.state_nbytes(length) for length in inside]))
-    softmax = build_mixer("softmax", dim * heads, heads, rotary="none")
-    marks = sorted(length for name in _shown(found) if (length := crossings[name]) is not None)
-    curves.append(Curve("crossovers", marks, [softmax.state_nbytes(length) for length in marks], dashed=True))
-    caption = "Bytes of state by context; from the length in its name on a state is no larger than that of softmax."
-    return Plot("bytes", caption, "tokens", "bytes per sequence", curves, log_x=True, log_y=True)
-
-
-def _cost_plots(found: Costs) -> list[Plot]:
-    times, counts = [], []
-    for name in _shown(found):
-        row = found[name]
+        nbytes.append(Curve(label, lengths, [mixer.state_nbytes(length) for length in lengths]))
         context = [cost.context for cost in row]
         median, low, high = zip(*(astuple(cost.ms) for cost in row), strict=True)
         times.append(Curve(name, context, median, low, high))
         counts.append(Curve(name, context, [cost.multiply_adds for cost in row]))
+    softmax = build_mixer("softmax", dim * heads, heads, rotary="none")
+    marks = sorted(length for name in shown if (length := crossings[name]) is not None)
+    nbytes.append(Curve("crossovers", marks, [softmax.state_nbytes(length) for length in marks], dashed=True))
+    state = "Bytes of state by context; from the length in its name on a state is no larger than that of softmax."
     timed = "Time of one token more by context, median and quartiles."
     counted = "Multiply-adds of one token more by context, predicted from weights and state."
     return [
+        Plot("bytes", state, "tokens", "bytes per sequence", nbytes, log_x=True, log_y=True),
         Plot("times", timed, "tokens before", "ms per token", times, log_x=True, log_y=True),
-        Plot("multiply-adds", counted, "tokens before", "multiply-adds a token", counts, log_x=True, log_y=True),
+        Plot("multiply-adds", counted, "tokens before", "multiply-adds per token", counts, log_x=True, log_y=True),
     ]

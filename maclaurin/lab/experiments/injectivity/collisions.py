@@ -17,6 +17,7 @@ from torch import Tensor
 from maclaurin.lab import claims
 from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import distance, eye, generator, normal, vector
+from maclaurin.lab.result import Curve, Plot
 from maclaurin.mixers.feature_maps import features
 from maclaurin.mixers.mechanisms import Inline, Linear, Mechanism, Softmax
 
@@ -26,6 +27,7 @@ FIGURE_QUERY, FIGURE_LENGTHS = (0.4, 0.71), (1.0, 1.65, 2.35, 2.9)
 FIGURE_LINEAR, FIGURE_INLINE, FIGURE_SOFTMAX = (0.32, 0.23, 0.25, 0.19), (0.43, 0.20, 0.26, 0.11), (0.46, 0.18, 0.23, 0.13)
 SOFTMAX = Softmax(causal=False)
 LINEAR, LINEAR_ELU = (Linear(name, 1.0, causal=False) for name in ("relu", "elu"))
+FACTORS = [2.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125]
 ROUNDING = 1e-16  # weights are about 1/N: a few units in the last place
 
 
@@ -92,7 +94,8 @@ def linear_collisions(draw: Draw) -> list[Claim]:
     on_a_ray = torch.linalg.solve(matrix, (vector((0.5, 1.0, 2.0, 8.0))[:, None] * ray - bias).T).T
     affine_PN = weights(LINEAR, affine(on_a_ray), affine(draw.k_ND))
     p, negative = draw.q_PD, -draw.q_PD.abs()
-    stretched = _inverse_elu(2.5 * features(p, "elu"))
+    longer = 2.5 * features(p, "elu")
+    stretched = torch.where(longer > 1, longer - 1, longer.clamp(min=1e-300).log())  # the inverse of elu + 1
     far = (p - stretched).norm(dim=-1).min().item()
     behind_relu = Inline("relu", draw.inline_scale, causal=False)
 
@@ -111,11 +114,6 @@ def linear_collisions(draw: Draw) -> list[Claim]:
     ]
 
 
-def _inverse_elu(y: Tensor) -> Tensor:
-    """Of elu + 1."""
-    return torch.where(y > 1, y - 1, y.clamp(min=1e-300).log())
-
-
 def rank_condition(draw: Draw) -> list[Claim]:
     """I5, I6: what decides is whether the centred keys have full column rank."""
     tied_ND = draw.k_ND.clone()
@@ -126,7 +124,8 @@ def rank_condition(draw: Draw) -> list[Claim]:
         for k_ND in (tied_ND, draw.k_ND)
     ]
     tied, generic = changes[0].max().item(), changes[1].min().item()
-    smallest = sigma_min(draw.k_ND)
+    # 0 where a direction of the query has no effect
+    smallest = torch.linalg.svdvals(draw.k_ND - draw.k_ND.mean(0))[-1].item()
     p, q = draw.q_PD[::2], draw.q_PD[1::2]
     moved = (weights(draw.inline, p, draw.k_ND) - weights(draw.inline, q, draw.k_ND)).norm(dim=-1)
     # the scale of the bound holds the 1/N as well
@@ -140,11 +139,6 @@ def rank_condition(draw: Draw) -> list[Claim]:
     ]
 
 
-def sigma_min(k_ND: Tensor) -> float:
-    """The smallest singular value of the centred keys: 0 where a direction of the query has no effect."""
-    return torch.linalg.svdvals(k_ND - k_ND.mean(0))[-1].item()
-
-
 def first_order(draw: Draw) -> list[Claim]:
     """I8: InLine is the expansion of softmax about uniform weights, so that halving scores quarters the difference."""
     errors = first_order_errors(draw, [1.0, 0.125, 1 / 512, 1 / 1024])
@@ -153,6 +147,16 @@ def first_order(draw: Draw) -> list[Claim]:
         claims.near("I8", "softmax − InLine: factor a halving of the scores, mean of three", thrice, 4.0, 1.0),
         claims.near("I8 limit", "the same for scores times 1/512", far, 4.0, 0.05),
     ]
+
+
+def first_order_plot(draw: Draw) -> Plot:
+    errors = first_order_errors(draw, FACTORS)
+    square = [errors[-1] * (factor / FACTORS[-1]) ** 2 for factor in FACTORS]
+    curves = [Curve("softmax − InLine", FACTORS, errors), Curve("a square", FACTORS, square, dashed=True)]
+    caption = (
+        "Softmax minus InLine, the largest difference of a weight, against the size of the scores: second order is left."
+    )
+    return Plot("first-order", caption, "scores times", "largest difference", curves, log_x=True, log_y=True)
 
 
 def first_order_errors(draw: Draw, factors: list[float]) -> list[float]:

@@ -24,8 +24,7 @@ from maclaurin.evals.learn import TEST_SEED, train
 from maclaurin.evals.models import build
 from maclaurin.evals.suites.rows import one
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
-from maclaurin.lab.result import Curve, Grid, Plot
+from maclaurin.lab.result import Curve, Grid, Part, Plot
 
 PAPER = "arXiv 2507.23632"
 DOCUMENTS = {"train": 200, "held-out": 20}
@@ -65,7 +64,7 @@ def _text(split: str) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class Trained:
-    """loss: nats a byte of held-out text; infinite if training broke off at a loss that is no number."""
+    """loss: nats per byte of validation text; infinite if training broke off at a loss that is no number."""
 
     model: Any
     loss: float
@@ -88,36 +87,30 @@ def trained(row: Row, setting: Setting, seed: int) -> Trained:
 
 @dataclass(frozen=True)
 class Study:
-    """Softmax and Taylor models of the same size, text and number of steps, one a seed."""
+    """Softmax and Taylor models of the same size, text and number of steps, one per seed."""
 
     softmax: list[Trained]
     by_order: dict[int, list[Trained]]
 
-    def claims(self) -> list[Claim]:
+    def part(self) -> Part:
         softmax, losses = _range(self.softmax), {order: _range(runs) for order, runs in sorted(self.by_order.items())}
         means = [mean for mean, _, _ in losses.values()]
         first, last = min(losses), max(losses)
         gap, left = means[0] - softmax[0], means[-1] - softmax[0]
         spread = max(high - low for _, low, high in (softmax, losses[first]))  # what a seed makes of a difference
         falling, seen = all(b <= a for a, b in pairwise(means)), " ".join(f"{loss:.3f}" for loss in means)
-        return [
+        made = [
             claims.at_least("P1.2", f"loss of order {first} above that of softmax", gap, spread, PAPER),
             claims.at_most("P1.2", f"of that gap, the share that is left at order {last}", left / gap, 0.25, PAPER),
             claims.true("P1.2", "every further order lowers the loss", seen, falling, "falling", PAPER),
         ]
-
-    def grid(self) -> Grid:
-        models = {f"order {order}": runs for order, runs in sorted(self.by_order.items())} | {"softmax": self.softmax}
-        rows = [(name, *_range(runs)) for name, runs in models.items()]
-        title = "Held-out loss, nats a byte, mean and range over seeds"
-        return Grid(title, ("model", "loss", "lowest", "highest"), rows)
-
-    def plot(self) -> Plot:
-        orders = sorted(self.by_order)
-        mean, low, high = zip(*(_range(self.by_order[order]) for order in orders), strict=True)
-        flat = Curve("softmax", [orders[0], orders[-1]], [_range(self.softmax)[0]] * 2, dashed=True)
-        curves = [Curve("orders 0 to P", orders, mean, low, high), flat]
-        return Plot("loss", "Held-out loss by the highest order; range over seeds.", "P", "nats a byte", curves)
+        rows = [(f"order {order}", *loss) for order, loss in losses.items()] + [("softmax", *softmax)]
+        _, lows, highs = zip(*losses.values(), strict=True)
+        flat = Curve("softmax", [first, last], [softmax[0]] * 2, dashed=True)
+        curves = [Curve("orders 0 to P", list(losses), means, lows, highs), flat]
+        plot = Plot("loss", "Validation loss by the highest order; range over seeds.", "P", "nats per byte", curves)
+        title = "Validation loss, nats per byte, mean and range over seeds"
+        return Part(made, [Grid(title, ("model", "loss", "lowest", "highest"), rows)], [plot])
 
 
 def order_study(orders: Sequence[int], setting: Setting, seeds: int, seed: int, norm: str = "sum") -> Study:
