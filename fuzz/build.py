@@ -43,5 +43,5 @@ def sanitizer_runtime() -> str | None:
 
 
 def sanitizer_environment(runtime: str) -> dict[str, str]:
-    """Python's own memory is left at exit: that is no leak. The quarantine of freed memory is kept small."""
+    """Memory that Python itself keeps at exit is not a leak. The quarantine of freed memory is kept small."""
     return {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0:quarantine_size_mb=64:allocator_may_return_null=1"}

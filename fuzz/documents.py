@@ -47,7 +47,7 @@ class Poison:
 
 
 def poisoned(draw: Draw, tokens: dict[str, Tensor], lengths: list[int]) -> tuple[dict[str, Tensor], Poison]:
-    """The tokens with a number that is none, or as large as they come, in one place."""
+    """The tokens with a number that is not finite, or the largest there is, in one place."""
     document = draw.choice([n for n, length in enumerate(lengths) if length > 1])
     poison = draw.note("poison", Poison(document, draw.randrange(1, lengths[document])))
     name = draw.one("poisoned input", sorted(tokens))
@@ -153,7 +153,7 @@ def _laid_out(name: str, x: Tensor, spans: list[tuple[int, int]], layout: Layout
 
 
 def handed_over(draw: Draw, state: State) -> State:
-    """The same state by another way: copied, its rows picked one by one, or through a file."""
+    """The same state by another way: copied, its sequences selected one by one, or through a file."""
     way = draw.choice(("as it is", "as it is", "as it is", "clone", "select", "detach", "file"))
     if way == "clone":
         return state.clone()

@@ -37,7 +37,7 @@ def environment(draw: Draw) -> Iterator[None]:
 
 
 def restrided(draw: Draw, x: Tensor) -> Tensor:
-    """The same numbers, otherwise in memory: dimensions swapped, a slice of something wider, rows from the end."""
+    """The same numbers with other strides: dimensions swapped, a slice of a wider tensor, or an offset."""
     way = draw.choice(("as it is", "as it is", "swapped", "sliced", "offset"))
     if way == "swapped" and x.dim() > 2:
         a, b = draw.sample(range(x.dim()), 2)

@@ -20,18 +20,18 @@ def highest_order(op: Op) -> int:
 
 def change(draw: Draw, op: Op, batch: Batch) -> str:
     """The name of what was done: mostly nothing."""
-    ways = ["plain"] * 6 + ["zero rows"]
+    ways = ["plain"] * 6 + ["zero tokens"]
     if "k" in batch.tokens:
         ways += ["equal keys", "tiny"]
         if op.function is not ops.delta_rule and op.options.get("divisor") not in ("count", "none", "floored-sum"):
             ways.append("huge")  # keys longer than 1 make the delta rule grow, and an exponential alone overflows
     if "log_decay" in batch.tokens and op.options.get("numerator") != "relu":
-        # where all later scores are exactly zero, forms may differ in when they give up what has decayed (docs/maths.md)
+        # where all later scores are exactly zero, forms may differ in when they drop what has decayed (docs/maths.md)
         ways += ["one decay", "sudden decays", "sudden decays"]
     way = draw.one("numbers", ways)
     generator = torch.Generator().manual_seed(draw.randrange(2**31))
     some = torch.rand(batch.length, generator=generator) < draw.choice((0.05, 0.3, 1.0))
-    if way == "zero rows":
+    if way == "zero tokens":
         name = draw.choice([name for name in batch.tokens if name not in ("input_gate", "forget_gate")])
         batch.tokens[name][:, some] = 0
     elif way == "equal keys":

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fuzz.case import Failure
 
-# what is right without a further look, relative to the whole
+# what passes without a further look, relative to the whole
 FLOOR = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 AS_PLAIN = 8  # times what plain PyTorch loses
 AS_ROUNDED = 16  # times what rounding the inputs once changes, where all of it cancels
@@ -41,8 +41,8 @@ def judge(
     slack: a factor of all that is allowed. rounding: the dtype that is rounded to on the way, if not that of sums.
     also: what is allowed beside it, by the name of the tensor.
 
-    Where the exact numbers are not finite, or too large for the dtype, or plain PyTorch's are not finite, there is nothing
-    to hold them to.
+    Where the exact numbers are not finite, or too large for the dtype, or plain PyTorch's are not finite, nothing is
+    checked.
     """
     whole = math.sqrt(sum(x.double().square().sum().item() for x in exact.values()))
     for name, expected in exact.items():

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fuzz.case import REFUSED, RIGHT, Draw, Failure
+from fuzz.conditioning import allowance_of_mixer
 from fuzz.documents import draw_lengths, in_pieces, poisoned
 from fuzz.environment import environment, restrided
 from fuzz.judge import judge
@@ -102,7 +103,13 @@ def _judge(mixer: Mixer, x: Tensor, lengths: list[int], got: dict[str, Tensor], 
 
     inputs = {"x": x, **dict(mixer.named_parameters())}
     exact = formula({name: tensor.double() for name, tensor in inputs.items()})
-    judge(got, exact, x.dtype, formula, inputs, slack=SLACK[x.dtype], rounding=x.dtype)
+
+    def also(name: str) -> float:
+        alone = [document[:length].double() for document, length in zip(x, lengths, strict=True) if length]
+        with torch.no_grad():
+            return allowance_of_mixer(widened.double(), alone, x.dtype)
+
+    judge(got, exact, x.dtype, formula, inputs, slack=SLACK[x.dtype], rounding=x.dtype, also=also)
 
 
 def _flat(outputs: list[Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ CALLS = ("ops",)  # where a wrong kernel shows as wrong numbers
 
 @dataclass(frozen=True)
 class Kernel:
-    """A line of csrc/ that says something else."""
+    """A changed line of csrc/."""
 
     what: str
     file: str
@@ -32,7 +32,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Check:
-    """A check, as module:function, that lets everything pass; and the targets that should miss it."""
+    """A check, as module:function, that lets everything pass; and the targets that should find that out."""
 
     what: str
     function: str
@@ -47,7 +47,7 @@ MUTANTS: tuple[Kernel | Check, ...] = (
         "met = smaller(keys, position + i + count - begin - 1);",
     ),
     Kernel(
-        "what is read from the memory has not decayed",
+        "what is read from the recurrent state has not decayed",
         "chunked_forward.h",
         "const float times = silent[i] ? 0 : from_start[i];",
         "const float times = silent[i] ? 0 : 1;",
@@ -65,8 +65,8 @@ MUTANTS: tuple[Kernel | Check, ...] = (
         "for (int64_t c = whole; c + 1 < call.C; ++c) {",
     ),
     Kernel(
-        "a fold takes its totals from the wrong column of the memory",
-        "step_memory.h",
+        "a fold takes its totals from the wrong column of the recurrent state",
+        "step_state.h",
         "to[f * W + V] = keep * from[f * W + V] + sum(total);",
         "to[f * W + V] = keep * from[f * W] + sum(total);",
     ),
@@ -105,17 +105,21 @@ def checked(mutant: Check) -> str:
     return mutant.function
 
 
-def compiled(mutant: Kernel, folder: Path) -> Path:
-    sources = folder / "csrc"
-    shutil.copytree(ROOT / "csrc", sources)
-    path = sources / mutant.file
-    text = path.read_text()
+def changed(mutant: Kernel) -> str:
+    """Its file with the line changed."""
+    text = (ROOT / "csrc" / mutant.file).read_text()
     if text.count(mutant.old) != 1:
         raise ValueError(
             f"the mutant {mutant.what!r} changes a line that csrc/{mutant.file} does not have once: {mutant.old}"
         )
-    path.write_text(text.replace(mutant.old, mutant.new))
-    return build(sources, folder, "-DCMAKE_CXX_FLAGS=-w")  # what is unused now is no news
+    return text.replace(mutant.old, mutant.new)
+
+
+def compiled(mutant: Kernel, folder: Path) -> Path:
+    sources = folder / "csrc"
+    shutil.copytree(ROOT / "csrc", sources)
+    (sources / mutant.file).write_text(changed(mutant))
+    return build(sources, folder, "-DCMAKE_CXX_FLAGS=-w")  # a change may leave variables unused
 
 
 def _silent(line: str) -> None:

@@ -35,12 +35,12 @@ class Trap:
 
     @property
     def marker(self) -> Path:
-        """Is there once its code has run."""
+        """Exists once its code has run."""
         return self.root / "marker"
 
     @property
     def escape(self) -> Path:
-        """Is there once something was written where it pointed."""
+        """Exists once something was written where it pointed."""
         return self.root / "escaped"
 
     @property

@@ -145,17 +145,17 @@ def draw_sizes(draw: Draw, op: Op) -> Sizes:
 
 
 def work(op: Op, s: Sizes) -> float:
-    """Numbers in the largest tensor of the reference or of a memory."""
-    rows = s.B * s.G * s.R
+    """Numbers in the largest tensor of the reference or of a recurrent state."""
+    heads = s.B * s.G * s.R
     order = hostile.highest_order(op)
     features = math.comb(s.K + order - 1, order)
     if op.function in (ops.linear_scan, ops.selective_scan, ops.short_conv):
         return s.B * s.G * s.K * s.V * s.T**2
     if op.function is ops.delta_rule:
-        return rows * features * s.T * (s.V + 10)
+        return heads * features * s.T * (s.V + 10)
     if op.name.startswith("linear-channel"):
-        return rows * s.K * s.T**2
-    return max(rows * s.T**2, rows * features * (s.T + s.V))
+        return heads * s.K * s.T**2
+    return max(heads * s.T**2, heads * features * (s.T + s.V))
 
 
 def check_documents(draw: Draw, op: Op, batch: Batch, lengths: list[int], dtype: torch.dtype, with_gradients: bool) -> None:

@@ -32,7 +32,7 @@ def evaluate(home: Path) -> None:
 
 
 def resume(home: Path) -> None:
-    """For one more step. How much is trained is said by flags: a recipe may well ask for years of it."""
+    """For one more step. Flags say how much is trained: a recipe may ask for years of it."""
     shell("train", "--output", home / "model", "--resume", *AMOUNTS)
 
 
@@ -85,7 +85,7 @@ def cells(home: Path) -> None:
 
 
 def tokens(home: Path) -> None:
-    """They are those of the text, made anew if need be."""
+    """They are those of the text, made again if need be."""
     from maclaurin.data import open_corpus, open_tokenizer, tokenise
 
     corpus = open_corpus(str(home / "songs.jsonl"), text_field="text")

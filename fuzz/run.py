@@ -24,9 +24,9 @@ from fuzz.case import READY, REFUSED, RIGHT, Target
 from fuzz.kinds import Kind
 
 ROOT = Path(__file__).parents[1]
-SECONDS_A_CASE = 60  # after which a case counts as hanging; the machine may be busy
-CASES_A_WORKER = 2000  # then a new one begins, so that what one case leaves behind does not pile up
-LONG = 2.0  # seconds: what a first case takes longer, it spends on imports for all that follow
+SECONDS_PER_CASE = 60  # after which a case counts as hanging; the machine may be busy
+CASES_PER_WORKER = 2000  # then a new one begins, so that what one case leaves behind does not pile up
+LONG = 2.0  # seconds: a first case that takes longer spends them on imports for all that follow
 SEEDS_APART = 10**9
 
 
@@ -62,7 +62,7 @@ class Found:
 
 
 class Search:
-    """The books of one search, shared by the threads that drive a worker each."""
+    """The records of one search, shared by threads that drive one worker each."""
 
     def __init__(self, plan: Plan, tell: Callable[[str], None] = print) -> None:
         self.plan = plan
@@ -165,9 +165,9 @@ class Worker:
             return self._ended()
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
-            if not selector.select(SECONDS_A_CASE):
+            if not selector.select(SECONDS_PER_CASE):
                 self.process.send_signal(signal.SIGABRT)  # faulthandler then writes where it was
-                return {**self._ended(), "cause": f"no end after {SECONDS_A_CASE} s {self._place()}"}
+                return {**self._ended(), "cause": f"no end after {SECONDS_PER_CASE} s {self._place()}"}
         line = self.process.stdout.readline()
         return json.loads(line) if line else self._ended()
 
@@ -190,7 +190,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        return self.process.poll() is None and self.cases < CASES_A_WORKER
+        return self.process.poll() is None and self.cases < CASES_PER_WORKER
 
     def close(self) -> None:
         self.process.kill()
@@ -199,7 +199,7 @@ class Worker:
 
 
 def quiet() -> dict[str, str]:
-    """One thread a worker, nothing from the network, and the instruction sets that this machine has in truth."""
+    """One thread per worker, nothing from the network, and the instruction sets that this machine really has."""
     return {
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",  # two threads on a busy machine would spin for each other

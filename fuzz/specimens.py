@@ -1,4 +1,4 @@
-"""A whole one of every file that the project reads, made by the project itself."""
+"""A valid specimen of every file that the project reads, made by the project itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOME = "@HOME@"  # stands for the folder of a specimen in files that name it; a 
 
 
 def specimen(home: str) -> Path:
-    """A folder of whole files, made anew whenever the sources change: a case finds the same bytes when it is replayed."""
+    """A folder of valid files, made again whenever the sources change: a replayed case finds the same bytes."""
     sources = sorted([*ROOT.glob("maclaurin/**/*.py"), Path(__file__)])
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     folder = ROOT / "build" / "fuzz" / digest / home
@@ -117,7 +117,7 @@ def _yaml(home: Path) -> None:
 
 def _tuning(home: Path) -> None:
     (home / "cache").mkdir()
-    lines = {"native": [256, 1.8], "torch": [0, 0.25], "one memory": [-6, 0.78]}
+    lines = {"native": [256, 1.8], "torch": [0, 0.25], "one state": [-6, 0.78]}
     (home / "cache" / "crossover.json").write_text(json.dumps(lines))
 
 

@@ -1,4 +1,4 @@
-"""States that lie: one that an op or a mixer made, with fields changed by hand or in its file, or another one's state.
+"""States that lie: one that an op or a mixer made, with fields changed by hand or in its file, or the state of another.
 
 What does not fit is refused in a sentence before a kernel reads it. What still fits gives numbers, and never a crash.
 """
@@ -57,15 +57,15 @@ def case(draw: Draw) -> str:
 
 
 def draw_owner(draw: Draw) -> tuple[Call, Call] | None:
-    """A call that makes a state, and one that goes on from it with as many rows."""
+    """A call that makes a state, and one that continues it with as many sequences."""
     if draw.chance(0.5):
         return _op_owner(draw)
     mixer = draw_mixer(draw, draw.choice((torch.float32, torch.float32, torch.float64, torch.bfloat16)))
     if mixer is None or not mixer.causal:
         return None
-    rows = draw.choice((1, 2, 3))
+    batch = draw.choice((1, 2, 3))
     dtype = next(mixer.parameters()).dtype
-    x, later = (torch.randn(rows, draw.choice((1, 1, 5, 20, 70)), mixer.d_model, dtype=dtype) for _ in range(2))
+    x, later = (torch.randn(batch, draw.choice((1, 1, 5, 20, 70)), mixer.d_model, dtype=dtype) for _ in range(2))
     forms = [draw.choice(FORMS) for _ in range(2)]
     return (lambda state: mixer(x, state, form=forms[0])), (lambda state: mixer(later, state, form=forms[1]))
 
@@ -131,7 +131,7 @@ def _lie(draw: Draw, way: str, x: Tensor) -> tuple[Any, bool]:
     if way == "none":
         return None, True  # some parts may be absent
     if way == "number":
-        return draw.choice((3, "memory", [1.0], {})), False
+        return draw.choice((3, "recurrent", [1.0], {})), False
     if way == "dtype":
         return x.to(draw.choice((torch.float16, torch.float64, torch.int32, torch.bool, torch.complex64))), True
     if way == "values":

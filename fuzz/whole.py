@@ -110,7 +110,7 @@ def inline(draw: Draw) -> Question:
 def power(draw: Draw) -> Question:
     order = draw.choice((1, 2, 4, (0, 1, 2)))
     normalize, decay = draw.chance(0.6), draw.choice((None, "kv"))
-    # a memory is silent where queries are nearly orthogonal to all keys (docs/maths.md)
+    # a recurrent state is not used where queries are nearly orthogonal to all keys (docs/maths.md)
     positive = normalize and order != (0, 1, 2)
 
     def matrix(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None) -> Tensor:
@@ -148,7 +148,7 @@ def _rows(
     positive: bool = False,
     options: dict[str, Any] | None = None,
 ) -> Question:
-    """Rows of any length, with NaN as padding on the right, against the matrix of each row alone."""
+    """Sequences of any length, with NaN as padding on the right, against the matrix of each sequence alone."""
     B, T = draw.randint(1, 3), draw.choice((1, 2, 3, 17, 31, 40))
     heads, channels = (draw.randint(1, 2), draw.randint(1, 3)), (draw.choice(CHANNELS), draw.choice(CHANNELS))
     sizes = draw.note("sizes", Sizes(B, T, *heads, *channels, seed=draw.randrange(2**31)))
@@ -156,16 +156,16 @@ def _rows(
     padding = {"lengths": torch.tensor(lengths)} if min(lengths) < T else {}
 
     def padded(**tensors: Tensor) -> Tensor:
-        for row, length in enumerate(lengths):
+        for n, length in enumerate(lengths):
             for x in tensors.values():
-                x[row, length:] = torch.nan
+                x[n, length:] = torch.nan
         return op(**tensors, **(options or {}), **padding)
 
     def formula(**tensors: Tensor) -> Tensor:
         y = torch.zeros(B, T, *tensors["q"].shape[2:3], *tensors["v"].shape[3:], dtype=tensors["q"].dtype)
-        for row, length in enumerate(lengths):
+        for n, length in enumerate(lengths):
             if length:
-                y[row, :length] = matrix(**{name: x[row : row + 1, :length] for name, x in tensors.items()})[0]
+                y[n, :length] = matrix(**{name: x[n : n + 1, :length] for name, x in tensors.items()})[0]
         return y
 
     return Question(helpers.attention_inputs(decay, positive)(sizes).tokens, padded, formula)

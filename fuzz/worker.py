@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def prepare(library: str | None, without: list[str]) -> None:
-    """The package as the cases find it: one thread, and memory that nobody wrote poisoned with NaN."""
+    """The package as the cases find it: one thread, and uninitialised memory poisoned with NaN."""
     import_package(library)
     import torch
 
@@ -108,7 +108,7 @@ def cause(draw: Draw, error: BaseException) -> str:
 
 
 def reset_peak() -> int:
-    """The memory in use now, from which the peak is counted; where the kernel cannot reset it, the peak so far."""
+    """The memory in use now, from which the peak is counted; where the kernel cannot reset the peak, the peak so far."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return peak()

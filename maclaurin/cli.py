@@ -16,7 +16,7 @@ from maclaurin.processes.stopping import raise_on_terminate
 COMMANDS = {
     "mixers": "List the mixers: complexity, state size, crossover with softmax. With a name, explain one.",
     "doctor": "Print versions, devices, backends and what is missing, and check the arithmetic of this machine.",
-    "train": "Train a language model: flags, or --config FILE.yaml with the same names; --resume goes on.",
+    "train": "Train a language model: flags, or --config FILE.yaml with the same names; --resume continues a run.",
     "compare": "Train several mixers at an equal budget and print which one wins.",
     "generate": "Continue a text.",
     "eval": "Score a model on a text: loss, perplexity, bits per byte.",
@@ -25,7 +25,7 @@ COMMANDS = {
     "lab": "Compute claims of the theory, beside the published numbers, and say which held.",
     "report": "Write one HTML page about runs, suites, conversions and the lab.",
     "bench": "Measure speed and memory against PyTorch's attention and other peers.",
-    "lm_eval": "The lm-evaluation-harness, which then knows the models of this package.",
+    "lm_eval": "Run the lm-evaluation-harness on models of this package.",
 }
 
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _sentence(error: typer.TyperException) -> str:
-    """With the value that was refused, which typer keeps to itself."""
+    """With the refused value, which typer's own message leaves out."""
     values: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     return error.format_message().rstrip(".") + (f", got {values[0]['input']!r:.80}" if values else "")
 

@@ -117,7 +117,7 @@ def test_eval_of_a_file_of_standard_input_and_of_its_own_held_out_text(trained, 
     assert by_file == by_input
     assert (by_file["tokens"], by_file["bytes"], by_file["documents"]) == (34, 35, 1)
     result = run("eval", trained)
-    for words in ("nats a token, perplexity", "bits a byte"):
+    for words in ("nats per token, perplexity", "bits per byte"):
         assert words in result.stdout, result.stderr
 
 

@@ -9,6 +9,7 @@ import torch
 
 from fuzz import judge
 from fuzz.case import Draw, Failure
+from fuzz.mutants import MUTANTS, Check, changed, checked
 from fuzz.mutate import Trap, mutate
 from fuzz.run import Plan, Worker, search
 from fuzz.targets import TARGETS, matching
@@ -38,6 +39,11 @@ def test_a_planted_fault_is_found_and_found_again_by_its_number(monkeypatch):
     assert attempt("ops", number)["cause"] == answer["cause"]
     monkeypatch.undo()
     assert "end" in attempt("ops", number)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)
+def test_every_mutant_changes_something_that_is_there(mutant):
+    assert checked(mutant) if isinstance(mutant, Check) else mutant.new in changed(mutant)
 
 
 def test_a_worker_that_dies_is_a_finding():

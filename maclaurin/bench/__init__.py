@@ -29,7 +29,7 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> Results:
-    """The figures of each part; all of them if none is named. Correctness first: no speed of a wrong result is printed."""
+    """The figures of the named parts, or of all. Results are checked first: no speed of a wrong result is printed."""
     for part in parts:
         one_of("part", part, tuple(PARTS))
     torch.set_num_threads(threads)

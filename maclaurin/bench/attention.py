@@ -1,7 +1,7 @@
 """Second and first order against PyTorch's causal attention by length: forward, and forward with backward.
 
-Float32, one sequence, heads of 64 channels. The decay is weak, so that no key is too faint to count: a stronger one lets the
-direct form skip keys, and would flatter it. The times of both forms justify the lines in maclaurin/ops/crossover.py.
+Float32, one sequence, heads of 64 channels. The decay is weak, so that no key is negligible: a stronger one lets the direct
+form skip keys, and would flatter it. The times of both forms justify the lines in maclaurin/ops/crossover.py.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from maclaurin.ops.native.attention import LONGEST_CHUNK
 DIM = 64
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 VERY_LONG = 65536
-LONGEST_MATRIX = 8192  # for which the direct form is measured beside the other one
+LONGEST_MATRIX = 8192  # up to which the direct form is measured beside the chunked one
 OPS = {"second order": power_attention, "first order": linear_attention}
 
 
 @dataclass(frozen=True)
 class OpTime(Record):
-    """Milliseconds with the form that `auto` takes, times faster than softmax, and milliseconds by form."""
+    """Milliseconds with `form="auto"`, speedup over softmax, and milliseconds by form."""
 
     ms: float
     quartiles: tuple[float, float]
@@ -85,13 +85,13 @@ def _op_time(name: str, times: dict[str, Timing], softmax: float) -> OpTime:
 
 
 def useful_operations(heads: int, T: int, backward: bool) -> float:
-    """Of the chunked form: into and out of a memory of d(d+1)/2 rows and d+1 columns, and the pairs inside a chunk.
+    """Of the chunked form: into and out of a state of d(d+1)/2 rows and d+1 columns, and the pairs inside a chunk.
 
-    Forward there is one product of each kind a token; backward adds 5 for every 2.
+    The forward has one product of each kind per token; the backward adds 5 for every 2.
     """
-    memory = 2 * DIM * (DIM + 1) / 2 * (DIM + 1)
+    state = 2 * DIM * (DIM + 1) / 2 * (DIM + 1)
     pairs = (LONGEST_CHUNK + 1) / 2 * (2 * DIM + 1)
-    return 2 * heads * T * (memory + pairs) * (3.5 if backward else 1)
+    return 2 * heads * T * (state + pairs) * (3.5 if backward else 1)
 
 
 def causal_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

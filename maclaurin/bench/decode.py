@@ -1,9 +1,9 @@
-"""One token more by context length: the op against PyTorch's attention over keys and values, and a whole layer.
+"""One more token by context length: the op against PyTorch's attention over a KV cache, and a whole layer.
 
-16 heads of 64 channels, float32. The peer's keys and values lie in a buffer that is large enough, so it copies nothing.
-Times are means over 32 steps in a row, so that each has one fold of tokens into the memory, right after 32 others, so that
-caches are warm. At the shortest context, where so many tokens more are not the same thing, the sequence is taken back to
-it, and one step before lets kept tokens find the room that they grow into.
+16 heads of 64 channels, float32. The peer's KV cache is allocated in advance, so it copies nothing. Times are means over 32
+consecutive steps, so that each has one flush of the buffer into the recurrent state, right after 32 others, so that CPU
+caches are warm. At the shortest context, which these extra tokens would change, the sequence is reset to it, and one step
+before the measurement lets the buffer of kept tokens grow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONTEXTS = (1024, 4096, 16384, 65536)
 VERY_LONG = 262144
 WIDTH, HEADS, DIM = 1024, 16, 64
 PREFILL = 8192  # tokens at a time
-STEPS = 32  # in a row
+STEPS = 32  # consecutive
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class DecodeRow(Record):
 def run(console: Console, *, long: bool) -> list[DecodeRow]:
     torch.manual_seed(0)
     layers = {name: maclaurin.build_mixer(name, WIDTH, HEADS) for name in ("softmax", "2mamba", "mamba2")}
-    table = Table(title=f"one token more, {HEADS} heads of {DIM}: ms (quartiles); state of the layer")
+    table = Table(title=f"one more token, {HEADS} heads of {DIM}: ms (quartiles); state of the layer")
     for column in (
         "context",
         "SDPA",
@@ -62,7 +62,7 @@ def run(console: Console, *, long: bool) -> list[DecodeRow]:
     for context in (*CONTEXTS, VERY_LONG) if long else CONTEXTS:
         op = _Op(context)
         times = _steps({"SDPA": _Cached(context), "op": op})
-        # the whole layer copies its keys and values for softmax: too slow to be interesting beyond this
+        # the softmax layer copies its KV cache: too slow to be interesting beyond this
         steps = {name: _Layer(layer, context) for name, layer in layers.items() if name != "softmax" or context <= 16384}
         layer_times = _steps(dict(steps))
         ratio = times["SDPA"].median / times["op"].median
@@ -78,9 +78,9 @@ def run(console: Console, *, long: bool) -> list[DecodeRow]:
 
 
 def _steps(candidates: dict[str, _Steps]) -> dict[str, Timing]:
-    """Milliseconds a step."""
+    """Milliseconds per step."""
 
-    def in_a_row(steps: _Steps) -> Callable[[], None]:
+    def consecutive(steps: _Steps) -> Callable[[], None]:
         def run() -> None:
             for _ in range(STEPS):
                 steps.step()
@@ -89,13 +89,13 @@ def _steps(candidates: dict[str, _Steps]) -> dict[str, Timing]:
 
     runs: dict[str, Callable[[], object]] = {}
     for name, steps in candidates.items():
-        runs |= {f"prepare {name}": steps.prepare, name: in_a_row(steps)}
+        runs |= {f"prepare {name}": steps.prepare, name: consecutive(steps)}
     times = interleaved(runs, seconds=4)
     return {name: Timing(t.median / STEPS, t.low / STEPS, t.high / STEPS) for name, t in times.items() if name in candidates}
 
 
 class _Steps(ABC):
-    """Something that takes one token more."""
+    """Something that processes one more token."""
 
     @abstractmethod
     def step(self) -> None: ...
@@ -120,7 +120,7 @@ class _Cached(_Steps):
 
 
 class _Growing(_Steps):
-    """A state that grows by one token a step, from `start`, one token short of the context."""
+    """A state that grows by one token per step, from `start`, one token short of the context."""
 
     start: Any
     state: Any = None

@@ -1,4 +1,4 @@
-"""What this process gets out of this machine: the rate of float32 matrix products, and of copies."""
+"""What this process can reach on this machine: the rate of float32 matrix products, and of copies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(console: Console, *, long: bool) -> Limits:
 
 @cache
 def matrix_rate() -> float:
-    """Floating-point operations a second of PyTorch's product of two square matrices, two a multiply-add."""
+    """Floating-point operations per second of PyTorch's product of two square matrices, two per multiply-add."""
     a, b, out = (torch.randn(SIZE, SIZE, dtype=torch.float32, device="cpu") for _ in range(3))
     times: Any = interleaved({"product": lambda: torch.mm(a, b, out=out)}, seconds=2)
     return float(2 * SIZE**3 / (times["product"].low / 1000))
@@ -38,7 +38,7 @@ def matrix_rate() -> float:
 
 @cache
 def copy_rate() -> float:
-    """Bytes read and written a second."""
+    """Bytes read and written per second."""
     source = torch.ones(COPIED // 4, dtype=torch.float32, device="cpu")
     target = torch.empty_like(source).zero_()
     times = interleaved({"copy": lambda: target.copy_(source)}, seconds=2)

@@ -1,6 +1,6 @@
 """Peak memory of training: forward and backward beyond the inputs, at T and 2T and beside PyTorch's attention.
 
-Each in a process of its own. Linear means a ratio of 2 to half the length; the limit that the project sets itself is 2.2.
+Each in a process of its own. Linear means a ratio of 2 to half the length; the project's own limit is 2.2.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Peak(Record):
 
 @dataclass(frozen=True)
 class Memory(Record):
-    """states: bytes of the recurrent state and its gradient. vs_softmax: extra bytes but for these, over softmax's."""
+    """states: bytes of the recurrent state and its gradient. vs_softmax: extra bytes without these, over softmax's."""
 
     rows: Sequence[Peak]
     softmax: Peak
@@ -49,7 +49,7 @@ def run(console: Console, *, long: bool) -> Memory:
     rows = [replace(peak, ratio=ratio) for peak, ratio in zip(peaks, ratios, strict=True)]
     softmax = _child("softmax", BESIDE_SOFTMAX)
     table = Table(title=f"forward + backward, {HEADS} heads of {DIM}: peak memory beyond the inputs")
-    for column in ("op", "T", "peak extra", "bytes a token", "ratio to T/2"):
+    for column in ("op", "T", "peak extra", "bytes per token", "ratio to T/2"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row("power_attention", *_cells(row))
@@ -62,7 +62,7 @@ def run(console: Console, *, long: bool) -> Memory:
     share = (ours.extra - states) / softmax.extra
     console.print(
         f"T = {BESIDE_SOFTMAX}: {share:.2f} times PyTorch's attention, "
-        f"without the memory and its gradient ({states / 2**20:.1f} MiB)"
+        f"without the recurrent state and its gradient ({states / 2**20:.1f} MiB)"
     )
     return Memory(rows, softmax, states, share)
 

@@ -1,9 +1,9 @@
-"""What linear means: the cost of a token of every linear mixer, at 2048 and at 16384 tokens, must be the same.
+"""What linear means: every linear mixer must have the same cost per token at 2048 and at 16384 tokens.
 
-Training: forward and backward of one layer on one sequence; beside it eight short sequences at a time, as many tokens as
-the long one has, where mechanisms whose chunks are small gain. Decoding: one token more, after 1024 and after 16384 others.
-Second order takes the quadratic form up to a few thousand tokens, because that is faster there; its linear form is the one
-that is measured, and the time of `form="auto"` stands beside it.
+Training: forward and backward of one layer on one sequence; beside it a batch of eight short sequences, as many tokens as
+the long one, which helps mechanisms with small chunks. Decoding: one more token, after 1024 and after 16384 others. Second
+order uses the quadratic form up to a few thousand tokens, because it is faster there; measured is its linear form, and the
+time of `form="auto"` beside it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MixerRow(Record):
 def run(console: Console, *, long: bool) -> list[MixerRow]:
     torch.manual_seed(0)
     names = [name for name in maclaurin.available_mixers() if maclaurin.build_mixer(name, WIDTH, HEADS).finite_state]
-    table = Table(title=f"one layer of width {WIDTH}, {HEADS} heads: a token's cost by length")
+    table = Table(title=f"one layer of width {WIDTH}, {HEADS} heads: cost per token by length")
     columns = (f"µs at {SHORT}", f"µs at {LONG}", "ratio", f"{SHORT} x 8", f"{SHORT}, auto", "decoding ms", "ratio")
     for column in ("mixer", *columns):
         table.add_column(column, justify="right")
@@ -87,7 +87,7 @@ def _measure(name: str) -> MixerRow:
 
 
 class _Decoding:
-    """Tokens one by one after `context` others. 1024 are enough for a state to have its final size, where it has one."""
+    """Tokens one by one after `context` others. After 1024, a state that stops growing has its final size."""
 
     @torch.no_grad()
     def __init__(self, mixer: maclaurin.Mixer, context: int) -> None:

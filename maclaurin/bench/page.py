@@ -1,4 +1,4 @@
-"""The figures of a benchmark as a page: time a token against length, with softmax beside it."""
+"""The figures of a benchmark as a page: time per token against length, with softmax beside it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _attention(rows: Sequence[AttentionRow]) -> Section:
             for name, values in times.items()
         ]
         key = f"attention-{what.replace(' ', '-')}"
-        charts.append(Chart(key, figures.against_length(lines, "time a token", "s"), f"4 heads of 64 channels, {what}."))
+        charts.append(Chart(key, figures.against_length(lines, "time per token", "s"), f"4 heads of 64 channels, {what}."))
     return Section("Attention by length", "Against PyTorch’s causal attention, float32, one sequence.", charts)
 
 
@@ -61,4 +61,4 @@ def _decode(rows: Sequence[DecodeRow]) -> Section:
     times = {"softmax": [row.sdpa_ms for row in rows], "second order": [row.op_ms for row in rows]}
     lines = [Line(name, SERIES[name], contexts, [ms / 1000 for ms in values]) for name, values in times.items()]
     figure = figures.against_length(lines, "time of one token", "s")
-    return Section("Decoding by context", "", [Chart("decode", figure, "One token more, 16 heads of 64 channels.")])
+    return Section("Decoding by context", "", [Chart("decode", figure, "One more token, 16 heads of 64 channels.")])

@@ -1,6 +1,6 @@
 """The same sums by other people's code on this CPU, where it is installed: `pip install 'maclaurin[peers]'`.
 
-One thread, because that is what most of them use well. What differs from the peer is said in its row.
+One thread, because most of them use one well. The row of a peer says what differs.
 """
 
 from __future__ import annotations

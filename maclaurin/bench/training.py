@@ -37,7 +37,7 @@ class TrainingRow(Record):
 
 def run(console: Console, *, long: bool) -> list[TrainingRow]:
     rows = [_measure(mixer) for mixer in MIXERS]
-    table = Table(title=f"one training step, size tiny, 8 rows of 512 tokens: ms, median of {STEPS - WARM_UP}")
+    table = Table(title=f"one training step, size tiny, 8 sequences of 512 tokens: ms, median of {STEPS - WARM_UP}")
     for column in ("mixer", "bare model", "trainer", "overhead", "tokens/s"):
         table.add_column(column, justify="right")
     for row in rows:
@@ -60,9 +60,9 @@ def _measure(mixer: str) -> TrainingRow:
 
 
 class _Twin(TrainerCallback):
-    """Notes seconds per step: of the bare twin, and of the trainer from the end of one step to the end of the next.
+    """Records seconds per step: of the bare twin, and of the trainer from the end of one step to the end of the next.
 
-    As the last callback it counts what the others do as the trainer's.
+    It is the last callback, so the work of the others counts as the trainer's.
     """
 
     def __init__(self) -> None:

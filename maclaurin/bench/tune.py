@@ -1,4 +1,4 @@
-"""The crossovers between the direct sum over keys and the memories it competes with, measured on this machine."""
+"""The crossovers between the direct sum over keys and the recurrent states it competes with, measured on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maclaurin.ops.crossover import Line, side
 from maclaurin.ops.features import monomial_count
 
 HEADS = 4
-TOKENS = 512  # of a batch at least, so that short sequences are not measured by the time of a call
+TOKENS = 512  # of a batch at least, so that the overhead of a call does not dominate short sequences
 LONGEST = {"torch": 2048, "native": 8192}  # the matrix of the torch backend is held whole
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, str], Tensor]  # q, k, v, log_decay and the form
@@ -33,16 +33,14 @@ class _Race(NamedTuple):
 
 
 def measure(watch: Callable[[str], None]) -> dict[str, Line]:
-    """A line through the crossovers at two head sizes, for each memory that runs here; `watch` hears of each."""
+    """A line through the crossovers at two head sizes, per kind of state that runs here; `watch` is called with each."""
     lines = {}
     for race in _races():
         found = {}
         for K, V in race.shapes:
             # halfway, on a logarithmic scale, between what is best for inference and for training
             tokens = math.sqrt(math.prod(_crossover(race, K, V, backward) for backward in (False, True)))
-            watch(
-                f"{race.name}, {K} key and {V} value channels: the direct form is the faster one up to {tokens:.0f} tokens"
-            )
+            watch(f"{race.name}, {K} key and {V} value channels: the direct form is faster up to {tokens:.0f} tokens")
             found[race.features(K, V)] = tokens
         lines[race.name] = _through(found)
     return lines
@@ -102,5 +100,5 @@ def _direct_wins(attend: Attend, K: int, V: int, T: int, backward: bool) -> bool
         if backward:
             y.sum().backward()
 
-    times = interleaved({"direct": lambda: run("parallel"), "memory": lambda: run("chunked")}, seconds=0.5, fewest=3)
-    return times["direct"].median < times["memory"].median
+    times = interleaved({"direct": lambda: run("parallel"), "state": lambda: run("chunked")}, seconds=0.5, fewest=3)
+    return times["direct"].median < times["state"].median

@@ -1,4 +1,4 @@
-"""The commands of the shell, a module each: one function named as the command, whose arguments typer reads.
+"""The commands of the shell, one module per command: a function of its name, whose arguments typer reads.
 
-A module is imported when its command is asked for, and what the command needs when it runs: `--help` waits for no library.
+A module is imported when its command is used, and libraries when the command runs: `--help` loads none of them.
 """

@@ -14,8 +14,8 @@ def bench(
     parts: Annotated[
         list[str] | None, typer.Argument(help="limits, attention, decode, mixers, peers, memory, training; all by default.")
     ] = None,
-    threads: Annotated[int, typer.Option(help="Threads of PyTorch and of the kernels.")] = 2,
-    long: Annotated[bool, typer.Option("--long", help="The longest sequences too, which take softmax minutes.")] = False,
+    threads: Annotated[int, typer.Option(help="Threads of PyTorch and the kernels.")] = 2,
+    long: Annotated[bool, typer.Option("--long", help="Also the longest sequences, which take softmax minutes.")] = False,
     output: Annotated[Path, typer.Option(help="Folder of bench.json and of the page with the figures.")] = Path("results"),
 ) -> None:
     """Measure speed and memory against PyTorch's attention and other peers, side by side in one process."""

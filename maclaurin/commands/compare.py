@@ -20,10 +20,10 @@ from maclaurin.training.recipe import Recipe
 def compare(
     given: dict[str, Any],
     config: Annotated[Path | None, typer.Option(help="YAML file with the same names as the flags.")] = None,
-    mixers: Annotated[str, typer.Option(help="Contenders, with commas between.")] = ",".join(CONTENDERS),
+    mixers: Annotated[str, typer.Option(help="Contenders, separated by commas.")] = ",".join(CONTENDERS),
     seeds: Annotated[int, typer.Option(help="Seeds of each contender, from --seed on.")] = 2,
 ) -> None:
-    """Train several mixers at an equal budget and print which one wins; goes on where it was interrupted."""
+    """Train several mixers at an equal budget and print which one wins; resumes after an interruption."""
     from maclaurin.common.files import write_json
     from maclaurin.processes.lock import locked
     from maclaurin.processes.stopping import STOPS, exit_code
@@ -41,7 +41,7 @@ def compare(
                     execute(run, partial(table.update, run))
                 table.update(run, {})
     except STOPS as stop:
-        print("maclaurin: stopped; the same command goes on", file=sys.stderr)
+        print("maclaurin: stopped; the same command resumes", file=sys.stderr)
         raise SystemExit(exit_code(stop)) from None
     rows = summary(runs)
     path = folder / "compare.json"

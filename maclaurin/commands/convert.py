@@ -20,20 +20,18 @@ def convert(
     given: dict[str, Any],
     folder: Annotated[str | None, typer.Argument(metavar="SOURCE", help="The source, as with --source.")] = None,
     lengths: Annotated[
-        str, typer.Option(help="Where speed and memory are measured; empty for nowhere.")
+        str, typer.Option(help="Lengths at which speed and memory are measured; empty for none.")
     ] = "512,1024,2048,4096",
     from_thesis: Annotated[
-        Path | None, typer.Option(help="Instead of a source: folder of a checkpoint of the thesis.")
+        Path | None, typer.Option(help="Instead of a source: folder of a checkpoint of arXiv 2507.23632 or 2602.17363.")
     ] = None,
     rounded_positions: Annotated[
         bool,
-        typer.Option(
-            "--rounded-positions", help="Of a checkpoint of the thesis: softmax with positions rounded to bfloat16."
-        ),
+        typer.Option("--rounded-positions", help="With --from-thesis: softmax with positions rounded to bfloat16."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a trained softmax model linear: transfer, recover, evaluate. The same command again goes on where it stopped."""
+    """Make a trained softmax model linear: transfer, recover, evaluate. The same command resumes where it stopped."""
     sources = [source for source in (folder, given.get("source"), from_thesis) if source]
     if len(sources) != 1:
         raise ValueError("give a source to convert, or --from-thesis FOLDER, and not both")
@@ -47,11 +45,11 @@ def convert(
 
 
 def plan_of(given: dict[str, Any]) -> Plan:
-    """The rest as suits the source."""
+    """The plan; flags that are not given have the defaults of the kind of source."""
     from maclaurin.convert.plan import defaults
     from maclaurin.convert.sources import recognise
 
-    Plan(**given)  # what is wrong with the flags themselves is said before a source is looked for
+    Plan(**given)  # bad flags are refused before a source is opened
     return Plan(**defaults(recognise(given["source"])) | given)
 
 
@@ -88,5 +86,5 @@ def _convert(plan: Plan, lengths: tuple[int, ...], *, as_json: bool) -> None:
 
 
 def _stop(code: int) -> NoReturn:
-    print("maclaurin: stopped; the same command goes on", file=sys.stderr)
+    print("maclaurin: stopped; the same command resumes", file=sys.stderr)
     raise SystemExit(code)

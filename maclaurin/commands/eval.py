@@ -21,12 +21,12 @@ def eval(
     text: Annotated[
         str | None,
         typer.Argument(
-            help="A file or folder, - for standard input, or a corpus, of which the held-out part is taken; "
-            "without it, that of the corpus it was trained on."
+            help="A file or folder, - for standard input, or a corpus, of which the validation part is used; "
+            "by default the corpus of its training."
         ),
     ] = None,
     text_field: Annotated[str | None, typer.Option(help="Field of the text in .jsonl and .parquet.")] = None,
-    context: Annotated[int, typer.Option(help="Tokens a prediction may look back; 0 for the length it was trained on.")] = 0,
+    context: Annotated[int, typer.Option(help="Tokens of context per prediction at most; 0 for the training length.")] = 0,
     as_json: Json = False,
     suite: Annotated[str | None, OF_A_SUITE] = None,
     preset: Annotated[str, OF_A_SUITE] = "quick",
@@ -65,6 +65,6 @@ def _score(model: str, text: str | None, text_field: str | None, context: int, *
         print_json(dataclasses.asdict(score))
         return
     print(
-        f"loss {score.loss:.4f} nats a token, perplexity {score.perplexity:.4g}, {score.bits_per_byte:.4f} bits a byte "
+        f"loss {score.loss:.4f} nats per token, perplexity {score.perplexity:.4g}, {score.bits_per_byte:.4f} bits per byte "
         f"({score.tokens:,} tokens, {score.bytes:,} bytes, {score.documents:,} documents)"
     )

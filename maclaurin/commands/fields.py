@@ -16,10 +16,10 @@ import typer
 def takes(
     name: str, source: Callable[..., Any], *, defaults: Mapping[str, Any] | None = None, without: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a command: its argument `name` becomes a dict of what was given of the fields of `source`.
+    """Decorates a command: its argument `name` becomes a dict of the given fields of `source`.
 
-    source: a dataclass, whose fields say what they are in metadata["help"], or a function. defaults: what is shown in place
-    of its own. A field that is not given is not in the dict, so that files and earlier runs can decide it.
+    source: a dataclass, whose fields have their help in metadata["help"], or a function. defaults: shown instead of its
+    own. A field that is not given is not in the dict, so that files and earlier runs can decide it.
     """
     flags = [
         _parameter(parameter, help, defaults or {}) for parameter, help in _fields(source) if parameter.name not in without
@@ -46,7 +46,7 @@ def takes(
 
 
 def _fields(source: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, str]]:
-    """With their types in place of the names of these, and what is said of them."""
+    """With their types resolved, and their help."""
     hints = typing.get_type_hints(source)
     about = {}
     if dataclasses.is_dataclass(source):
@@ -81,5 +81,5 @@ def _without_none(hint: Any) -> Any:
 
 
 def _several(item: type) -> Callable[[str], tuple[Any, ...]]:
-    """A tuple is written with commas between."""
+    """A tuple is written with commas."""
     return lambda text: tuple(item(part) for part in text.split(",") if part)

@@ -15,16 +15,14 @@ from maclaurin.commands.output import Json, print_json
 def generate(
     model: Annotated[str, typer.Argument(help="Folder of a trained model.")],
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
-    file: Annotated[Path | None, typer.Option(help="File with the text to continue; without both, standard input.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens at most.")] = 200,
-    temperature: Annotated[
-        float, typer.Option(help="Of the distribution tokens are drawn from; 0 for the likeliest.")
-    ] = 0.8,
-    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens of this share.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    file: Annotated[Path | None, typer.Option(help="File with the text to continue; by default standard input.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 for the likeliest token.")] = 0.8,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens with this total probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Continue a text: streams it, then says how fast it was and what the state takes."""
+    """Continue a text: streams it, then prints the speed and the size of the state."""
     from maclaurin.common.sizes import size_text
     from maclaurin.models.folder import open_model
     from maclaurin.models.generation import continue_text

@@ -24,8 +24,8 @@ class Settings:
     """Flags of every experiment, before or after its name."""
 
     quick: bool = field(default=False, metadata={"help": "Fewer draws and smaller sizes: all in minutes."})
-    seed: int = field(default=0, metadata={"help": "Of all draws."})
-    jobs: int | None = field(default=None, metadata={"help": "Of `all`: processes side by side; as many as cores."})
+    seed: int = field(default=0, metadata={"help": "Seed of all random numbers."})
+    jobs: int | None = field(default=None, metadata={"help": "Of `all`: parallel processes; as many as cores if not given."})
     output: Path = field(default=Path("results/lab"), metadata={"help": "Folder of the figures and the page."})
     png: Path | None = field(default=None, metadata={"help": "Also write every figure as a PNG file into this folder."})
     json: bool = field(default=False, metadata={"help": "Print JSON instead of a table."})
@@ -55,7 +55,7 @@ def group(context: typer.Context, given: dict[str, Any]) -> None:
 
 
 def _experiment(name: str) -> Callable[..., None]:
-    """The command of one experiment, or of the card: its arguments and flags are those of the function."""
+    """The command of one experiment, or of the card, with the arguments of the function."""
     from maclaurin import lab as experiments
     from maclaurin.lab.run import function_of, keep, run_one
 
@@ -77,7 +77,7 @@ def _experiment(name: str) -> Callable[..., None]:
 
 @takes("given", Settings)
 def _everything(context: typer.Context, given: dict[str, Any]) -> None:
-    """All experiments, and a table of all claims. Each is kept when it is finished, whatever becomes of the others."""
+    """All experiments, and a table of all claims. Each is saved when it is finished, even if others fail."""
     from maclaurin.common.cores import cores
     from maclaurin.lab.run import keep, run_all
 
@@ -95,7 +95,7 @@ def _everything(context: typer.Context, given: dict[str, Any]) -> None:
 
 
 def _publish(results: Sequence[Result], settings: Settings) -> None:
-    """On the screen, one in full and of several the claims; and the page."""
+    """On the screen: one result in full, or the claims of several; and the page."""
     if settings.json:
         print_json([json.loads(result.to_json()) for result in results])
     elif len(results) == 1:
@@ -118,7 +118,7 @@ def _show_claims(results: Sequence[Result]) -> None:
 
 
 def _write_page(results: Sequence[Result], folder: Path, png: Path | None) -> list[Path]:
-    """The page, and the figures as PNG files where a folder for them is given."""
+    """The page, and the figures as PNG files if a folder for them is given."""
     from maclaurin.page import missing
 
     if sentence := missing():

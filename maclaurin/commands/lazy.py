@@ -1,4 +1,4 @@
-"""Groups of commands that are known by a line each and imported when they are asked for."""
+"""Groups of commands that are listed with one line each and imported when they are used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None}
 
 
 class LazyGroup(TyperGroup):
-    """A list of commands costs none of their imports."""
+    """Listing the commands imports none of them."""
 
     lines: ClassVar[Mapping[str, str]]  # what each does, in a line
 
@@ -46,7 +46,7 @@ class Command(TyperCommand):
 
 
 def command_of(made: Callable[..., Any] | typer.Typer, name: str) -> Any:
-    """What typer makes of it. A function may have `context_settings` of its own."""
+    """The command that typer makes of a function, which may have `context_settings` of its own."""
     if isinstance(made, typer.Typer):
         return get_command(made)
     app = typer.Typer(**PLAIN)

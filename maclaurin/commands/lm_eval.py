@@ -9,7 +9,7 @@ import typer
 
 
 def lm_eval(context: typer.Context) -> None:
-    """The lm-evaluation-harness, which then knows the models of this package: all flags are those of lm_eval."""
+    """Run the lm-evaluation-harness on models of this package: all flags are those of lm_eval."""
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError("lm_eval is not installed: pip install 'lm-eval[hf]'")
     import lm_eval.__main__ as harness
@@ -20,7 +20,7 @@ def lm_eval(context: typer.Context) -> None:
     harness.cli_evaluate()
 
 
-# all flags are somebody else's, --help among them
+# all flags are those of lm_eval, including --help
 lm_eval.context_settings = {  # type: ignore[attr-defined]
     "allow_extra_args": True,
     "ignore_unknown_options": True,

@@ -34,7 +34,7 @@ def mixers(
         return
     console = screen()
     console.print(_table(facts, f"Mixers at d_model {d_model}, {num_heads} heads"))
-    console.print("crossover: from this many tokens on the state is no larger than softmax's keys and values\n")
+    console.print("crossover: from this many tokens on the state is no larger than softmax's KV cache\n")
     for row in facts:
         _print_one(row, console)
 

@@ -1,4 +1,4 @@
-"""What commands have in common: the screen, JSON, the command that was typed, the page at the end."""
+"""What commands have in common: the screen, JSON, the command line, the page at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 def screen() -> Console:
-    """As wide as the terminal; as wide as the text where the output goes to a file."""
+    """As wide as the terminal, or as the text if the output goes to a file."""
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 
 

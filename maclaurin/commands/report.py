@@ -18,7 +18,7 @@ def report(
     png: Annotated[Path | None, typer.Option(help="Also write every figure as a PNG file into this folder.")] = None,
     measure: Annotated[bool, typer.Option(help="Time a layer of each mixer on this machine, up to 20 seconds.")] = True,
 ) -> None:
-    """Write one self-contained HTML page about runs and suites: curves, results, cost, memory, and how they were made."""
+    """Write one self-contained HTML page about runs and suites: results, curves, cost, state size, and the commands."""
     from maclaurin.report import build
 
     path = output or folders[0] / "report.html"

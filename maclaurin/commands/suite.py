@@ -19,23 +19,21 @@ if TYPE_CHECKING:
 def suite(
     name: Annotated[str, typer.Argument(help="recall, track, needle, lra, vision or swax.")],
     preset: Annotated[str, typer.Option(help="quick, standard or paper.")] = "quick",
-    mixers: Annotated[str | None, typer.Option(help="Rows of the suite, or any mixers, with commas between.")] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="Models of each row and learning rate; the preset's if not given.")
-    ] = None,
+    mixers: Annotated[str | None, typer.Option(help="Models of the suite, or any mixers, separated by commas.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Seeds per model and learning rate; the preset's if not given.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps at most; the preset's if not given.")] = None,
-    learning_rates: Annotated[str | None, typer.Option(help="The grid, with commas between.")] = None,
+    learning_rates: Annotated[str | None, typer.Option(help="The grid, separated by commas.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder with the datasets of lra: aan, imdb, cifar10; else the hub.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Test this trained model in place of training small ones; needle only.")
+        str | None, typer.Option(help="Test this trained model instead of training small ones; needle only.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes side by side; as many as cores if not given.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Parallel processes; as many as cores if not given.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the results; results/NAME-PRESET if not given.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train small models to see what mixers can do: recall, tracking, needles, the Arena. Goes on where it stopped."""
+    """Train small models to see what mixers can do: recall, tracking, needles, the Arena. Resumes where it stopped."""
     from maclaurin.evals.planning import plan
     from maclaurin.evals.results import SuiteResult
 
@@ -57,7 +55,7 @@ def suite(
 
 
 def _trained(experiments: list[Any], folder: Path, jobs: int | None) -> tuple[list[ResultTable], dict[str, str]]:
-    """The tables, after what is not done yet was trained in as many processes as there are cores; and what went wrong."""
+    """Train the unfinished cells; returns the tables, and the errors by the key of the cell."""
     from maclaurin.common.cores import cores
     from maclaurin.evals.runner import load, run
     from maclaurin.evals.summary import summary
@@ -66,14 +64,14 @@ def _trained(experiments: list[Any], folder: Path, jobs: int | None) -> tuple[li
 
     try:
         cells = {cell.key: cell for experiment in experiments for cell in experiment.cells(experiment.seeds)}
-    except ImportError as error:  # of the library a dataset comes with; it says what to install
+    except ImportError as error:  # of the library that has a dataset; it says what to install
         raise ValueError(str(error)) from error
     done = sum(load(cell, folder) is not None for cell in cells.values())
     try:
         with Watcher(len(cells), done) as watch:
             errors = run(list(cells.values()), folder, jobs=cores() if jobs is None else jobs, watch=watch)
     except STOPS as stop:
-        print(f"maclaurin: stopped; the same command goes on with the cells in {folder}", file=sys.stderr)
+        print(f"maclaurin: stopped; the same command resumes with the cells in {folder}", file=sys.stderr)
         raise SystemExit(exit_code(stop)) from None
     return [summary(experiment, folder, errors) for experiment in experiments], errors
 
@@ -119,4 +117,4 @@ def _number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{name} must be numbers with commas between, got {text!r}") from None
+        raise ValueError(f"{name} must be numbers separated by commas, got {text!r}") from None

@@ -15,9 +15,9 @@ from maclaurin.training.recipe import Recipe
 def train(
     given: dict[str, Any],
     config: Annotated[Path | None, typer.Option(help="YAML file with the same names as the flags.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --output.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint in --output.")] = False,
 ) -> None:
-    """Train a language model: flags, or --config FILE.yaml with the same names; --resume goes on."""
+    """Train a language model: flags, or --config FILE.yaml with the same names; --resume continues a run."""
     from maclaurin.training.child import execute
     from maclaurin.training.configured import train_recipe
 

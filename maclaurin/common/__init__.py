@@ -1,1 +1,1 @@
-"""Small tools that every other package may use, one idea a file. They know nothing of attention."""
+"""Small tools that every other package may use, one idea per file. They know nothing of attention."""

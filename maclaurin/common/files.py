@@ -1,4 +1,4 @@
-"""Files that are whole or not there: whoever reads, or starts again after an interruption, never finds half of one.
+"""Files that are complete or absent: no reader, and no process that starts after an interruption, finds half of one.
 
 What is read may come from anybody: a file that is not what it should be gives one sentence with its name.
 """
@@ -46,9 +46,9 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Around foreign code that reads a file or a folder: whatever it raises becomes one sentence that begins with the name.
+    """Wraps library code that reads a file or folder: whatever it raises becomes one sentence that begins with the name.
 
-    Parsers meet what their authors never thought of and raise anything, panics of Rust among it, which are no Exceptions.
+    Parsers raise anything on unforeseen input, including panics of Rust, which are not Exceptions.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the Hugging Face hub does not give is bad input like any other: one sentence says what, and why."""
+"""Whatever the Hugging Face hub refuses is bad input like any other: one sentence says what, and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def from_hub(what: str) -> Iterator[None]:
         raise ValueError(
             f"{what} is unknown to the hub, or private: check the name, or log in with `hf auth login`"
         ) from error
-    # their messages go on for a paragraph, and a connection that breaks is no OSError there
+    # their messages are paragraphs, and a lost connection is not an OSError there
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(f"{what} cannot be had from the hub: {reason}") from error

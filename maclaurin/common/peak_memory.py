@@ -1,4 +1,4 @@
-"""The largest resident memory of this process, from a moment on where the system can forget an earlier peak."""
+"""The largest resident memory of this process, from a given moment on where the system can reset an earlier peak."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 def resident_bytes() -> int:
-    """Bytes in memory now; the peak is counted from here on where the system can forget an earlier one."""
+    """Resident bytes now; the peak is counted from here on where the system can reset an earlier one."""
     if not CLEAR.exists():
         return peak_bytes()
     CLEAR.write_text("5")

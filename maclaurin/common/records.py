@@ -1,7 +1,7 @@
-"""Records: frozen dataclasses that are kept as JSON objects and read back with the type of every field checked.
+"""Records: frozen dataclasses that are stored as JSON objects and read back with the type of every field checked.
 
-What is read may come from anybody, or from another version of this package: fields that are not known are passed over, those
-that are missing take their default, and a field of another type is one sentence that says where it stands.
+What is read may come from anybody, or from another version of this package: unknown fields are ignored, missing
+ones take their default, and a field of another type is an error of one sentence that names its place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Timing on machines that other people use too: interleaved repeats, medians, spread."""
+"""Timing on shared machines: interleaved repeats, medians, spread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Timing:
 def interleaved(
     candidates: dict[str, Callable[[], object]], *, seconds: float, fewest: int = 3, most: int = 40
 ) -> dict[str, Timing]:
-    """Each candidate once a round, so that a slow moment of the machine hits all of them, until `seconds` are over."""
+    """Each candidate once per round, so that a slow moment of the machine affects all of them, until `seconds` are over."""
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     for run in candidates.values():
         run()

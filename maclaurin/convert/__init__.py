@@ -1,4 +1,4 @@
-"""Trained softmax models made linear, and published checkpoints loaded. Importing it registers the converted classes."""
+"""Conversion of trained softmax models; import of published checkpoints. Importing it registers the converted classes."""
 
 from maclaurin.models.linearised import linearise
 

@@ -1,7 +1,7 @@
 """Speed and memory of source and converted model against length: the same sizes, random weights, one forward.
 
-Time depends on no weight, so positions beyond the source's table are no obstacle: what is measured is built with a larger
-table. Each length and model has a process of its own for its memory; times are interleaved in one process.
+Time does not depend on the weights, so lengths beyond the source's position table are measured with a larger table. Memory
+is measured in one process per length and model; times are interleaved in one process.
 """
 
 from __future__ import annotations

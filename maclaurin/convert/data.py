@@ -1,7 +1,7 @@
-"""Batches for a conversion, by the kind of its source: sentences, rows of tokens, or images; a train and a held-out part.
+"""Batches for a conversion, by the kind of its source: sentences, packed sequences or images; for training and validation.
 
 Sentences come from a corpus of `maclaurin.data`. Of Python sources (`stdlib`) they are those of docstrings and comments, of
-other texts those of the text itself. Their batches are as good as free of padding.
+other texts those of the text itself. Their batches have hardly any padding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEWEST_WORDS = 4
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`'\"(])|\n\s*\n")
 COMMENT = re.compile(r"(?:^[ \t]*#[^\n]*\n)+", re.MULTILINE)
 LANGUAGE_REFERENCE = "topics = "  # pydoc's file: the language reference as one dictionary of strings
-FEWEST = 3  # held-out images
+FEWEST = 3  # validation images
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 Batch = dict[str, Tensor]
@@ -34,10 +34,10 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Data:
-    """tokens_per_step: in a batch to train on, padding not counted; their mean where they differ."""
+    """tokens_per_step: in a training batch, without padding; the mean where batches differ."""
 
     train: Dataset[Batch] | Sequence[Batch]
-    held_out: Sequence[Batch]
+    validation: Sequence[Batch]
     tokens_per_step: int
 
 
@@ -47,43 +47,46 @@ def load_data(source: Source, plan: Plan) -> Data:
     tokenizer = source.processor()
     corpus = open_corpus(plan.corpus, text_field=plan.text_field)
     if source.kind == "encoder":
-        train, test = (sentences(corpus, split) for split in ("train", "held-out"))
+        train, validation = (sentences(corpus, split) for split in ("train", "held-out"))
         longest = min(plan.max_length, source.config.max_position_embeddings)
-        batches, held_out_batches = (
+        batches, validation_batches = (
             sentence_batches(tokenizer, texts, batch_size=plan.batch_size, max_length=longest)
-            for texts in (train, _sample(test, plan.eval_rows))
+            for texts in (train, _sample(validation, plan.eval_rows))
         )
         tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
-        return Data(batches, held_out_batches, tokens // len(batches))
+        return Data(batches, validation_batches, tokens // len(batches))
     own = source.kind == "maclaurin"
-    train_rows, test_rows = (
-        RowBatches(PackedRows(tokenise(corpus, split, tokenizer), plan.max_length), plan.batch_size, own)
+    packed_train, packed_validation = (
+        PackedBatches(PackedRows(tokenise(corpus, split, tokenizer), plan.max_length), plan.batch_size, own)
         for split in ("train", "held-out")
     )
-    count = max(1, min(plan.eval_rows // plan.batch_size, len(test_rows)))
-    return Data(train_rows, [test_rows[index] for index in range(count)], plan.batch_size * plan.max_length)
+    count = max(1, min(plan.eval_rows // plan.batch_size, len(packed_validation)))
+    return Data(packed_train, [packed_validation[index] for index in range(count)], plan.batch_size * plan.max_length)
 
 
 def _sample(items: Sequence[str], count: int) -> list[str]:
-    """Always the same ones, from all over the part."""
+    """A fixed random sample, in the original order."""
     chosen = torch.randperm(len(items), generator=torch.Generator().manual_seed(0), device="cpu")[:count]
     return [items[index] for index in sorted(chosen.tolist())]
 
 
-class RowBatches(Dataset[Batch]):
-    """Batches of rows of a fixed length. This project's models know where documents end in them; others do not."""
+class PackedBatches(Dataset[Batch]):
+    """Batches of packed sequences of a fixed length, with document boundaries for this project's own models."""
 
-    def __init__(self, rows: PackedRows, batch_size: int, own: bool) -> None:
-        if len(rows) < batch_size:
-            raise ValueError(f"the corpus has {len(rows)} rows of {rows.length} tokens, fewer than batch_size {batch_size}")
-        self.rows, self.batch_size, self.own = rows, batch_size, own
+    def __init__(self, sequences: PackedRows, batch_size: int, own: bool) -> None:
+        if len(sequences) < batch_size:
+            length = sequences.length
+            raise ValueError(
+                f"the corpus has {len(sequences)} sequences of {length} tokens, fewer than batch_size {batch_size}"
+            )
+        self.sequences, self.batch_size, self.own = sequences, batch_size, own
 
     def __len__(self) -> int:
-        return len(self.rows) // self.batch_size
+        return len(self.sequences) // self.batch_size
 
     def __getitem__(self, index: int) -> Batch:
-        # rows of one batch come from all over the corpus
-        items = [self.rows[index + number * len(self)] for number in range(self.batch_size)]
+        # the sequences of a batch come from all over the corpus
+        items = [self.sequences[index + number * len(self)] for number in range(self.batch_size)]
         if self.own:
             return PackedRows.collate(items)
         ids = torch.stack([item["input_ids"] for item in items])
@@ -121,7 +124,7 @@ def _pixels(processor: Any, images: list[Any]) -> Tensor:
 
 
 def sentences(corpus: Corpus, split: str) -> list[str]:
-    """All different sentences of a split, in the order of the corpus."""
+    """The distinct sentences of a split, in the order of the corpus."""
     is_code = isinstance(corpus, StandardLibrary)
     found: dict[str, None] = {}
     for document in corpus.documents(split):
@@ -136,7 +139,7 @@ def _sentences(text: str) -> Iterator[str]:
     for piece in SENTENCE_END.split(text):
         words = piece.split()
         letters = sum(map(str.isalpha, piece))
-        if len(words) >= FEWEST_WORDS and 2 * letters > len(piece):  # rulers, tables and code are no sentences
+        if len(words) >= FEWEST_WORDS and 2 * letters > len(piece):  # rulers, tables and code are not sentences
             yield " ".join(words)
 
 
@@ -145,7 +148,7 @@ def _prose(source: str) -> Iterator[str]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return  # not all files of a library are meant for this version
+        return  # not all files of the library parse in this version of Python
     whole = LANGUAGE_REFERENCE in source
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -159,7 +162,7 @@ def _prose(source: str) -> Iterator[str]:
 def sentence_batches(
     tokenizer: Any, texts: Sequence[str], *, batch_size: int, max_length: int, seed: int | None = None
 ) -> list[Batch]:
-    """Batches of sentences of about one length, so that few tokens are padding; shuffled if a seed is given."""
+    """Batches of sentences of similar length, so that few tokens are padding; shuffled if a seed is given."""
     ids = tokenizer(list(texts), truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     batches = [

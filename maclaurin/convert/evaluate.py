@@ -1,14 +1,14 @@
-"""Stage (c), what was lost: source and converted model on the same held-out data.
+"""Stage (c), what was lost: source and converted model on the same validation data.
 
 encoders, vision    cosine of pooled vectors, mean and lowest tenth; Spearman correlation of the similarities of all pairs;
                     how often the likeliest class is the same, where there are classes
-decoders            loss of either in nats per token; how often the likeliest next token is the same; KL
-every layer         its attention, when it is shown what the source's layer was shown:
+decoders            loss of both in nats per token; how often the likeliest next token is the same; KL
+every layer         its attention, given the input of the source's layer:
                     error   Σ|y − y*|² / Σ|y* − mean y*|² of what the layer gives
                     kl      Σ_s w*_ts log(w*_ts / w_ts) of the weights w* of softmax and w of the student, mean over heads
                             and tokens
 
-Weights below 1e-9 count as 1e-9. A layer that had no softmax to begin with has no such divergence.
+Weights below 1e-9 count as 1e-9. A layer that is not softmax in the source has no KL.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from maclaurin.convert.maclaurin_student import is_softmax
 from maclaurin.convert.objectives import divergence, layer_errors, pooled
 from maclaurin.convert.result import Agreement, LayerAgreement, TokenAgreement, VectorAgreement
 from maclaurin.convert.sources import Source
-from maclaurin.convert.teacher_student import Call, Shown, mixing_layers
+from maclaurin.convert.teacher_student import Call, TracedTeacher, mixing_layers
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.weights import of_mixer
 from maclaurin.models.linearised.attention import watching
 from maclaurin.models.linearised.students import Softmax
 
-FIDELITY_BATCHES = 4  # of the held-out ones, for what is compared layer by layer
-FEWEST_ROWS = 3  # of which there are pairs to compare
+FIDELITY_BATCHES = 4  # validation batches for the comparison layer by layer
+FEWEST_EXAMPLES = 3  # for correlations over pairs
 SMALLEST_WEIGHT = 1e-9
 
 
@@ -65,8 +65,8 @@ def _vectors(
             agreed = outputs[0].logits.argmax(-1) == outputs[1].logits.argmax(-1)
             same, classified = same + int(agreed.sum()), classified + agreed.numel()
     wanted, got = (torch.cat(vectors) for vectors in both)
-    if len(wanted) < FEWEST_ROWS:
-        raise ValueError(f"agreement needs {FEWEST_ROWS} held-out sentences or images at least, got {len(wanted)}")
+    if len(wanted) < FEWEST_EXAMPLES:
+        raise ValueError(f"the validation part must have at least {FEWEST_EXAMPLES} sentences or images, got {len(wanted)}")
     cosines = (wanted * got).sum(-1)
     return VectorAgreement(
         rows=len(cosines),
@@ -110,7 +110,7 @@ def similarities(vectors: Tensor) -> Tensor:
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """The correlation of ranks. Ties are as good as impossible among similarities of float64."""
+    """The correlation of ranks, without ties, which similarities in float64 practically never have."""
     ranks = torch.stack([values.argsort().argsort().double() for values in (a, b)])
     return torch.corrcoef(ranks)[0, 1].item()
 
@@ -118,10 +118,10 @@ def spearman(a: Tensor, b: Tensor) -> float:
 @torch.no_grad()
 def fidelity(teacher: PreTrainedModel, student: nn.Module, batches: Sequence[Batch]) -> tuple[LayerAgreement, ...]:
     """Of every layer."""
-    shown = Shown.of(teacher)
-    errors = torch.stack([torch.stack(layer_errors(shown, student, batch)) for batch in batches]).mean(0)
-    pairs = list(zip(mixing_layers(shown.model), mixing_layers(student), strict=True))
-    found = [[_divergence(call, *pair) for call, pair in zip(shown.run(batch), pairs, strict=True)] for batch in batches]
+    traced = TracedTeacher.of(teacher)
+    errors = torch.stack([torch.stack(layer_errors(traced, student, batch)) for batch in batches]).mean(0)
+    pairs = list(zip(mixing_layers(traced.model), mixing_layers(student), strict=True))
+    found = [[_divergence(call, *pair) for call, pair in zip(traced.run(batch), pairs, strict=True)] for batch in batches]
     rows = []
     for index, (error, kls) in enumerate(zip(errors.tolist(), zip(*found, strict=True), strict=True)):
         known = [kl for kl in kls if kl is not None]
@@ -137,7 +137,7 @@ def _divergence(call: Call, source: nn.Module, layer: nn.Module) -> Tensor | Non
 
 
 def _host_divergence(call: Call, layer: nn.Module) -> Tensor:
-    """In a model of transformers. With an identity as values, outputs are weights."""
+    """In a model of transformers. With an identity matrix as values, outputs are weights."""
     with watching() as seen:
         call.again(layer)
     (view,) = seen
@@ -153,7 +153,7 @@ def _host_divergence(call: Call, layer: nn.Module) -> Tensor:
 
 
 def _own_divergences(call: Call, source: ProjectedMixer, layer: ProjectedMixer) -> Iterator[Tensor]:
-    """In a model of this project, document by document: none sees another."""
+    """In a model of this project, document by document."""
     x = call.args[0]
     bounds = call.kwargs["cu_seqlens"].tolist()
     for start, end in itertools.pairwise(bounds):

@@ -1,7 +1,7 @@
-"""This project's own softmax models made linear: the layer's mixer gets another name, and keeps the projections.
+"""Conversion of this project's own softmax models: another mixer in the layer, with the same projections.
 
-Here a student is the mixer itself, so what comes out is a plain `maclaurin` model. What a mixer has beside the projections
-starts without effect: a convolution that passes the token on, a decay that is open. All linear students have that decay.
+Here the student is the mixer itself, so the result is a plain `maclaurin` model. All other parts of the mixer start without
+effect: a convolution that passes the token on, a decay of 1. All linear students have that decay.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def convert_own(
     converted = MaclaurinForCausalLM(config).to(dtype=model.dtype)
     missing, unexpected = converted.load_state_dict(model.state_dict(), strict=False)
     if unexpected:
-        raise ValueError(f"these students have no place for {unexpected[0]} of the source")
+        raise ValueError(f"these students have no parameter for {unexpected[0]} of the source")
     for index, (layer, student) in enumerate(zip(converted.model.layers, chosen, strict=True)):
         if student in MIXERS and student != SOFTMAX:
             _without_effect(layer.mixer, f"model.layers.{index}.mixer.", missing)
@@ -63,7 +63,7 @@ def convert_own(
 
 
 def _own_options(mixer: str, options: dict[str, Any]) -> dict[str, Any]:
-    """By the names that the mixer has for them, where it has them."""
+    """By the mixer's names for them, where it has them."""
     window = "window" if mixer == "sliding-window" else "near_window"
     chosen = {window: options.get("window"), "num_features": options.get("num_features")}
     known = mixer_entry(mixer).options()
@@ -72,7 +72,7 @@ def _own_options(mixer: str, options: dict[str, Any]) -> dict[str, Any]:
 
 @torch.no_grad()
 def _without_effect(mixer: nn.Module, prefix: str, missing: Sequence[str]) -> None:
-    """Sets what the source did not have; weights that it had are left alone."""
+    """Initialises what the source did not have; the source's weights stay."""
     if not isinstance(mixer, ProjectedMixer):
         return
     if mixer.conv is not None and f"{prefix}conv.weight" in missing:

@@ -1,19 +1,19 @@
 """What the stages of a conversion train, and towards what.
 
-Stage (a), attention transfer: every student learns to give what the source's attention gives for the same input. The source
-runs as it is; each layer's student is shown what that layer's attention was called with, and only the parameters that the
-source did not have are trained. As LoLCATs and Hedgehog do it, but the error of a layer is divided by the variance of what
-it should give, so that no layer drowns the others.
+Stage (a), attention transfer: every student learns the output of the source's attention for the same input. The source runs
+unchanged; each layer's student gets the inputs of that layer's attention, and only the parameters that the source does not
+have are trained. As in LoLCATs and Hedgehog, but the error of a layer is divided by the variance of its target, so that no
+layer dominates.
 
-Stage (b), recovery: the whole model learns to give the source's outputs again, or the task itself.
+Stage (b), recovery: the whole model learns the source's outputs, or the task itself.
 
 encoders    mean over layers of |h − h*|² / var h*  +  10·(1 − cos of the pooled vectors), and KL of logits if it has them
 vision      the same
 decoders    KL(source ‖ student) of the next token; with loss="task" the cross entropy of the text
 
 With low-rank updates (Hu et al.: LoRA, arXiv 2106.09685) a linear layer becomes W + U·D, D (rank x in) random and U
-(out x rank) zero at first; merged at the end. The factors are parameters of the layer itself, so that names of all other
-weights stay.
+(out x rank) zero at first; merged at the end. The factors are parameters of the layer itself, so that the names of all other
+weights do not change.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from maclaurin.convert.data import Batch
 from maclaurin.convert.plan import Plan
 from maclaurin.convert.sources import Source
 from maclaurin.convert.stage import Objective
-from maclaurin.convert.teacher_student import Shown, mixing_layers, new_parameters
+from maclaurin.convert.teacher_student import TracedTeacher, mixing_layers, new_parameters
 
-# the projections to queries and keys, by the names that families give them
+# the query and key projections, by the names of the model families
 PROJECTIONS = re.compile(r"\.(query|key|q_lin|k_lin|q_proj|k_proj|qkv_proj)\.(weight|bias)$")
 POOLED_WEIGHT = 10.0
 DOWN, UP = "lora_down", "lora_up"
 
 
 def transfer_objective(teacher: PreTrainedModel) -> Objective:
-    shown = Shown.of(teacher)
+    traced = TracedTeacher.of(teacher)
 
     def objective(student: nn.Module, batch: Batch) -> Tensor:
-        errors = layer_errors(shown, student, batch)
+        errors = layer_errors(traced, student, batch)
         return torch.stack(errors).mean()
 
     return objective
 
 
-def layer_errors(shown: Shown, student: nn.Module, batch: Batch) -> list[Tensor]:
+def layer_errors(traced: TracedTeacher, student: nn.Module, batch: Batch) -> list[Tensor]:
     """The relative error of each layer, 0 where nothing was changed."""
     mask = batch.get("attention_mask")
-    layers = zip(shown.run(batch), mixing_layers(student), strict=True)
+    layers = zip(traced.run(batch), mixing_layers(student), strict=True)
     return [relative_error(call.again(layer), call.output, mask) for call, layer in layers]
 
 
@@ -67,7 +67,7 @@ def relative_error(got: Tensor, wanted: Tensor, mask: Tensor | None) -> Tensor:
 def transfer_rates(teacher: nn.Module, student: nn.Module, plan: Plan) -> dict[str, float]:
     rates = dict.fromkeys(new_parameters(teacher, student), plan.transfer_rate)
     if plan.train_projections:
-        # weights that have been trained for long move in smaller steps, here as in recovery
+        # weights of the source get a smaller learning rate, here as in recovery
         slower = plan.transfer_rate / plan.map_rate
         rates |= {name: slower for name, _ in student.named_parameters() if PROJECTIONS.search(f".{name}")}
     if not rates:
@@ -79,7 +79,7 @@ def recover_objective(source: Source, teacher: PreTrainedModel, plan: Plan) -> O
     if source.causal:
         return task if plan.loss == "task" else next_tokens(teacher)
     if plan.loss == "task":
-        raise ValueError("loss 'task' needs a decoder: an encoder's task is not known here, distill its outputs")
+        raise ValueError("loss 'task' needs a decoder: the task of an encoder is not known, use 'distill'")
     return hidden_states(teacher, source.pooling())
 
 
@@ -117,7 +117,7 @@ def task(student: nn.Module, batch: Batch) -> Tensor:
 
 
 def pooled(outputs: Any, mask: Tensor | None, pooling: str) -> Tensor:
-    """One vector a sequence, from the last hidden states (B,T,D)."""
+    """One vector per sequence, from the last hidden states (B,T,D)."""
     hidden: Tensor = outputs.hidden_states[-1] if outputs.get("hidden_states") else outputs.last_hidden_state
     if pooling == "class":
         return hidden[:, 0]
@@ -145,7 +145,7 @@ def with_low_rank(student: nn.Module, rank: int) -> LowRank:
 
 
 def recover_rates(teacher: nn.Module, student: nn.Module, plan: Plan) -> dict[str, float]:
-    """With LoRA only what is new is trained: the factors, and the parameters of students."""
+    """With LoRA only new parameters are trained: the factors, and those of students."""
     factors = [name for name, _ in student.named_parameters() if name.endswith((DOWN, UP))]
     new = set(new_parameters(teacher, student)) - set(factors)
     old = factors if plan.lora else [name for name, _ in student.named_parameters() if name not in new]
@@ -166,7 +166,7 @@ class LowRank:
 
     @torch.no_grad()
     def merge(self) -> None:
-        """The update becomes part of the weights, and nothing else is left of it."""
+        """Adds the update to the weights and removes the factors."""
         for layer, handle in zip(self.layers, self.handles, strict=True):
             layer.weight += layer.get_parameter(UP) @ layer.get_parameter(DOWN)
             handle.remove()

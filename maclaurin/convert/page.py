@@ -1,4 +1,4 @@
-"""Conversions as a section of a page: what every stage gave, layer by layer, and what it costs."""
+"""Conversions as a section of a page: the figures of every stage, layer by layer, and the cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from maclaurin.page.html import Cell, Chart, Column, DataTable, Section
 
 
 def conversions(folders: Sequence[Path], broken: Callable[[str], None]) -> list[Figures]:
-    """The figures of all conversions in the folders and below; `broken` is told of files that cannot be shown."""
+    """The figures of all conversions in the folders and below; `broken` is called with files that cannot be shown."""
     found = []
     for file in sorted({file for folder in folders for file in folder.rglob(FIGURES)}):
         try:
@@ -40,15 +40,15 @@ def headline(results: Sequence[Figures]) -> str:
         return f"{best.plan.title}: vectors at a cosine of {cosine:.4f} to those of the source"
     tokens = [(stage.gap_closed(result.untrained), result) for result, stage in last if isinstance(stage, TokenAgreement)]
     closed, best = max(tokens, key=lambda pair: pair[0])
-    return f"{best.plan.title}: {closed:.0%} of the loss that conversion cost is won back"
+    return f"{best.plan.title}: {closed:.0%} of the loss gap of the conversion is closed"
 
 
 def section(results: Sequence[Figures]) -> Section:
     intro = (
-        "Trained softmax models made linear. Cosine and Spearman correlation compare the vectors of held-out sentences, and "
-        "the similarities of all pairs of them, with those of the source; losses are those of held-out text. The error of a "
-        "layer is that of its attention’s output for the source’s input, over the variance of what it should be; KL "
-        "compares the weights."
+        "Trained softmax models converted to linear attention. Cosine and Spearman correlation compare the vectors of "
+        "validation sentences, and the similarities of all pairs of them, with those of the source; losses are those of "
+        "validation text. The error of a layer is that of its attention’s output for the source’s input, over the variance "
+        "of the source’s output; KL compares the attention weights."
     )
     parts: list[Chart | DataTable] = [_table(results), _layers(results)]
     if measured := [result for result in results if result.cost]:
@@ -58,7 +58,7 @@ def section(results: Sequence[Figures]) -> Section:
 
 
 def _table(results: Sequence[Figures]) -> DataTable:
-    """Only with the columns that one of these conversions has a figure for."""
+    """Only columns for which at least one conversion has a figure."""
     titles = (
         "cosine",
         "lowest tenth",
@@ -90,7 +90,7 @@ def _table(results: Sequence[Figures]) -> DataTable:
         "conversions",
         [columns[index] for index in filled],
         [[row[index] for index in filled] for row in rows],
-        "Source and converted model on the same held-out data.",
+        "Source and converted model on the same validation data.",
     )
 
 
@@ -106,7 +106,7 @@ def _layers(results: Sequence[Figures]) -> DataTable:
                 error, kl = (layers[place].error, layers[place].kl) if layers else (None, None)
                 cells += [_number(error, "{:.4f}"), _number(kl, "{:.4f}")]
             rows.append([*_named(result), _number(place, "{:d}"), *cells])
-    return DataTable("conversion-layers", columns, rows, "How near each layer’s attention is to the source’s.")
+    return DataTable("conversion-layers", columns, rows, "How close each layer’s attention is to the source’s.")
 
 
 def _cost(results: Sequence[Figures]) -> list[Chart | DataTable]:

@@ -1,9 +1,9 @@
-"""What a conversion is: one dataclass, the flags of `maclaurin convert`, stored beside the result so that it can go on.
+"""All settings of a conversion: one dataclass, the flags of `maclaurin convert`, stored with the result to resume from.
 
-Where nothing is said the defaults of `Plan` are those of encoders; `defaults` has those of other sources. A model of
-`maclaurin train` is converted with the text, the rows and a fifth of the steps that it was trained with, and at rates that
-follow its own. It is far from the end of what it can learn, so transfer may move its projections too, and the text itself is
-the better teacher. Measured in docs/convert.md.
+The defaults of `Plan` are those of encoders; `defaults` has those of other sources. A model of `maclaurin train` is
+converted with the text, the batches and a fifth of the steps of its training, and at learning rates relative to its own. It
+is undertrained, so transfer trains its projections too, and the loss on the text works better than distillation. Measured
+in docs/convert.md.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FILE = "conversion.json"
 LOSSES = ("distill", "task")
 DECODER: dict[str, Any] = {"max_length": 256, "batch_size": 8, "eval_rows": 128}
 OWN = DECODER | {"train_projections": True, "map_rate": 10.0, "loss": "task"}
-SHARE = 10  # of the training steps, one in so many goes into each stage
+SHARE = 10  # a stage has the steps of training divided by this
 AS_TRAINED = "own models as they were trained"
 
 
 def _flag(default: Any, text: str, others: str = "") -> Any:
-    """others: what takes the place of the default for sources that are no encoders."""
+    """others: the defaults of sources that are not encoders."""
     shown = [str(default)] * (default not in (None, "")) + [others] * bool(others)
     return field(default=default, metadata={"help": f"{text} (default: {'; '.join(shown)})" if shown else text})
 
@@ -38,33 +38,35 @@ def _flag(default: Any, text: str, others: str = "") -> Any:
 @dataclass(frozen=True)
 class Plan(Record):
     source: str = _flag("", "Folder of a trained softmax model, or its name on the hub; also without the flag's name.")
-    output: str = _flag("", "Folder of the converted model, of its stages and of its figures.")
-    student: str = _flag("2mamba", f"Of all layers: {', '.join(STUDENTS)}; several with commas between are compared.")
-    layers: str = _flag("", "In its place, a student a layer, with commas between; sliding-window and softmax too.")
+    output: str = _flag("", "Folder of the converted model, its stages and its figures.")
+    student: str = _flag("2mamba", f"Of all layers: {', '.join(STUDENTS)}; several, separated by commas, are compared.")
+    layers: str = _flag("", "Instead, one student per layer, separated by commas; sliding-window and softmax too.")
     keep_softmax: str = _flag("", "Layers that keep their attention, such as 0,5.")
     num_features: int | None = _flag(None, "Features of a student with a feature map; second order's if not given.")
-    window: int | None = _flag(None, "Softmax over so many last tokens beside the student (decoders).")
+    window: int | None = _flag(None, "Softmax over this many last tokens beside the student (decoders).")
     corpus: str = _flag("stdlib", "Text as for `maclaurin train`; for a vision model a folder of images.", AS_TRAINED)
-    text_field: str = _flag("text", "Field of the text in rows of .jsonl and .parquet.", AS_TRAINED)
-    max_length: int = _flag(64, "Tokens of a sentence or row at most.", f"decoders {DECODER['max_length']}, {AS_TRAINED}")
-    batch_size: int = _flag(32, "Sentences, rows or images a step.", f"decoders {DECODER['batch_size']}, {AS_TRAINED}")
+    text_field: str = _flag("text", "Field of the text in .jsonl and .parquet.", AS_TRAINED)
+    max_length: int = _flag(64, "Tokens per sentence or sequence.", f"decoders {DECODER['max_length']}, {AS_TRAINED}")
+    batch_size: int = _flag(32, "Sentences, sequences, images per step.", f"decoders {DECODER['batch_size']}, {AS_TRAINED}")
     transfer_steps: int = _flag(100, "Steps of attention transfer; 0 for none.", "own models a tenth of their training")
     transfer_rate: float = _flag(3e-3, "Its largest learning rate; it falls to 0.", "own models ten times theirs")
     train_projections: bool = _flag(
-        False, "Transfer trains the projections to queries and keys too.", f"own models {OWN['train_projections']}"
+        False, "Transfer trains the query and key projections too.", f"own models {OWN['train_projections']}"
     )
     recover_steps: int = _flag(500, "Steps of recovery; 0 for none.", "own models a tenth of their training")
     recover_rate: float = _flag(1e-4, "Its largest learning rate.", "own models a third of theirs")
     map_rate: float = _flag(
-        3.0, "The rate of what is new, as a multiple of that of the source's weights.", f"own models {OWN['map_rate']:g}"
+        3.0,
+        "Learning rate of new parameters, a multiple of that of the source's.",
+        f"own models {OWN['map_rate']:g}",
     )
     loss: str = _flag(
         "distill", "Of recovery: distill (the source's outputs), or task (the next token).", f"own models {OWN['loss']}"
     )
     lora: int = _flag(0, "Rank of low-rank updates in recovery; 0 to train all weights.")
-    eval_rows: int = _flag(1000, "Held-out sentences, rows or images of the evaluation.", f"decoders {DECODER['eval_rows']}")
+    eval_rows: int = _flag(1000, "Validation sentences, sequences or images.", f"decoders {DECODER['eval_rows']}")
     save_every: int = _flag(0, "Steps between checkpoints; 0 for a quarter of a stage.")
-    seed: int = _flag(0, "Of new parameters and of the order of the data.")
+    seed: int = _flag(0, "Seed of new parameters and of the order of the data.")
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -88,7 +90,7 @@ class Plan(Record):
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
     def each(self) -> list[Plan]:
-        """One plan, or one a student at the same budget, each with a folder of its own."""
+        """One plan per student at the same budget, each with a folder of its own."""
         names = comma_list(self.student)
         if len(names) == 1:
             return [self]
@@ -112,7 +114,7 @@ class Plan(Record):
         return {name: value for name, value in given.items() if value is not None}
 
     def save(self) -> None:
-        """Written once. A folder that holds another conversion is refused, so that stages never mix."""
+        """Written once. A folder with another conversion is refused, so that stages never mix."""
         file = Path(self.output) / FILE
         mine = self.to_json()
         if file.exists():
@@ -128,13 +130,13 @@ class Plan(Record):
 
     @classmethod
     def load(cls, folder: Path) -> Plan:
-        """As it was when the conversion began, perhaps in another folder."""
+        """The plan with which the conversion began, perhaps in another folder."""
         with naming(folder / FILE):
             return cls.from_json(read_json(folder / FILE))
 
     @property
     def title(self) -> str:
-        """What is put into the layers."""
+        """The students of the layers."""
         return (self.layers or self.student) + (f", softmax in {self.keep_softmax}" if self.keep_softmax else "")
 
     def command(self) -> str:
@@ -155,7 +157,7 @@ def whole_numbers(name: str, text: str) -> list[int]:
     try:
         return [int(part) for part in comma_list(text)]
     except ValueError:
-        raise ValueError(f"{name} must be whole numbers with commas between, got {text!r}") from None
+        raise ValueError(f"{name} must be whole numbers separated by commas, got {text!r}") from None
 
 
 def defaults(source: Source) -> dict[str, Any]:

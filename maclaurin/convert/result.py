@@ -1,4 +1,4 @@
-"""What a conversion gave: records, as `evaluation.json` holds them, and tables of them on the screen."""
+"""The figures of a conversion: records, as in `evaluation.json`, and tables of them on the screen."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class LayerAgreement(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement(Record):
-    """Of a converted model with its source, on `rows` held-out sentences, images or tokens.
+    """Of a converted model with its source, on `rows` validation sentences, images or tokens.
 
-    seconds, cpu_seconds: what the stage before it took, by the clock and of all cores; None of an untrained one.
+    seconds, cpu_seconds: wall and CPU time of the stage before it; None before training.
     """
 
     rows: int
@@ -41,7 +41,7 @@ class Agreement(Record):
 
     @classmethod
     def from_json(cls, values: Any, where: str = "") -> Self:
-        if cls is Agreement:  # what of is not said, but vectors alone have cosines
+        if cls is Agreement:  # JSON does not name the class, but only vectors have cosines
             kind: Any = VectorAgreement if isinstance(values, dict) and "cosine" in values else TokenAgreement
             found: Self = kind.from_json(values, where)
             return found
@@ -74,7 +74,7 @@ class TokenAgreement(Agreement):
         return f"loss {self.loss:.4f} (source {self.teacher_loss:.4f}), same token {self.same_token:.1%}"
 
     def gap_closed(self, untrained: Agreement) -> float:
-        """How much of the loss between the untrained conversion and the source was won back."""
+        """The fraction of the loss gap between the untrained conversion and the source that was closed."""
         if not isinstance(untrained, TokenAgreement):
             raise ValueError("stages must all have losses, or none")
         gap = untrained.loss - untrained.teacher_loss
@@ -83,7 +83,7 @@ class TokenAgreement(Agreement):
 
 @dataclass(frozen=True)
 class Cost(Record):
-    """A forward of one sequence: milliseconds, times faster, and peak bytes beyond the model."""
+    """Forward of one sequence: milliseconds, speedup, and peak bytes beyond the model."""
 
     length: int
     ratio: float
@@ -95,7 +95,7 @@ class Cost(Record):
 
 @dataclass(frozen=True)
 class Figures(Record):
-    """kind: of the source. stages: by name, in their order, as far as the conversion has got."""
+    """kind: of the source. stages: by name, in their order, those done so far."""
 
     plan: Plan
     kind: str
@@ -121,7 +121,7 @@ class Figures(Record):
 
 def result_table(results: Sequence[Figures]) -> Table:
     """A row per student and stage."""
-    table = Table(title=f"{results[0].plan.source}: source and converted model on held-out data")
+    table = Table(title=f"{results[0].plan.source}: source and converted model on validation data")
     for column in ("student", "after"):
         table.add_column(column)
     vectors = isinstance(results[0].untrained, VectorAgreement)

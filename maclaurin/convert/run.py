@@ -1,4 +1,4 @@
-"""A conversion from its plan: recognise, transfer, recover, evaluate, save. Run again, it goes on where it stopped."""
+"""A conversion from its plan: recognise, transfer, recover, evaluate, save. Run again, it resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from maclaurin.models.weights import check_generation_config, load_whole
 from maclaurin.processes.lock import locked
 from maclaurin.training.checkpoints import deliver, writing
 
-# of a source's folder, what a converted model does not take over: its weights, and what describes them
+# files of the source's folder that are not copied: its weights, and what describes them
 LEFT_OUT = {
     "config.json",
     "generation_config.json",
@@ -57,7 +57,7 @@ class Result:
 
 
 def convert(plan: Plan, say: Callable[[str], None], *, lengths: tuple[int, ...] = ()) -> Result:
-    """`say` gets a line as each stage ends. lengths: where cost is measured; none to leave that out."""
+    """`say` is called with a line as each stage ends. lengths: at which cost is measured; empty for no measurement."""
     disable_progress_bar()
     source = recognise(plan.source)
     plan.students(source.config.num_hidden_layers)
@@ -75,7 +75,7 @@ def _convert(source: Source, plan: Plan, say: Callable[[str], None], lengths: tu
     student = student_of(teacher, plan)
     figures = _load_figures(plan, source.kind)
     if UNTRAINED not in figures.stages:
-        figures = _stored(plan, figures.with_stage(UNTRAINED, evaluate(source, teacher, student, data.held_out)))
+        figures = _stored(plan, figures.with_stage(UNTRAINED, evaluate(source, teacher, student, data.validation)))
     say(f"{UNTRAINED}: {figures.untrained}")
     for name, make in (("transfer", _transfer), ("recover", _recover)):
         if not getattr(plan, f"{name}_steps"):
@@ -85,20 +85,20 @@ def _convert(source: Source, plan: Plan, say: Callable[[str], None], lengths: tu
             return Result(figures, finished=False)
         student = _reloaded(stage, student)
         if name not in figures.stages:
-            found, times = evaluate(source, teacher, student, data.held_out), stage.times()
+            found, times = evaluate(source, teacher, student, data.validation), stage.times()
             found = dataclasses.replace(found, seconds=times.seconds, cpu_seconds=times.cpu_seconds)
             figures = _stored(plan, figures.with_stage(name, found))
         found = figures.stages[name]
         say(f"{name}: {found} ({found.seconds:.0f} s, {found.cpu_seconds:.0f} s of all cores)")
     _save(source, student, plan)
-    if lengths and figures.cost is None and source.kind != "vision":  # an image has the length it has
+    if lengths and figures.cost is None and source.kind != "vision":  # the length of an image is fixed
         cost = cost_by_length(source.path, Path(plan.output), lengths)
         figures = _stored(plan, dataclasses.replace(figures, cost=cost))
     return Result(figures, finished=True)
 
 
 def convert_all(plan: Plan, say: Callable[[str], None], *, lengths: tuple[int, ...] = ()) -> list[Result]:
-    """A conversion a student; stops after one that was interrupted."""
+    """One conversion per student; stops after one that was interrupted."""
     plans = plan.each()
     results = []
     for own in plans:
@@ -132,19 +132,19 @@ def _stage(name: str, objective: Objective, rates: dict[str, float], data: Data,
         getattr(plan, f"{name}_steps"),
         data.tokens_per_step,
         plan.save_every,
-        plan.seed + (name == "recover"),  # so that it does not begin with the rows that transfer has just seen
+        plan.seed + (name == "recover"),  # so that it does not begin with the batches of transfer
     )
 
 
 def _reloaded(stage: Stage, student: PreTrainedModel) -> PreTrainedModel:
-    """From the stage's folder: a conversion that goes on sees what one that was never interrupted sees."""
+    """From the stage's folder: a resumed conversion gets the same model as an uninterrupted one."""
     loaded: PreTrainedModel = load_whole(type(student), stage.folder)
     check_generation_config(loaded, stage.folder)
     return loaded.eval().to(student.device)
 
 
 def _save(source: Source, student: PreTrainedModel, plan: Plan) -> None:
-    """The model, and of the source's folder all that is neither weights nor about them: tokenizer, pooling, …"""
+    """The model, and all files of the source's folder but weights and what describes them: tokenizer, pooling, …"""
     output = Path(plan.output)
     staging = output / f".staging-{secrets.token_hex(8)}"
     try:
@@ -162,7 +162,7 @@ def _save(source: Source, student: PreTrainedModel, plan: Plan) -> None:
 
 
 def _load_figures(plan: Plan, kind: str) -> Figures:
-    """What was measured before; measured again where the file is damaged, for the weights are in the stages' folders."""
+    """The stored figures. If the file is damaged they are measured again: the weights are in the stages' folders."""
     output = Path(plan.output)
     begun = Plan.load(output)
     try:

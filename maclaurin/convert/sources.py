@@ -1,4 +1,4 @@
-"""What can be converted: a folder or a name of the hub, recognised or refused in one sentence before any work is done.
+"""What can be converted: a folder or a name on the hub, recognised or refused in one sentence before any work is done.
 
 Weights are read from safetensors only, code that comes with a model is never run, and nothing is written to its folder.
 """
@@ -27,7 +27,7 @@ from maclaurin.models.linearised.classes import FAMILIES, PREFIX
 from maclaurin.models.linearised.students import SOFTMAX
 from maclaurin.models.weights import check_generation_config, load_whole
 
-# what is fetched from the hub: first what describes a model, and if that will do, weights that are no pickles
+# what is fetched from the hub: first what describes a model, and if it is supported, its safetensors
 DESCRIPTION = ("*.json", "*.txt", "*.model", "*.jinja", "*/config.json")
 WEIGHTS = "*.safetensors"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
@@ -50,7 +50,7 @@ class Source:
         return self.kind in ("decoder", "maclaurin")
 
     def load(self) -> PreTrainedModel:
-        """The model as its owner would load it, in float32, with all of its weights."""
+        """The model of its own class, in float32, with all of its weights."""
         options = {} if self.kind == "maclaurin" else {"attn_implementation": "sdpa"}
         with naming(self.path):
             model: PreTrainedModel = load_whole(self.architecture, self.path, unused=_is_pooler, dtype="float32", **options)
@@ -58,14 +58,14 @@ class Source:
         return model.eval().to(best_device())
 
     def processor(self) -> Any:
-        """Its tokenizer, or what makes tensors of images."""
+        """Its tokenizer or image processor."""
         if self.kind != "vision":
             return tokenizer_in(self.path)
         with naming(self.path):
             return AutoImageProcessor.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
 
     def pooling(self) -> str:
-        """How a sentence's vector comes from those of its tokens: as its own files say, or the mean."""
+        """How token vectors are pooled into a sentence's: as its own files say, or the mean."""
         file = self.path / "1_Pooling" / "config.json"
         if not file.is_file():
             return "mean"
@@ -77,7 +77,7 @@ class Source:
 
 
 def recognise(spec: str) -> Source:
-    """The source behind a folder or a name of the hub, or a ValueError that says what is wrong with it."""
+    """The source in a folder or on the hub, or a ValueError that says what is wrong with it."""
     path = Path(spec)
     remote = not path.is_dir()
     if remote:
@@ -98,7 +98,7 @@ def recognise(spec: str) -> Source:
 
 
 def _fetched(spec: str, wanted: Sequence[str]) -> Path:
-    """The folder of what the hub has of it, or had when it was last asked."""
+    """The local folder of its files from the hub, or from the cache if the hub cannot be reached."""
     if spec.count("/") > 1 or spec.startswith((".", "/", "~")):
         raise ValueError(f"source {spec!r} is no folder here and no owner/name of the hub")
     from huggingface_hub import snapshot_download
@@ -138,7 +138,7 @@ def _kind(config: dict[str, Any], spec: str) -> str:
     positions = config.get("position_embedding_type") or "absolute"
     if positions != "absolute":
         raise ValueError(
-            f"source {spec!r} has position_embedding_type {positions!r}: linear attention cannot keep a bias a pair"
+            f"source {spec!r} has position_embedding_type {positions!r}: linear attention cannot keep a bias per pair"
         )
     if config.get("is_decoder") or config.get("add_cross_attention"):
         raise ValueError(f"source {spec!r} is an encoder set up as a decoder (is_decoder), which is not supported")
@@ -164,12 +164,12 @@ def _check_weights(path: Path, spec: str, remote: bool) -> None:
 
 
 def _is_pooler(name: str) -> bool:
-    """Of a bare encoder, whose tokens are what a conversion looks at."""
+    """Of a bare encoder, since a conversion compares its token vectors."""
     return name.startswith("pooler.")
 
 
 def _listed(spec: str) -> list[str]:
-    """All files the hub has of it: those that are not fetched are in no folder here."""
+    """All of its files on the hub, also those that are not fetched."""
     from huggingface_hub import HfApi
 
     with from_hub(f"source {spec!r}"):

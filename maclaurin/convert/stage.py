@@ -1,6 +1,6 @@
-"""One training stage of a conversion: an objective, what it trains, and a folder from which it can go on at any time.
+"""One training stage of a conversion: an objective, the trained parameters, and a folder from which it can always resume.
 
-A stage is done when its folder holds a model; until then it holds checkpoints of the Trainer, each whole or not there.
+A stage is done when its folder contains a model; until then it contains checkpoints of the Trainer, which are never partial.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TIMES, LOG = "times.json", "losses.jsonl"
 
 @dataclass(frozen=True)
 class Times(Record):
-    """By the clock, and of all cores together."""
+    """Wall time, and CPU time of all cores together."""
 
     seconds: float
     cpu_seconds: float
@@ -62,7 +62,7 @@ class Stage:
         return (self.folder / "config.json").exists()
 
     def run(self, model: PreTrainedModel, batches: Dataset[Batch] | Sequence[Batch]) -> bool:
-        """Trains the model in place; False if Ctrl-C stopped it, and the next call goes on."""
+        """Trains the model in place; False if Ctrl-C stopped it: the next call resumes."""
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in self.rates)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ class Stage:
         return finished
 
     def _finish(self, model: PreTrainedModel, trainer: LanguageTrainer) -> None:
-        """By one rename of the file that says that it is done; checkpoints are not needed any more."""
+        """Atomic: the file that marks it as done is renamed last. Checkpoints are then removed."""
         if self.at_end is not None:
             self.at_end()
         with writing(self.folder):
@@ -107,7 +107,7 @@ class Stage:
         """Of all its runs together."""
         try:
             return Times.from_json(read_json(self.folder / TIMES))
-        except (OSError, ValueError):  # none yet, or damaged: counted from now on
+        except (OSError, ValueError):  # missing or damaged: counted from now on
             return Times(0.0, 0.0)
 
     def _add(self, seconds: float, cpu_seconds: float) -> None:
@@ -119,7 +119,7 @@ class Stage:
         return arguments(
             str(self.folder),
             self.steps,
-            per_device_train_batch_size=1,  # of batches, as they come from the data
+            per_device_train_batch_size=1,  # an item of the data is a batch
             learning_rate=max(self.rates.values()),
             weight_decay=0.0,
             adam_beta2=0.98,
@@ -131,7 +131,7 @@ class Stage:
 
 
 class StageTrainer(LanguageTrainer):
-    """The project's trainer with a stage's objective, and a learning rate a parameter."""
+    """The project's trainer with a stage's objective, and a learning rate per parameter."""
 
     optimizer: torch.optim.Optimizer | None
     lr_scheduler: LRScheduler | None
@@ -164,7 +164,7 @@ class StageTrainer(LanguageTrainer):
 
 
 def rate_factor(step: int, steps: int) -> float:
-    """Up for a tenth of the steps, at most 20, then down to 0. Stages are short: no step has a rate of 0."""
+    """Warm-up over a tenth of the steps, at most 20, then decay to 0. Stages are short, so no step has a rate of 0."""
     rising = min(20, math.ceil(steps / 10))
     return min((step + 1) / rising, (steps - step) / (steps - rising + 1))
 

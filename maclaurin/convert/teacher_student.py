@@ -29,14 +29,14 @@ def student_of(teacher: PreTrainedModel, plan: Plan) -> PreTrainedModel:
 
 
 def mixing_layers(model: nn.Module) -> list[nn.Module]:
-    """What softmax attention is in the source and its student in the converted model, layer by layer."""
+    """The attention of each layer: softmax in the source, students in the converted model."""
     if isinstance(model, MaclaurinForCausalLM):
         return [layer.get_submodule("mixer") for layer in model.model.layers]
     return attention_modules(model)
 
 
 def new_parameters(teacher: nn.Module, student: nn.Module) -> list[str]:
-    """The names of what the source did not have."""
+    """The names of parameters that the source does not have."""
     known = {name for name, _ in teacher.named_parameters()}
     return [name for name, _ in student.named_parameters() if name not in known]
 
@@ -50,33 +50,34 @@ class Call:
     output: Tensor
 
     def again(self, layer: nn.Module) -> Tensor:
-        """What another layer makes of the same arguments."""
+        """The output of another layer for the same arguments."""
         output: Tensor = layer(*self.args, **self.kwargs)[0]
         return output
 
 
 @dataclass
-class Shown:
-    """The source in a form whose layers take the arguments of the student's, and what they were called with last."""
+class TracedTeacher:
+    """The source in a form whose layers take the same arguments as the student's, and a trace of their last calls."""
 
     model: PreTrainedModel
     calls: list[Call] = field(default_factory=list)
 
     @staticmethod
-    def of(teacher: PreTrainedModel) -> Shown:
+    def of(teacher: PreTrainedModel) -> TracedTeacher:
         own = isinstance(teacher, MaclaurinForCausalLM)
-        return Shown(teacher if own else linearise(teacher, [SOFTMAX] * teacher.config.num_hidden_layers).eval())
+        same_form = teacher if own else linearise(teacher, [SOFTMAX] * teacher.config.num_hidden_layers).eval()
+        return TracedTeacher(same_form)
 
     @torch.no_grad()
     def run(self, batch: dict[str, Tensor]) -> list[Call]:
         self.calls.clear()
-        with self._watching():
+        with self._tracing():
             inputs = {name: value for name, value in batch.items() if name != "labels"}
             self.model(**inputs, **({"use_cache": False} if self.model.can_generate() else {}))
         return self.calls
 
     @contextmanager
-    def _watching(self) -> Iterator[None]:
+    def _tracing(self) -> Iterator[None]:
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             kept = {name: value for name, value in kwargs.items() if name not in HANDED_OVER}
             self.calls.append(Call(args, kept, output[0]))

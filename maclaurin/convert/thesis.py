@@ -1,8 +1,9 @@
-"""Checkpoints of the thesis's authors as `maclaurin` models: `model.safetensors` and `config.json` are read, nothing else.
+"""Checkpoints of the authors of the thesis (arXiv 2507.23632, paper 1, and 2602.17363, paper 2) as `maclaurin` models.
 
-Their folders also hold pickles (`.pt`), which are never opened, and a (1, 1, L, L) mask a layer, which is never read: 1.8 GB
-of the published 2Mamba. Two layouts are known: paper 2's (`qkv_proj` in one, rotary pairs interleaved) and paper 1's (three
-projections, halves paired). `attention_type` in config.json names the row of the papers' tables (`mixers/published.py`).
+Only `model.safetensors` and `config.json` are read. Their folders also contain pickles (`.pt`), which are never opened, and
+a (1, 1, L, L) mask per layer, which is never read: 1.8 GB of the published 2Mamba. Two layouts are known: paper 2's (one
+`qkv_proj`, rotary pairs interleaved) and paper 1's (three projections, halves paired). `attention_type` in config.json names
+the row of the papers' tables (`mixers/published.py`).
 
 Paper 2's softmax was trained with positions rounded to bfloat16 and evaluated with exact ones; here either is an option.
 """

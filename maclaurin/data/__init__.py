@@ -1,4 +1,4 @@
-"""Text: where it comes from, how it becomes tokens, and the rows a model is trained on."""
+"""Text: where it comes from, how it becomes tokens, and the sequences a model is trained on."""
 
 from maclaurin.data.corpus import Corpus, open_corpus
 from maclaurin.data.rows import DocumentRows, PackedRows

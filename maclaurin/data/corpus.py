@@ -1,7 +1,7 @@
-"""Where text comes from: documents, split into a train and a held-out part that depend on nothing but their content.
+"""Where text comes from: documents, split by their content alone into "train" and "held-out", which is for validation.
 
 `stdlib`, the default, needs no download: the source of the running Python's own standard library. Files and folders are
-read by `datasets` as streams, never whole; so is any dataset of the hub.
+streamed by `datasets`, never loaded whole; so is any dataset of the hub.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from maclaurin.common.arguments import one_of
 from maclaurin.common.hub import from_hub
 
 SPLITS = ("train", "held-out")
-HELD_OUT = 0.05  # of the files or documents
-READERS = {".jsonl": "json", ".parquet": "parquet"}  # the rest of the work is done by `datasets`
+HELD_OUT = 0.05  # share of the files or documents
+READERS = {".jsonl": "json", ".parquet": "parquet"}  # by which `datasets` reads them
 SUFFIXES = (".txt", *READERS)
 LONGEST_TEXT = 2**20  # characters: a longer .txt file is cut at line ends into documents of about this length
 
@@ -33,7 +33,7 @@ HUB_PRESETS = {
 
 
 class Corpus(ABC):
-    """Documents by split, and a key of everything that decides what they are: content, and how it is read and split."""
+    """Documents by split, and a fingerprint of everything that determines them: content, and how it is read and split."""
 
     name: str
 
@@ -64,7 +64,7 @@ def open_corpus(spec: str, *, text_field: str = "text") -> Corpus:
 
 
 def held_out(key: str) -> bool:
-    """Whether the document of this key belongs to the held-out part: a fixed share, by hash."""
+    """Whether the document of this key belongs to the validation part: a fixed share, by hash."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) < HELD_OUT * 2**64
 
 
@@ -92,20 +92,20 @@ class StandardLibrary(Corpus):
 
     @cached_property
     def _fingerprint(self) -> str:
-        # a file's place in the library decides its split
+        # the split depends on a file's path in the library
         return _digest([HELD_OUT], {path.as_posix(): self.root / path for path in self.paths})
 
 
 class LocalFiles(Corpus):
-    """A file, or the .txt, .jsonl and .parquet files of a folder; those two hold a document a row. Split by content, or,
-    where that would leave one part empty, by cutting off the end of every document.
+    """A file, or the .txt, .jsonl and .parquet files of a folder; the last two hold one document per row. Split by content,
+    or, where that would leave one part empty, by cutting off the end of every document.
     """
 
     def __init__(self, path: Path, text_field: str) -> None:
         self.path = path
         self.text_field = text_field
         self.name = path.name
-        # a file that is named is read whatever it is called
+        # a file that is given by name is read whatever its suffix
         self.files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
         if not self.files:
             raise ValueError(f"corpus {str(path)!r} holds no {', '.join(SUFFIXES)} file")
@@ -127,7 +127,7 @@ class LocalFiles(Corpus):
             yield from (text for text in texts if text.strip())
 
     def _few(self) -> bool:
-        """Whether chance puts all documents into one part: then the end of each of them is held out."""
+        """Whether all documents fall into one part: then the end of each document is the validation part."""
         parts: set[bool] = set()
         for text in self.everything():
             parts.add(held_out(text))
@@ -148,13 +148,13 @@ class LocalFiles(Corpus):
 
     @cached_property
     def _fingerprint(self) -> str:
-        # of a file's name only the ending matters, which decides how it is read: a corpus may be moved
+        # of a file's name only the suffix counts, by which it is read: a corpus may be moved
         files = {f"{place}{file.suffix}": file for place, file in enumerate(self.files)}
         return _digest([HELD_OUT, LONGEST_TEXT, self.text_field], files)
 
 
 class HubDataset(Corpus):
-    """A dataset of the Hugging Face hub, streamed. Its own test split is the held-out part where it has one."""
+    """A dataset of the Hugging Face hub, streamed. Its own test split is the validation part where it has one."""
 
     def __init__(self, dataset: str, configuration: str | None, text_field: str) -> None:
         self.dataset, self.configuration, self.text_field = dataset, configuration, text_field
@@ -174,8 +174,8 @@ class HubDataset(Corpus):
 
     @cached_property
     def _revision(self) -> str:
-        """Its newest commit, which the documents are those of. A hub that is not there is noticed here at once, where
-        `datasets` would try again for half a minute.
+        """The newest commit, from which the documents come. If the hub cannot be reached this fails at once, where
+        `datasets` would retry for half a minute.
         """
         from huggingface_hub import HfApi
 
@@ -220,7 +220,7 @@ def _text_documents(file: Path) -> Iterator[str]:
 
 
 def _digest(settings: list[Any], files: Mapping[str, Path]) -> str:
-    """Of how documents are read, and of the files they are read from, in their order."""
+    """A hash of how documents are read, and of the files that they are read from, in order."""
     digest = hashlib.sha256(json.dumps(settings).encode())
     for name, file in files.items():
         with open(file, "rb") as stream:

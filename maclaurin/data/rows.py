@@ -1,4 +1,7 @@
-"""Rows for training: packed to full length with document boundaries, or one document a row as in the thesis."""
+"""Sequences for training: documents packed to full length, or one document per sequence.
+
+The thesis (arXiv 2507.23632 and 2602.17363) has one document per sequence.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from maclaurin.data.tokens import TokenFile
 
 
 class PackedRows(Dataset[dict[str, Any]]):
-    """Row i is the i-th stretch of `length` tokens. A document cut by the end of a row goes on in the next as a new one."""
+    """Sequence i is the i-th stretch of `length` tokens. A document that its end cuts goes on in the next as a new one."""
 
     def __init__(self, file: TokenFile, length: int) -> None:
         if len(file) < length:
-            raise ValueError(f"the corpus has {len(file)} tokens, fewer than one row of {length}")
+            raise ValueError(f"the corpus has {len(file)} tokens, fewer than one sequence of {length}")
         self.file, self.length = file, length
 
     def __len__(self) -> int:
@@ -32,10 +35,10 @@ class PackedRows(Dataset[dict[str, Any]]):
         return {"input_ids": torch.from_numpy(tokens.astype(np.int64)), "bounds": torch.from_numpy(bounds)}
 
     @staticmethod
-    def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """All rows behind each other as one row of documents."""
-        ids = torch.cat([row["input_ids"] for row in rows])[None]
-        lengths = torch.cat([row["bounds"].diff() for row in rows])
+    def collate(sequences: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """All sequences concatenated to one of packed documents."""
+        ids = torch.cat([sequence["input_ids"] for sequence in sequences])[None]
+        lengths = torch.cat([sequence["bounds"].diff() for sequence in sequences])
         cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.long, device="cpu"), lengths.cumsum(0)])
         labels = ids.clone()
         labels[:, cu_seqlens[:-1]] = -100  # nothing comes before the first token of a document
@@ -43,7 +46,7 @@ class PackedRows(Dataset[dict[str, Any]]):
 
 
 class DocumentRows(Dataset[Tensor]):
-    """Row i is the i-th document, cut to `length` tokens."""
+    """Sequence i is the i-th document, cut to `length` tokens."""
 
     def __init__(self, file: TokenFile, length: int) -> None:
         self.file, self.length = file, length
@@ -55,9 +58,9 @@ class DocumentRows(Dataset[Tensor]):
         return torch.from_numpy(self.file.document(index)[: self.length].astype(np.int64))
 
     @staticmethod
-    def collate(rows: list[Tensor]) -> dict[str, Tensor]:
+    def collate(documents: list[Tensor]) -> dict[str, Tensor]:
         """Padded on the right; padding has no label."""
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        lengths = ids.new_tensor([len(row) for row in rows])
+        ids = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
+        lengths = ids.new_tensor([len(document) for document in documents])
         mask = torch.arange(ids.shape[1], dtype=torch.long, device=ids.device) < lengths[:, None]
         return {"input_ids": ids, "labels": ids.masked_fill(~mask, -100), "attention_mask": mask.long()}

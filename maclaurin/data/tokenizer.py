@@ -1,6 +1,6 @@
 """Tokenizers: bytes, a BPE trained here, or any pretrained one. All are `transformers` tokenizers and save with a model.
 
-`transformers` takes seconds to import, so it is where a tokenizer is made: tasks and corpora need none.
+`transformers` takes seconds to import, so it is imported where a tokenizer is made: tasks and corpora need none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def open_tokenizer(spec: str, documents: Iterable[str] | None = None) -> Any:
 
 def byte_tokenizer() -> Any:
     """256 bytes, each its own token with its value as id, and an end of text."""
-    # ByteLevel writes byte b as one printable character; in which order those stand decides the ids
+    # ByteLevel writes byte b as one printable character; the order of these characters gives the ids
     characters = _byte_characters()
     return _finished(Tokenizer(models.BPE(vocab={character: byte for byte, character in enumerate(characters)}, merges=[])))
 

@@ -1,9 +1,9 @@
-"""Tokenised text on disk: memory-mapped, keyed by everything that decides the tokens, never half there, never damaged.
+"""Tokenised text on disk: memory-mapped, keyed by everything that determines the tokens, never incomplete, never damaged.
 
 A cache entry is a folder that appears by one rename once it is complete: tokens.bin (uint16 or uint32), ends.bin (where each
-document ends) and meta.json with their sizes and a checksum of all three. It is read and checked whole each time that it is
-opened: SHA-256 takes a second a gigabyte, no more than the corpus itself takes to be recognised. An entry that is not as it
-was written is built again. Processes may build the same entry side by side: the first one's is everybody's.
+document ends) and meta.json with their sizes and a checksum of all three. All of it is checked each time that it is
+opened: SHA-256 takes a second per gigabyte, no more than the fingerprint of the corpus. An entry that has changed since it
+was written is built again. Processes may build the same entry at the same time: all use that of the first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BATCH = 256  # documents tokenised at a time
 
 @dataclass(frozen=True)
 class TokenFile:
-    """The tokens of all documents one after the other, each closed by the end of text."""
+    """The tokens of all documents one after the other, each ended by the end-of-text token."""
 
     tokens: np.ndarray[Any, Any]  # (total,)
     ends: np.ndarray[Any, Any]  # (documents,) int64: where each document ends
@@ -73,7 +73,7 @@ def _key(corpus: Corpus, split: str, tokenizer: Any) -> str:
 
 def _build(folder: Path, key: str, documents: Iterable[str], tokenizer: Any, title: str) -> TokenFile:
     if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer must have an end-of-text token (eos_token): documents are closed by it")
+        raise ValueError("the tokenizer must have an end-of-text token (eos_token), which ends every document")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
     temporary.mkdir()
@@ -115,7 +115,7 @@ def _write(folder: Path, key: str, documents: Iterable[str], tokenizer: Any, tit
 
 
 def _replaced(folder: Path, new: Path, key: str) -> TokenFile:
-    """The new entry in the place of a damaged one, which whoever has mapped it keeps."""
+    """The new entry in place of a damaged one, which stays valid for processes that have mapped it."""
     damaged = new.with_name(f"{new.name}.damaged")
     with suppress(FileNotFoundError):
         os.rename(folder, damaged)
@@ -144,7 +144,7 @@ def _open(folder: Path, key: str) -> TokenFile | None:
         meta = read_json(folder / META)
         checksum = meta.pop("sha256", None)
         with open(folder / TOKENS, "rb") as tokens, open(folder / ENDS, "rb") as ends:
-            # first that the sizes are those of the files: nothing larger is ever allocated
+            # sizes are compared with those of the files first: nothing larger is ever allocated
             if meta.get("key") != key or not _sizes_fit(meta, tokens, ends) or checksum != _checksum(meta, tokens, ends):
                 return None
             document_ends = np.fromfile(ends, dtype=np.int64)
@@ -166,7 +166,7 @@ def _sizes_fit(meta: dict[str, Any], tokens: BufferedReader, ends: BufferedReade
 
 
 def _checksum(meta: dict[str, Any], tokens: BufferedReader, ends: BufferedReader) -> str:
-    """Of all of an entry; the files are then at their beginning again."""
+    """The checksum of a whole entry; afterwards the files are at their beginning again."""
     digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
     for stream in (tokens, ends):
         digest.update(hashlib.file_digest(stream, "sha256").digest())

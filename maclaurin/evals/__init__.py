@@ -1,4 +1,4 @@
-"""What a trained model can do, and what mixers can learn."""
+"""Scores of trained models, and suites that train small models to see what mixers can learn."""
 
 from maclaurin.evals.text import TextScore, score_text
 

@@ -1,4 +1,4 @@
-"""An equal budget: MLPs as wide as it takes for every row to have the parameters of one of them."""
+"""An equal budget: MLP widths that give all models of a table the parameters of a reference."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from maclaurin.training.model_size import matched_width
 
 
 def parameters(row: Row, setting: Setting, task: Task[Any]) -> int:
-    """Of the whole model, built without memory."""
+    """Of the whole model, counted on the meta device."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in build(row, setting, task).parameters())
 
 
 def matched(row: Row, setting: Setting, task: Task[Any], reference: Row) -> Setting:
-    """With MLPs of the width that brings the row nearest to the parameters of `reference` in the given setting.
+    """The setting with the MLP width that brings the model closest to the parameters of `reference` in that setting.
 
-    A row whose mixers alone have more keeps MLPs of width 1: the table shows that it is larger.
+    A model whose mixers alone have more parameters gets MLPs of width 1: the table shows that it is larger.
     """
     own = parameters(row, setting, task)
     one_wider = parameters(row, replace(setting, inner=setting.inner + 1), task) - own

@@ -1,4 +1,4 @@
-"""A cell: one model trained once on one problem. All that decides its numbers, as plain data with a name of its own."""
+"""A cell: one model trained once on one problem. All settings that decide its results, as plain data with a key."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Problem(Record):
 
 @dataclass(frozen=True)
 class Row(Record):
-    """What is compared: the mixers of the layers, as a pattern that repeats, and the options of each by its name.
+    """A model of a table: the mixers of its layers, as a pattern that repeats, and the options of each mixer by name.
 
-    short_window: SWAX's stochastic windows, in half of the steps but the last tenth. test_window: of all layers that have
-    one, when they are tested.
+    short_window: SWAX's stochastic windows, in half of the steps but the last tenth. test_window: the window, in tests, of
+    all layers that have one.
     """
 
     mixers: tuple[str, ...]
@@ -46,11 +46,11 @@ class Row(Record):
 class Setting(Record):
     """The budget.
 
-    model: "language" (an answer at some tokens), "classifier" (one a sequence), "pairs" (one for two sequences) or "vision"
-    (one an image). width, heads, layers, inner: of the model; inner is the width of its MLPs, which differs from row to row
-    where parameters are equal. steps of batch examples, AdamW; stop_at: the accuracy on held-out examples at which training
-    ends early, None for never. examples: of each test that is generated; stored ones are taken whole. embedding_std: of the
-    first embeddings of tokens. label_smoothing: of the loss, the share of each answer that is spread over all classes.
+    model: "language" (an answer at some tokens), "classifier" (one per sequence), "pairs" (one per two sequences) or
+    "vision" (one per image). width, heads, layers, inner: of the model; inner is the width of its MLPs, which differs from
+    model to model where parameters are equal. steps of batch examples, AdamW; stop_at: the validation accuracy at which
+    training ends early, None for never. examples: of each generated test; stored tests are used whole. embedding_std: of
+    the initial token embeddings. label_smoothing: of the loss, the share of each answer that is spread over all classes.
     """
 
     model: str = "language"
@@ -78,10 +78,10 @@ class Setting(Record):
 
 @dataclass(frozen=True)
 class Cell(Record):
-    """train: tasks that take turns at random, one a batch. test: tasks that the model is scored on afterwards.
+    """train: tasks, of which every batch has one, at random. test: tasks that the model is scored on afterwards.
 
-    validate: tasks on which it is judged before that, () for those of training. With tasks of its own, which ask for more
-    than training does, a run ends with the weights that did best on them.
+    validate: the validation tasks, () for those of training. With separate validation tasks, which are harder than those
+    of training, a run ends with the weights that did best on them.
     """
 
     experiment: str
@@ -95,7 +95,7 @@ class Cell(Record):
     validate: tuple[Problem, ...] = ()
 
     def settings(self) -> Json:
-        """All that decides its numbers; how it is called in which table does not."""
+        """All that decides its results: not its label, nor its table."""
         values = dataclasses.asdict(self)
         del values["experiment"], values["label"]
         return values

@@ -1,4 +1,4 @@
-"""An experiment: a table of rows of mixers and columns of tests, with one budget for all."""
+"""An experiment: a table with a row per model and a column per test, and one budget for all."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SOFTMAX = Row(("softmax",))
 
 @dataclass(frozen=True)
 class Experiment:
-    """train, test, validate: the tasks of every `Cell`. axis, across: the options of the tests that accuracy is shown
-    against, on one axis or on two (a heat map).
+    """rows: the models, by label. train, test, validate: the tasks of every `Cell`. axis, across: the options of the tests
+    that accuracy is plotted against, on one axis or on two (a heat map).
 
-    reference: the row whose parameters all rows have, as nearly as the width of their MLPs allows, whether it is in the
-    table or not; None for the MLPs of the setting everywhere. metric: "accuracy", or "exact" for the share of examples
-    without a mistake. against: by row, the row that it is compared with seed by seed, on the last test. published: by
-    row, in the words of the table's last column; `source` says whose, and in which setting. note: what a reader of the
-    table must know.
+    reference: the model whose number of parameters all models have, as nearly as the width of their MLPs allows; it need
+    not be in the table; None for the MLPs of the setting everywhere. metric: "accuracy", or "exact" for the share of
+    examples without a mistake. against: by label, the model that it is compared with seed by seed, on the last test.
+    published: by label, the text of the table's last column; `source` says where it was published, and in which setting.
+    note: what a reader of the table must know.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Experiment:
     note: str = ""
 
     def settings(self) -> dict[str, Setting]:
-        """The budget of each row."""
+        """The budget of each model."""
         if self.reference is None:
             return dict.fromkeys(self.rows, self.setting)
         task = self.train[0].task()
         return {label: matched(row, self.setting, task, self.reference) for label, row in self.rows.items()}
 
     def cells(self, seeds: int) -> list[Cell]:
-        """Seed by seed, so that an early look compares all rows."""
+        """Seed by seed, so that partial results compare all models."""
         settings = self.settings()
         return [
             Cell(self.name, label, row, settings[label], self.train, self.test, learning_rate, seed, self.validate)

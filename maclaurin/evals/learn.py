@@ -1,10 +1,10 @@
 """Train one small model on one task and score it: the protocol that every cell of every suite follows.
 
-Examples are fresh at every step, from a stream of the cell's seed; validation and test examples have seeds of their own, the
-same for all cells. AdamW (0.9, 0.95), decay of matrices only, a tenth of the steps to warm up, then a cosine to a hundredth,
-gradients clipped to length 1. Where there is a goal, validation that reaches it ends the training; where there are tasks for
-validation alone, the weights of the best look at them are kept. A run whose loss is no longer a number ends there and
-answers nothing: its accuracies are 0.
+Training examples are new at every step, drawn with the cell's seed; validation and test examples have seeds of their own,
+the same for all cells. AdamW (0.9, 0.95), weight decay of matrices only, a tenth of the steps to warm up, then a cosine to a
+hundredth, gradients clipped to norm 1. Where there is a goal, training ends when validation reaches it; where there are
+separate validation tasks, the weights with the best validation accuracy are kept. A run whose loss becomes NaN ends there,
+and its accuracies are 0.
 
 The same cell gives the same numbers, bit for bit, on the same machine with the same number of threads.
 """
@@ -31,12 +31,12 @@ from maclaurin.evals.parts import training_part, validation_part
 from maclaurin.training.windows import WindowSchedule, own_windows
 
 VALIDATION_SEED, TEST_SEED, FIRST_TRAINING_SEED = 1, 2, 1000
-VALIDATION_EXAMPLES = 256  # of each task, at the end
-CHECK_EXAMPLES = 64  # of each, to see whether training may end and which weights are best: the first of these
-CHECKS = 20  # of these looks in a run
+VALIDATION_EXAMPLES = 256  # per task, at the end
+CHECK_EXAMPLES = 64  # per task, the first of these: to stop early, and to keep the best weights
+CHECKS = 20  # such validations per run
 SHORT_WINDOW_PROBABILITY = 0.5
-TOKENS_AT_ONCE = 16384  # in a forward of a test
-EXAMPLES_AT_ONCE = 256  # of a stored test
+TOKENS_AT_ONCE = 16384  # per forward of a test
+EXAMPLES_AT_ONCE = 256  # read at once from a stored test
 
 Examples = Any  # Batch or Labelled
 Watch = Callable[[int, float], None]
@@ -46,8 +46,8 @@ Watch = Callable[[int, float], None]
 class Score(Record):
     """On one test. accuracy: the mean over examples of their share of right answers. exact: examples without a mistake.
 
-    state_bytes: what the model carries for one sequence of this length, where it carries anything. by_distance: for
-    recall, (from, to, right answers, answers asked for) by how many tokens ago the key was first said.
+    state_bytes: the state of the model for one sequence of this length, None if it has none. by_distance: for recall,
+    (from, to, right answers, answers asked for) by how many tokens ago the key first occurred.
     """
 
     accuracy: float
@@ -60,12 +60,12 @@ class Score(Record):
 
 @dataclass(frozen=True)
 class Outcome(Record):
-    validation: float  # accuracy on held-out examples of the tasks for validation; learning rates are chosen by it
+    validation: float  # accuracy on the validation tasks; learning rates are chosen by it
     scores: Sequence[Score]  # in the order of the cell's tests
     parameters: int
     steps: int  # taken: fewer than allowed if the goal was reached
     diverged: bool
-    seconds: float  # of processor time: what runs beside it does not count
+    seconds: float  # CPU time: other processes do not count
 
     @classmethod
     def from_json(cls, values: Any, where: str = "") -> Self:
@@ -75,12 +75,12 @@ class Outcome(Record):
             numbers += [score.accuracy, score.exact, score.examples, score.length, score.state_bytes or 0]
             numbers += [number for bucket in score.by_distance for number in bucket]
         if not all(0 <= number < math.inf for number in numbers):
-            raise ValueError("an outcome holds numbers that are not negative")
+            raise ValueError("numbers of an outcome must be finite and at least 0")
         return made
 
 
 def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
-    """Train and score. `watch` sees the step and its loss, now and then."""
+    """Train and score. `watch` is called with the step and its loss, now and then."""
     started = time.process_time()
     torch.manual_seed(cell.seed)
     tasks = [problem.task() for problem in cell.train]
@@ -97,7 +97,7 @@ def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
 
 
 def train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch = lambda step, loss: None) -> tuple[int, bool]:
-    """How many steps were taken, and whether the last one had no loss."""
+    """How many steps were taken, and whether the loss became NaN."""
     setting = cell.setting
     optimizer = _optimizer(model, cell.learning_rate, setting.weight_decay)
     windows = own_windows(model)
@@ -168,13 +168,13 @@ def _judges(cell: Cell) -> list[Task[Any]]:
 
 
 def _validation_accuracy(model: SmallModel, tasks: list[Task[Any]], examples: int = VALIDATION_EXAMPLES) -> float:
-    """Of all tasks alike."""
+    """The mean over tasks, each with the same weight."""
     parts = [validation_part(task).sample(examples, VALIDATION_SEED) for task in tasks]
     return float(np.mean([_right(model, part)[0].mean().item() for part in parts]))
 
 
 def _score(model: SmallModel, task: Task[Any], examples: int, diverged: bool) -> Score:
-    """Generated examples are drawn; stored ones are all read, some at a time: two long texts an example fill a memory."""
+    """Generated examples are drawn; stored ones are all read, a few at a time, since two long texts per example fill RAM."""
     parts: Iterable[Examples] = (
         task.once(EXAMPLES_AT_ONCE) if isinstance(task, StoredTask) else [task.sample(examples, TEST_SEED)]
     )
@@ -200,7 +200,7 @@ def _score(model: SmallModel, task: Task[Any], examples: int, diverged: bool) ->
 
 @torch.no_grad()
 def _right(model: SmallModel, drawn: Examples) -> tuple[Tensor, Tensor, Tensor]:
-    """The share of right answers an example (N,), which answers are right and which are asked for, (N, T) or (N, 1)."""
+    """The share of right answers per example (N,), which answers are right and which are asked for, (N, T) or (N, 1)."""
     inputs = drawn.tokens if isinstance(drawn, Batch) else drawn.inputs
     targets = drawn.targets if isinstance(drawn, Batch) else drawn.labels[:, None]
     size = max(TOKENS_AT_ONCE // inputs[0].numel(), 1)
@@ -214,7 +214,7 @@ def _right(model: SmallModel, drawn: Examples) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _by_distance(tokens_NT: Tensor, right_NT: Tensor, asked_NT: Tensor) -> list[tuple[int, int, int, int]]:
-    """Right answers by how long ago the key was said, in doublings."""
+    """Right answers by how many tokens ago the key occurred, in doublings."""
     example, place = asked_NT.nonzero(as_tuple=True)
     said = (tokens_NT[example] == tokens_NT[example, place][:, None]).int().argmax(1)  # the first time
     distance, right = place - said, right_NT[example, place]

@@ -1,4 +1,4 @@
-"""The small models of the suites: for answers at tokens, for one answer a sequence, a pair of sequences, or an image."""
+"""The small models of the suites: answers at tokens, or one answer per sequence, per pair of sequences, or per image."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from maclaurin.models import (
     MaclaurinVisionConfig,
 )
 
-PATCH = 2  # pixels to a side of a token of a vision model
+PATCH = 2  # side of a patch, one token of a vision model, in pixels
 
 
 class SmallModel(nn.Module, ABC):
-    """Examples -> (answers, classes) and (answers,), for all that they ask for, in their order."""
+    """Examples -> logits (answers, classes) and targets (answers,), in the order of the examples."""
 
     @abstractmethod
     def state_nbytes(self, length: int) -> int | None:
-        """What it carries for one sequence of that length, if it reads tokens one after the other."""
+        """The state for one sequence of that length; None if the model reads all tokens at once."""
 
 
 class AtTokens(SmallModel):
-    """A language model that is asked at some of its tokens. Answers stand where they are asked for: nothing is shifted."""
+    """A language model with answers at some of its tokens. A target is at the position of its answer: nothing is shifted."""
 
     def __init__(self, config: MaclaurinConfig) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ class AtTokens(SmallModel):
     def forward(self, examples: Batch) -> tuple[Tensor, Tensor]:
         hidden = self.model.model(examples.tokens, use_cache=False).last_hidden_state
         asked = examples.targets != NOT_ASKED
-        return self.model.lm_head(hidden[asked]), examples.targets[asked]  # no logits where nothing is asked
+        return self.model.lm_head(hidden[asked]), examples.targets[asked]  # logits only where there is a target
 
     def state_nbytes(self, length: int) -> int:
         return _state_nbytes(self.model.model, length)
 
 
 class OfSequences(SmallModel):
-    """A language model's layers, the mean of what they say of all tokens, and a linear classifier.
+    """A language model's layers, the mean of the last hidden states over tokens, and a linear classifier.
 
     Images are read pixel by pixel.
     """
@@ -65,9 +65,9 @@ class OfSequences(SmallModel):
 
 
 class OfPairs(SmallModel):
-    """The Long Range Arena's two towers: one encoder for both documents, and an MLP on what it makes of them.
+    """The Long Range Arena's two towers: one encoder for both documents, and an MLP on their vectors.
 
-    x, y are the means over the tokens of each; the MLP sees (x, y, x·y, x - y) and narrows to 2, then 1 widths.
+    x, y are the means over the tokens of each; the MLP gets (x, y, x·y, x - y) and narrows to 2, then 1 widths.
     """
 
     def __init__(self, config: MaclaurinConfig, num_classes: int) -> None:
@@ -88,12 +88,12 @@ class OfPairs(SmallModel):
         return self.classifier(torch.cat([x, y, x * y, x - y], -1)), examples.labels
 
     def state_nbytes(self, length: int) -> int:
-        """Of the document that is being read: they are read one after the other."""
+        """The state for one document, since the two are read one after the other."""
         return _state_nbytes(self.model, length)
 
 
 class OfImages(SmallModel):
-    """A vision model, whose mixers see the whole image at once and carry nothing; pixels become -1 … 1."""
+    """A vision model, whose mixers see the whole image at once and have no state; pixels are scaled to -1 … 1."""
 
     def __init__(self, config: MaclaurinVisionConfig, largest: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class OfImages(SmallModel):
 
 
 def _mean_hidden(model: MaclaurinModel, tokens_NT: Tensor, lengths_N: Tensor | None) -> Tensor:
-    """The mean of what the layers say of all tokens, (N, width); an empty text is zeros."""
+    """The mean of the last hidden states over tokens, (N, width); an empty text gives zeros."""
     if lengths_N is None:
         return model(tokens_NT, use_cache=False).last_hidden_state.mean(1)
     tokens_NT = tokens_NT[:, : max(int(lengths_N.max()), 1)]
@@ -123,7 +123,7 @@ def _state_nbytes(model: Any, length: int) -> int:
 
 
 def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
-    """A fresh model for a task; what does not fit together is refused in one sentence."""
+    """A new model for a task; ValueError if task and setting do not fit together."""
     options = {name: dict(own) for name, own in row.options.items()}
     if setting.model == "vision":
         if len(row.mixers) > 1:
@@ -160,7 +160,7 @@ def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
         model = AtTokens(text)
     else:
         model = (OfPairs if setting.model == "pairs" else OfSequences)(text, task.num_classes)
-    if setting.embedding_std != text.initializer_range:  # the head, which the same range draws, stays as it is
+    if setting.embedding_std != text.initializer_range:  # the output head keeps initializer_range
         for module in model.modules():
             if isinstance(module, nn.Embedding):
                 with torch.no_grad():

@@ -17,12 +17,12 @@ from maclaurin.page.html import Cell, Chart, Code, Column, DataTable, Page, Sect
 AXES = {"pairs": "pairs to remember", "length": "length", "longest": "letters"}
 
 LEAD = (
-    "Every cell trains a model of its own at an equal budget. The learning rate of a row is the best of the grid by "
-    "validation accuracy, which no test has a part in. Intervals are 95 %: Wilson's over examples and, with several "
-    "seeds, the wider one of it and the bootstrap over seeds."
+    "Every cell trains a model of its own at an equal budget. The learning rate of a mixer is the best of the grid by "
+    "validation accuracy; tests have no part in it. Intervals are 95 %: with one seed Wilson's over examples, with several "
+    "seeds the wider of Wilson's and the bootstrap over seeds."
 )
 LEAD_OF_A_MODEL = (
-    "A trained model continues every prompt greedily, in tokens of its own. Intervals are 95 %: Wilson's over prompts."
+    "A trained model continues every prompt greedily, with its own tokenizer. Intervals are 95 %: Wilson's over prompts."
 )
 
 
@@ -33,7 +33,7 @@ def page(results: SuiteResult) -> Page:
     sections.append(
         Section(
             "How it was made",
-            "The same command goes on where it was interrupted, and gives the same numbers again on the same machine.",
+            "The same command continues after an interruption, and gives the same numbers again on the same machine.",
             [Code("Command and versions", "\n".join(f"{name}: {value}" for name, value in made.items() if value))]
             + [settings(table) for table in tables],
         )
@@ -88,7 +88,7 @@ def _curve(key: str, table: ResultTable, rows: Sequence[ResultRow], style: dict[
 
 
 def _trained(table: ResultTable) -> list[float]:
-    """The values of the axis that training had."""
+    """The values of the axis in training."""
     return [problem.options[table.axis] for problem in table.train if table.axis in problem.options]
 
 
@@ -121,7 +121,7 @@ def _by_distance(key: str, rows: Sequence[ResultRow], style: dict[str, Style]) -
     for row in rows:
         buckets = row.points[-1].by_distance
         lines.append(Line(row.label, style[row.label], [b.start for b in buckets], [b.accuracy for b in buckets]))
-    figure = figures.accuracy(lines, "tokens since the key was said, from")
+    figure = figures.accuracy(lines, "tokens since the key occurred, from")
     return Chart(f"{key}-distance", figure, "Accuracy of the last test by distance, in doublings.")
 
 
@@ -145,7 +145,7 @@ def _table(key: str, table: ResultTable, style: dict[str, Style]) -> DataTable:
 
 
 def _cells(table: ResultTable, row: ResultRow, compared: bool) -> list[Cell]:
-    """Of a row with points, between its label and what is published."""
+    """The cells between the label and the published figure."""
     grid = ", ".join(f"{tried.learning_rate:g}:\N{NO-BREAK SPACE}{tried.accuracy:.3f}" for tried in row.validation)
     return [
         Cell(f"{row.learning_rate:g}", row.learning_rate, f"validation {grid}") if grid else Cell("–"),

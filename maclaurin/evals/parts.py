@@ -1,7 +1,7 @@
 """Which examples of a task are for training and which for validation.
 
-A generated task has as many as one likes: another seed is another set. A stored one has its own validation part, or else
-every fifth example of its training part is kept back.
+A generated task has any number of them: another seed is another set. A stored one has its own validation split, or else
+every fifth example of its training split is used for validation.
 """
 
 from __future__ import annotations

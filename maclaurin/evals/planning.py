@@ -1,4 +1,4 @@
-"""Which experiments a command asks for; what could not be trained is refused before anything is."""
+"""The experiments that a command asks for. What cannot be trained is refused before any training starts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def plan(
     learning_rates: Sequence[float] = (),
     data: Path | None = None,
 ) -> list[Experiment]:
-    """The experiments of a suite, with what was asked to be different; refuses what could not be trained.
+    """The experiments of a suite, with the given changes; ValueError for what cannot be trained.
 
-    mixers: names of the suite's rows, or of any registered mixers, which then have their default options.
-    data: a folder with one for each dataset (`aan`, `imdb`, `cifar10`); one that is not in it comes from the hub.
+    mixers: names of the suite's models, or of any registered mixers, which then have their default options.
+    data: a folder with a subfolder per dataset (`aan`, `imdb`, `cifar10`); one that is missing comes from the hub.
     """
     one_of("suite", suite, tuple(SUITES))
     one_of("preset", preset, PRESETS)
@@ -59,7 +59,7 @@ def plan(
 
 
 def _stored(problem: Problem, data: Path | None) -> Problem:
-    """With the folder of its data, if there is one."""
+    """The problem with the folder of its data, if there is one."""
     if data is None or not (data / problem.name).is_dir():
         return problem
     return replace(problem, options={**problem.options, "source": str(data / problem.name)})
@@ -75,7 +75,7 @@ def _row(name: str, experiment: Experiment) -> Row:
 
 
 def check(experiment: Experiment) -> None:
-    """Bad settings are one sentence now, not an error of every cell later."""
+    """Bad settings are one error now, not one per cell later."""
     tasks = [problem.task() for problem in (*experiment.train, *experiment.test, *experiment.validate)]
     sizes = {task.vocab_size for task in tasks}
     if len(sizes) > 1:

@@ -1,4 +1,4 @@
-"""What a suite found, as `results.json` holds it: tables of rows of points, with all that was asked for."""
+"""The results of a suite, as in `results.json`: tables with a row per model and a point per test, and all settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maclaurin.evals.cells import Problem, Setting
 
 @dataclass(frozen=True)
 class Bucket(Record):
-    """Answers whose keys were said `start` to `stop` - 1 tokens ago."""
+    """Answers whose keys occurred `start` to `stop` - 1 tokens ago."""
 
     start: int = field(metadata={"key": "from"})
     stop: int = field(metadata={"key": "to"})
@@ -23,7 +23,7 @@ class Bucket(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Record):
-    """A task with its options, which stand beside the other fields in JSON."""
+    """A task with its options, which in JSON are on the same level as the other fields."""
 
     task: str
     options: Mapping[str, Any]
@@ -46,9 +46,9 @@ class Asked(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Point(Asked):
-    """A row on one test. value: the mean over seeds of the table's metric, with its 95 % interval.
+    """A model on one test. value: the mean over seeds of the table's metric, with its 95 % interval.
 
-    tokens: the length of the test. state_bytes: what the model carries for one sequence of it, where it carries anything.
+    tokens: the length of the test. state_bytes: the state of the model for one such sequence, None if it has none.
     """
 
     value: float
@@ -73,7 +73,7 @@ class Tried(Record):
 
 @dataclass(frozen=True)
 class Against(Record):
-    """How much better a row is on the last test than another with the same seed: the mean over seeds, and the extremes."""
+    """How much better a model is on the last test than another with the same seed: mean, lowest and highest over seeds."""
 
     row: str
     difference: float
@@ -86,7 +86,7 @@ class Against(Record):
 class ResultRow(Record):
     """validation: of the learning rates tried so far. seeds, points, steps, seconds: with the best one of them.
 
-    A row without points is not done, or failed; `errors` says how. A model that was trained elsewhere has one seed, and
+    A row without points is unfinished, or failed; `errors` says how. A saved model, trained elsewhere, has one seed and
     neither learning rates nor steps.
     """
 
@@ -110,9 +110,9 @@ class ResultRow(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ResultTable(Record):
-    """An experiment's. setting: the budget; None for a model that was trained elsewhere.
+    """The table of an experiment. setting: the budget; None for a saved model, trained elsewhere.
 
-    core_seconds: of all cells that are done, not of the chosen learning rates alone.
+    core_seconds: of all finished cells, not only those of the chosen learning rates.
     """
 
     experiment: str
@@ -151,7 +151,7 @@ class ResultTable(Record):
         return list(dict.fromkeys(point.options.get(self.axis) for point in points))
 
     def at(self, row: ResultRow, value: Any) -> list[Point]:
-        """The points of a row at a value of the axis: one, or one for each value across it."""
+        """The points of a row at a value of the axis: one, or one per value across it."""
         return [point for point in row.points if point.options.get(self.axis) == value]
 
 

@@ -1,7 +1,7 @@
-"""Many cells in processes side by side, each kept in a file of its own as soon as it is done.
+"""Many cells in parallel processes, each saved in a file of its own as soon as it is done.
 
-The file is named after the cell's settings and holds them, so a run that was interrupted goes on with the cells that have
-none, and a changed setting is another cell. A cell that fails, or whose process dies, is reported and the others go on.
+The file is named after the cell's settings and contains them, so a run that was interrupted resumes with the cells that have
+no file, and a changed setting is another cell. A cell that fails, or whose process dies, is reported; the others continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from maclaurin.common.files import read_json, write_json
 from maclaurin.evals.cells import Cell
 from maclaurin.evals.learn import Outcome
 
-# threads that spin while they wait take the core of the cell beside them
+# threads that spin while they are idle take the core of another cell
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
@@ -45,7 +45,7 @@ def path_of(cell: Cell, folder: Path) -> Path:
 
 
 def load(cell: Cell, folder: Path) -> Outcome | None:
-    """The outcome of a cell, if it is done. A file that cannot be read is none: the cell is trained again."""
+    """The outcome of a cell, if it is done. A cell whose file cannot be read is trained again."""
     try:
         outcome = Outcome.from_json(read_json(path_of(cell, folder)).get("outcome"))
     except (OSError, ValueError):
@@ -60,7 +60,7 @@ def save(cell: Cell, outcome: Outcome, folder: Path) -> None:
 def run(cells: Sequence[Cell], folder: Path, *, jobs: int, watch: Watch = lambda event: None) -> dict[str, str]:
     """Train what is not done yet; the errors by the key of the cell.
 
-    Interrupted, it ends its processes and raises KeyboardInterrupt; what was done is kept.
+    If interrupted, it ends its processes and raises KeyboardInterrupt; finished cells are kept.
     """
     at_least_one("jobs", jobs)
     todo: queue.SimpleQueue[Cell] = queue.SimpleQueue()
@@ -99,7 +99,7 @@ class Worker(threading.Thread):
         self.todo, self.events, self.log = todo, events, log
         self.process: subprocess.Popen[str] | None = None
         self.stopped = False
-        self.starting = threading.Lock()  # no process is started that nobody will end
+        self.starting = threading.Lock()  # so that no process is started after `end`
 
     def run(self) -> None:
         while not self.stopped:
@@ -109,7 +109,7 @@ class Worker(threading.Thread):
                 break
             try:
                 self._train(cell)
-            except Exception as error:  # the run waits for every cell, so each must be answered for
+            except Exception as error:  # the run needs an event for every cell
                 self.events.put(Event(cell, error=f"{type(error).__name__}: {error}"))
 
     def _train(self, cell: Cell) -> None:
@@ -140,7 +140,7 @@ class Worker(threading.Thread):
                 stderr=log,
                 text=True,
                 env=os.environ | ENVIRONMENT,
-                start_new_session=True,  # Ctrl-C is for the run, which then ends it
+                start_new_session=True,  # Ctrl-C goes to the run only, which then ends this process
             )
 
     def stop(self) -> None:

@@ -21,7 +21,7 @@ NEW_TOKENS = 10
 
 @torch.no_grad()
 def needle_table(model: Any, tokenizer: Any, name: str, experiment: Experiment, tests: Iterable[Problem]) -> ResultTable:
-    """The experiment's table with one row, the model's. `tests` are the experiment's, or an iterator that watches them."""
+    """The experiment's table with this model alone. `tests`: those of the experiment, perhaps behind a progress bar."""
     started = time.monotonic()
     points = []
     for problem in tests:
@@ -64,8 +64,8 @@ def needle_table(model: Any, tokenizer: Any, name: str, experiment: Experiment, 
     )
     return ResultTable(
         experiment=experiment.name,
-        title=f"Needles by {experiment.axis} and {experiment.across}: a trained model with tokens of its own, "
-        f"{experiment.setting.examples} prompts a test",
+        title=f"Needles by {experiment.axis} and {experiment.across}: a trained model with its own tokenizer, "
+        f"{experiment.setting.examples} prompts per test",
         axis=experiment.axis,
         across=experiment.across,
         metric="exact",
@@ -79,7 +79,7 @@ def needle_table(model: Any, tokenizer: Any, name: str, experiment: Experiment, 
 
 
 def continuations(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """What the model says after each prompt. Prompts of one length go together: nothing is padded."""
+    """The continuation of each prompt. Prompts of the same length form a batch, so nothing is padded."""
     found: dict[int, list[int]] = {}
     by_length = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     for length, same in groupby(by_length, key=lambda place: len(prompts[place])):

@@ -1,9 +1,9 @@
-"""From outcomes to a table: the best learning rate of each row, and how sure its accuracies are.
+"""From outcomes to a table: the best learning rate of each model, and the intervals of its accuracies.
 
-The learning rate of a row is the one with the best mean validation accuracy over seeds, the smaller one of two equals; tests
-have no part in it. With one seed an interval is Wilson's over the examples of the test: an accuracy of several answers an
-example varies no more than one of one answer, so it is on the safe side. With several seeds it is the wider one of that over
-the examples of all seeds and the bootstrap of the mean over seeds.
+The learning rate of a model is the one with the best mean validation accuracy over seeds, the smaller of two equals; tests
+have no part in it. With one seed an interval is Wilson's over the examples of the test: an accuracy with several answers per
+example varies no more than one with one answer, so the interval is conservative. With several seeds it is the wider of
+Wilson's over the examples of all seeds and the bootstrap of the mean over seeds.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ RESAMPLES = 10_000
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean, by drawing the values again; the same draws every time."""
+    """The bootstrap 95 % interval of the mean; the same draws every time."""
     draws = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))
     low, high = np.quantile(draws.mean(1), (0.025, 0.975))
     return float(low), float(high)
 
 
 def interval(values: Sequence[float], examples: int) -> tuple[float, float]:
-    """Of the mean of one value a seed, each of `examples` examples."""
+    """The 95 % interval of the mean over seeds of values, each over `examples` examples."""
     low, high = wilson(statistics.fmean(values), examples * len(values))
     if len(values) == 1:
         return low, high
@@ -42,7 +42,7 @@ def interval(values: Sequence[float], examples: int) -> tuple[float, float]:
 
 
 def summary(experiment: Experiment, folder: Path, errors: dict[str, str]) -> ResultTable:
-    """All that was asked for, what came out, and what is missing."""
+    """The settings, the results, and what is missing."""
     outcomes = [(cell, load(cell, folder)) for cell in experiment.cells(experiment.seeds)]
     rows = {label: _row(experiment, label, outcomes, errors) for label in experiment.rows}
     done = [outcome for _, outcome in outcomes if outcome is not None]

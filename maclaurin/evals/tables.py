@@ -1,4 +1,4 @@
-"""A suite on the screen: the cells while they run, and a table an experiment."""
+"""A suite on the screen: the cells while they run, and a table per experiment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from maclaurin.evals.runner import Event
 
 
 class Watcher:
-    """A bar for all cells and one for each that is being trained; a line a cell where the output is no terminal."""
+    """A bar for all cells and one per cell in training; a line per cell where the output is no terminal."""
 
     def __init__(self, total: int, done: int) -> None:
         self.console = Console(stderr=True, highlight=False)
@@ -64,7 +64,7 @@ def column_title(table: ResultTable, value: Any) -> str:
 
 
 def result_table(table: ResultTable) -> Table:
-    """Accuracies with their 95 % intervals below them; where an axis goes across, the mean over it, without one."""
+    """Accuracies above their 95 % intervals; with a second axis, the mean over it, without an interval."""
     setting = table.setting
     metric = "accuracy" if table.metric == "accuracy" else "examples without a mistake"
     budget = f"; at most {setting.steps} steps of {setting.batch}; seeds: {table.seeds}" if setting else ""
@@ -100,7 +100,7 @@ def _rates(row: ResultRow) -> str:
 
 
 def footnotes(table: ResultTable) -> list[str]:
-    """What stands below a table."""
+    """The notes below a table."""
     found = [table.note] if table.note else []
     if table.source:
         found.append(f"published: {table.source}")
@@ -110,12 +110,12 @@ def footnotes(table: ResultTable) -> list[str]:
 
 
 def time_title(table: ResultTable) -> str:
-    """Cells are timed in processor time; a model that was trained elsewhere, perhaps on a GPU, by the clock."""
-    return "core-s a run" if table.setting else "s a run"
+    """Cells are timed in CPU time; a saved model, which may be on a GPU, in wall time."""
+    return "core-s per run" if table.setting else "s per run"
 
 
 def steps_text(row: ResultRow) -> str:
-    """Taken with the chosen learning rate, by each seed unless all took as many; a model trained elsewhere has none."""
+    """Steps with the chosen learning rate, per seed if they differ; a saved model has none."""
     taken = row.steps
     return ", ".join(map(str, taken if len(set(taken)) > 1 else taken[:1]))
 
@@ -134,7 +134,7 @@ def accuracy_text(points: Sequence[Point]) -> str:
 
 
 def against_text(row: ResultRow) -> tuple[str, str]:
-    """How it compares with another row, seed by seed, and the smallest and largest difference; empty if it does not."""
+    """The comparison with another model seed by seed: mean, lowest and highest difference; empty if there is none."""
     against = row.against
     if against is None:
         return "", ""
@@ -145,17 +145,17 @@ def against_text(row: ResultRow) -> tuple[str, str]:
 
 
 def distance_table(table: ResultTable) -> Table | None:
-    """Recall on the last test by how many tokens ago the key was said; None if no answer has a distance."""
+    """Recall on the last test by how many tokens ago the key occurred; None if no answer has a distance."""
     rows = [row for row in table.measured() if row.points[-1].by_distance]
     if not rows:
         return None
     last = rows[0].points[-1]
-    drawn = Table(title=f"Recall by tokens since the key was said, {last.tokens} tokens")
+    drawn = Table(title=f"Recall by tokens since the key occurred, {last.tokens} tokens")
     drawn.add_column("mixer")
     for bucket in last.by_distance:
         drawn.add_column(f"{bucket.start}–{bucket.stop - 1}", justify="right")
     for row in rows:
         drawn.add_row(row.label, *(f"{bucket.accuracy:.3f}" for bucket in row.points[-1].by_distance))
     drawn.add_section()
-    drawn.add_row("answers a row", *(f"{bucket.answers:,}" for bucket in last.by_distance))
+    drawn.add_row("answers per mixer", *(f"{bucket.answers:,}" for bucket in last.by_distance))
     return drawn

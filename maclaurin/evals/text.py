@@ -1,4 +1,4 @@
-"""How well a model predicts a text: loss a token, perplexity, bits a byte."""
+"""How well a model predicts a text: loss per token, perplexity, bits per byte."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from maclaurin.data.corpus import LocalFiles
 from maclaurin.data.tokens import in_batches
 from maclaurin.training.recipe import Recipe
 
-TOKENS_AT_ONCE = 8192  # in a forward
+TOKENS_AT_ONCE = 8192  # per forward
 
 
 @dataclass(frozen=True)
 class TextScore:
-    """loss: nats a predicted token. bits_per_byte: the length of the text coded by the model, comparable across
-    tokenizers; the first token of a document, which nothing predicts, is coded as one of the vocabulary at random.
+    """loss: nats per predicted token. bits_per_byte: the length of the text coded by the model, comparable across
+    tokenizers; the first token of a document, which nothing predicts, costs the log of the vocabulary size.
     """
 
     loss: float
@@ -34,7 +34,7 @@ class TextScore:
 
 
 def documents_of(model: str, text: str | None, text_field: str | None = None) -> Iterator[str]:
-    """All documents of a file or folder; the held-out ones of any other corpus, by default that of the model's own run."""
+    """All documents of a file or folder; the validation part of any other corpus, by default the model's own."""
     if text is None:
         if not (Path(model) / "recipe.json").is_file():
             raise ValueError(f"model {model!r} does not say what it was trained on: give a text")

@@ -1,6 +1,6 @@
-"""A process that trains cells: one a line on standard input, its progress and its outcome as lines on standard output.
+"""A process that trains cells: one per line on standard input, its progress and outcome as lines on standard output.
 
-It ends as soon as its input does, so that it never outlives the run that started it.
+It ends when its input ends, so that it never outlives the run that started it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 
 
 def main() -> None:
-    lines, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no message
+    lines, sys.stdout = sys.stdout, sys.stderr  # what libraries print must not mix with messages
     cells: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(cells,), daemon=True).start()
-    torch.set_num_threads(1)  # two threads sum in another order than one, and cells run side by side anyway
+    torch.set_num_threads(1)  # two threads sum in another order than one, and cells run in parallel anyway
     from maclaurin.evals.cells import Cell
     from maclaurin.evals.learn import learn
 
@@ -37,7 +37,7 @@ def main() -> None:
 def _listen(cells: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
         cells.put(line)
-    os._exit(0)  # in the middle of a cell, too: nobody waits for it any more
+    os._exit(0)  # also in the middle of a cell: its run is gone
 
 
 def _say(lines: TextIO, **message: Any) -> None:

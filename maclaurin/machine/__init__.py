@@ -1,1 +1,1 @@
-"""The machine this runs on: what it has, what its CPU survives, and what its allocator does."""
+"""The machine this runs on: what it has, what its CPU supports, and what its allocator does."""

@@ -1,8 +1,8 @@
-"""Memory that is freed and wanted again at once should not go through the kernel.
+"""Memory that is freed and soon allocated again should not go back to the kernel in between.
 
-glibc gives tensors above 32 MB back to the system the moment they are freed, and every step of a training then faults
+glibc gives tensors above 32 MB back to the system the moment they are freed, and every training step then faults
 their pages in again one by one: a fifth to a half of the time of a layer at 16384 tokens. The commands of this package,
-which own their process, keep such memory; a library that somebody imports does not touch what is not its own.
+which own their process, keep such memory; as an imported library it does not change the allocator of its host.
 """
 
 from __future__ import annotations

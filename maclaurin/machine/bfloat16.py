@@ -1,8 +1,8 @@
 """Whether this CPU can multiply bfloat16 matrices. Some advertise AMX where the system forbids it; PyTorch's CPU library
-believes them, and the process dies of an illegal instruction.
+relies on that, and the process is killed by an illegal instruction.
 
-The system says at once what it allows, so the library's limit is set when `maclaurin` is imported, if that comes before
-torch. What really happens only a child process can find out.
+The system can be asked what it allows, so the library's limit is set when `maclaurin` is imported, if that comes before
+torch. Only a trial in a child process shows what really happens.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def _native() -> str:
 
 
 def _forms_agree() -> str:
-    """The hand-derived backward against autograd through the oracle, on this machine."""
+    """The hand-derived backward pass against autograd through the reference, on this machine."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(1, 40, 2, 8, dtype=torch.float64, device="cpu", generator=generator).requires_grad_() for _ in range(3)

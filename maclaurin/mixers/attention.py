@@ -1,4 +1,4 @@
-"""The thesis's layer (paper 2, §1.1 of its code): one score function, one norm, and parts that can be left out.
+"""The layer of the thesis (arXiv 2507.23632, paper 1; 2602.17363, paper 2): one score function, one norm, optional parts.
 
     q, k, v = conv(x·W_qkv);  v ← v·dt;  w_ts = f(q_t·k_s/√d)·exp(a_{s+1} + … + a_t);  y_t = Σ_s w_ts v_s / Σ_s w_ts
     out = W_o · norm((y + D⊙v) ⊙ silu(x·W_z))
@@ -40,15 +40,15 @@ class Attention(ProjectedMixer):
     """Options beside those of every projected mixer:
 
     order: None for all orders at once (softmax), a number p for the power x^p, (0, …, P) for terms of the series.
-    learn_order_weights: one factor 2σ(w) a head and term, 1 at first.
+    learn_order_weights: one factor 2σ(w) per head and order, initially 1.
     feature_map: of q and k, after the rotation: "relu", "leaky-relu", "silu", "elu" (elu + 1), "exp" (e^(0.2x)), "cosine"
     (unit length).
     norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
-    value_norm: "position" divides v_t by t^σ(c), c a head (paper 1's cosine attention).
-    window: softmax only, how many tokens a query sees, itself included; no parameter, may be changed at any time.
-    near_window: of any other order, softmax over so many last tokens beside it (`near_window.py`).
+    value_norm: "position" divides v_t by t^σ(c), with one c per head (paper 1's cosine attention).
+    window: for softmax only, how many tokens a query sees, itself included; may be changed at any time.
+    near_window: for all other orders, how many of the last tokens a softmax beside them sees (`near_window.py`).
     skip: adds D⊙v. gate: multiplies by silu(x·W_z). init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
-    fold_at, fold_every: when the state folds its tokens into its memory; by default where that makes it smaller.
+    fold_at, fold_every: when tokens are folded into the recurrent state; by default as soon as that makes the state smaller.
     """
 
     bidirectional = True
@@ -80,7 +80,7 @@ class Attention(ProjectedMixer):
         if fold_at is not None:
             at_least_one("fold_at", fold_at)
             if order in (None, 1):
-                raise ValueError("fold_at needs an order above 1: softmax folds no token, and first order every one at once")
+                raise ValueError("fold_at needs an order above 1: softmax folds no tokens, first order each one at once")
         self.kernel = None if order is None else Kernel.of(order)
         if self.kernel is None and norm == "none":
             raise ValueError("norm='none' leaves exp(score) unbounded: softmax (order=None) needs 'sum' or 'output'")
@@ -89,7 +89,7 @@ class Attention(ProjectedMixer):
         if window is not None:
             at_least_one("window", window)
         if self.kernel is None and near_window is not None:
-            raise ValueError("near_window stands beside a linear mechanism: softmax (order=None) has window")
+            raise ValueError("near_window needs a linear mechanism: for softmax (order=None), use window")
         if not self.causal and self.kernel is None and (self.decay != "none" or window is not None):
             raise ValueError("causal=False needs softmax without decay and window")
         if learn_order_weights and (self.kernel is None or len(self.kernel.orders) < 2):
@@ -118,6 +118,7 @@ class Attention(ProjectedMixer):
         p = self.project(x, state, call)
         q, v = p.q, p.v
         if self.position_power is not None:
+            assert p.positions is not None
             count = (p.positions + 1).to(torch.promote_types(v.dtype, torch.float32))
             v = (v / count[..., None, None] ** torch.sigmoid(self.position_power)[:, None]).to(v.dtype)
         if self.norm == "output" and self.kernel is not None:
@@ -170,14 +171,14 @@ class Attention(ProjectedMixer):
         """Query heads that weigh the orders in their own way cannot share a state."""
         return self.num_kv_heads if self.order_logits is None else self.num_heads
 
-    def _memory_shape(self) -> tuple[int, int, int]:
+    def _recurrent_shape(self) -> tuple[int, int, int]:
         assert self.kernel is not None
         return self._state_heads, self.kernel.feature_count(self.key_dim), self.head_dim + (self.norm == "sum")
 
     def _fold_at(self, dtype: torch.dtype) -> int:
-        """The first length at which memory and all else take less than the keys and values of softmax would.
+        """The first length at which the folded state takes fewer bytes than the KV cache of softmax would.
 
-        1058 tokens for d = 64 if both have the same precision, twice that beside a bfloat16 cache.
+        1058 tokens for d = 64 if both have the same precision, twice that if the KV cache is bfloat16.
         """
         if self.fold_at is not None:
             return self.fold_at
@@ -188,7 +189,7 @@ class Attention(ProjectedMixer):
     def _first_fold(self, zeros: Zeros) -> int:
         buffered = 0 if self.decay == "none" else self.fold_every - 1
         decays = zeros(buffered, self._state_heads, dtype=zeros.wide)
-        folded = self.carrying(LinearState(zeros(*self._memory_shape(), dtype=zeros.wide)), zeros)
+        folded = self.carrying(LinearState(zeros(*self._recurrent_shape(), dtype=zeros.wide)), zeros)
         token = self.num_kv_heads * (self.key_dim + self.head_dim) * zeros.dtype.itemsize
         return (folded.nbytes + decays.numel() * decays.element_size()) // token + 1
 
@@ -198,11 +199,11 @@ class Attention(ProjectedMixer):
             kept = tokens if self.window is None else min(tokens, self.window - 1)
             attention = self.tokens_of(TokenState, kept, self.num_kv_heads, zeros)
         elif self.order == 1:
-            attention = LinearState(zeros(*self._memory_shape(), dtype=zeros.wide))
+            attention = LinearState(zeros(*self._recurrent_shape(), dtype=zeros.wide))
         else:
             kept = buffered(tokens, self._fold_at(self._key_dtype(zeros.dtype)), self.fold_every)
-            memory = zeros(*self._memory_shape(), dtype=zeros.wide) if kept < tokens else None
-            attention = replace(self.tokens_of(PowerState, kept, self._state_heads, zeros), recurrent=memory)
+            recurrent = zeros(*self._recurrent_shape(), dtype=zeros.wide) if kept < tokens else None
+            attention = replace(self.tokens_of(PowerState, kept, self._state_heads, zeros), recurrent=recurrent)
         return self.carrying(self.beside_window(attention, tokens, zeros), zeros)
 
     def _key_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -210,7 +211,7 @@ class Attention(ProjectedMixer):
 
 
 class Taylor(Attention):
-    """order: the terms 0..order of the softmax series, or those of a tuple such as (0, 2). All else: the thesis's layer."""
+    """order: the terms 0..order of the softmax series, or those of a tuple such as (0, 2). The rest: as `Attention`."""
 
     def __init__(self, d_model: int, num_heads: int, *, order: int | tuple[int, ...] = 2, **options: Any) -> None:
         if not isinstance(order, tuple):

@@ -1,4 +1,4 @@
-"""What every mixer is: a module that maps (B, T, d_model) to the same shape, with its memory passed in and out."""
+"""What every mixer is: a module that maps (B, T, d_model) to the same shape, with its state passed in and out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from maclaurin.ops.fields import WHOLE, Axes
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import ConvState, State
 
-VERY_LONG = 2**20  # tokens: a state that grows with them is as many times larger at its square
+VERY_LONG = 2**20  # tokens: a state that grows with length is VERY_LONG times larger at VERY_LONG**2 tokens
 INITS = ("torch", "llama")
 
 
@@ -30,8 +30,8 @@ class MixerState(State):
     """What a mixer carries from one call to the next. Parts that it does not have are None.
 
     position: how many tokens came before. gate_sum: the running divisor of a cumulative gate. rotation: how far selective
-    rotary angles have turned. kind: that of the mixer it belongs to. Mechanisms that differ may have states of one shape,
-    such as softmax and gated softmax, and nothing else tells them apart; None fits any.
+    rotary angles have turned. kind: the mixer that the state belongs to. Different mechanisms may have states of the same
+    shapes, such as softmax and gated softmax, and only the kind tells them apart; None fits any.
     """
 
     attention: State
@@ -65,7 +65,7 @@ AT_ONCE = Call()  # a whole batch without padding, in the fastest form
 
 @dataclass(frozen=True)
 class Zeros:
-    """What a state before its first token is made of: zeros(2, 3) is a tensor (batch, 2, 3)."""
+    """Makes the zeros of an initial state: zeros(2, 3) is a tensor (batch, 2, 3)."""
 
     batch: int
     device: torch.device | str
@@ -76,12 +76,12 @@ class Zeros:
 
     @property
     def wide(self) -> torch.dtype:
-        """Of sums, states and decays."""
+        """The dtype of sums, states and decays."""
         return torch.promote_types(self.dtype, torch.float32)
 
 
 class Mixer(nn.Module, ABC):
-    """Base class. A mixer keeps no state of its own: it may serve any number of sequences at a time."""
+    """Base class. A mixer keeps no state of its own: one module may serve any number of sequences at a time."""
 
     bidirectional: ClassVar[bool] = False  # whether causal=False is possible
 
@@ -93,7 +93,7 @@ class Mixer(nn.Module, ABC):
         self.num_heads = num_heads
         self.causal = causal
         self.kind = type(self).__name__  # or the name under which it was built
-        self._seal = object()  # on the states that it has made itself
+        self._seal = object()  # marks the states that it has made itself
         self._shapes_kept: MixerState | None = None
 
     def forward(
@@ -110,7 +110,7 @@ class Mixer(nn.Module, ABC):
 
         form: "parallel", "chunked", "recurrent", or "auto" for the fastest; all give the same numbers.
         attention_mask (B, T): 1 at tokens, 0 at padding, on the left or on the right. cu_seqlens (N+1,): the bounds of N
-        documents packed in one row; the state then has N rows. Padding and other documents have no influence.
+        documents packed in one sequence; the state then holds N sequences. Padding and other documents have no influence.
         A mixer built with causal=False sees whole sequences: it takes no state and returns None in its place.
         """
         checks.tensor("x", x, f"batch, time, {self.d_model}")
@@ -130,7 +130,7 @@ class Mixer(nn.Module, ABC):
 
         y, after = over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
         if after is not None:
-            after.__dict__["made_by"] = self._seal  # no field: what is made of this state is looked at again
+            after.__dict__["made_by"] = self._seal  # not a field: a state derived from this one is checked again
         return y, after
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
-        """The shapes of its state after so many tokens, made of zeros. After none of them it is the state to begin with."""
+        """A state of zeros with the shapes that the state has after so many tokens. For 0 tokens it is the initial state."""
 
     def init_state(
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -154,11 +154,11 @@ class Mixer(nn.Module, ABC):
 
     @property
     def finite_state(self) -> bool:
-        """Whether the state stops growing, so that training takes linear time and decoding constant memory."""
+        """Whether the state stops growing, so that training takes linear time and decoding needs constant memory."""
         return self.state_nbytes(VERY_LONG**2) <= VERY_LONG // 2 * self.state_nbytes(VERY_LONG)
 
     def _check_state(self, state: MixerState, x: Tensor) -> None:
-        """What it is handed must be a state of its own: of its kind and sizes, with the parts that it has."""
+        """A state that is passed in must be one of this mixer: its kind, its sizes, its parts."""
         if not self.causal:
             raise ValueError("state must be None: a mixer built with causal=False sees whole sequences only")
         checks.initial_state(state, MixerState)
@@ -169,7 +169,7 @@ class Mixer(nn.Module, ABC):
             raise ValueError(f"state must be on the device of x ({x.device}), got {device}")
 
     def _shapes(self) -> MixerState:
-        """A state of its own without numbers. Kept, because it takes longer to make than a state to look at."""
+        """A state on the meta device to compare shapes with. Cached: making it takes longer than checking a state."""
         if self._shapes_kept is None:
             self._shapes_kept = self.init_state(1, device="meta")
         return self._shapes_kept
@@ -231,14 +231,14 @@ def initial_dt_bias(heads: int, shortest: float = 1e-3, longest: float = 0.1, fl
 
 
 def start_of_parameters() -> dict[str, Any]:
-    """What the start of a parameter is computed in: where torch makes parameters, but in float32 before it is rounded."""
+    """Where initial values are computed: on torch's default device, in float32, to be rounded to the parameter's dtype."""
     return {"dtype": torch.float32, "device": torch.get_default_device()}
 
 
 def advanced(state: MixerState | None, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
     """The positions (B, T) of new tokens, and the position (B,) after them."""
     B, T = x.shape[:2]
-    start = torch.zeros(B, dtype=torch.long, device=x.device)
-    if state is not None and state.position is not None:
-        start = state.position
-    return start[:, None] + torch.arange(T, dtype=torch.long, device=x.device), start + (T if lengths is None else lengths)
+    before = None if state is None else state.position
+    start = torch.zeros(B, dtype=torch.long, device=x.device) if before is None else before
+    positions = start[:, None] if T == 1 else start[:, None] + torch.arange(T, dtype=torch.long, device=x.device)
+    return positions, start + (T if lengths is None else lengths)

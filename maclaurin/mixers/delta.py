@@ -1,22 +1,22 @@
-"""The delta rule: a token corrects what the memory holds under its key, where attention only adds to it.
+"""The delta rule: a token corrects the value that the state holds for its key, where attention only adds to the state.
 
     q, k, v = silu(conv(x·W_qkv));  q, k ← q/|q|, k/|k|;  β = σ(x·W_β);  a = −exp(A_log)·softplus(x·W_dt + bias)
     S_t = exp(a_t)·(I − β_t φ(k_t)φ(k_t)ᵀ) S_{t-1} + β_t φ(k_t) v_tᵀ;   y_t = S_tᵀφ(q_t)
     out = W_o · (norm(y) ⊙ silu(x·W_z))
 
-`delta` is DeltaNet: φ is the identity, nothing decays, no gate. `gated-delta` is Gated DeltaNet, with both. It decays the
-memory before it corrects it; one decay a head commutes with the correction.
+`delta` is DeltaNet: φ is the identity, no decay, no gate. `gated-delta` is Gated DeltaNet, with both. It decays the state
+before correcting it; a decay per head commutes with the correction.
 
 `2mamba-delta` is the delta rule on the features of 2Mamba, φ(k) = the symmetric square with d(d+1)/2 entries, behind its
 softplus decay and its convolution without activation. |k| = 1 makes |φ(k)|² = (k·k)² = 1, so it is as stable as the first
 order, and it can hold d(d+1)/2 associations exactly where the first order holds d (docs/maths.md). 2Mamba divides by the sum
-of its weights; those of the delta rule have both signs and a sum that may vanish, so a norm of each head's output stands
-here, in which the length of q cancels.
+of its weights; those of the delta rule have both signs and a sum that may vanish, so each head's output is normalised
+instead, and the length of q cancels.
 
-What the authors' code (flash-linear-attention) does differently: q is scaled by 1/√d, which cancels in the norm but for its
-epsilon; q, k and v have a convolution each, here one runs over all three; rotary positions, which they do not have, turn q
-and k before their lengths are taken. Published variants: `allow_negative_eigenvalues=True` (Grazzi et al.), `gate=True` for
-`delta`, `num_heads` = 3/4·d_model/`key_dim` with `head_dim` = 2·`key_dim` for the sizes of Gated DeltaNet.
+What the authors' code (flash-linear-attention) does differently: q is scaled by 1/√d, which cancels in the norm except
+for its epsilon; q, k and v have a convolution each, here one runs over all three; rotary positions, which they do not
+have, rotate q and k before these are normalised. Published variants: `allow_negative_eigenvalues=True` (Grazzi et al.),
+`gate=True` for `delta`, `num_heads` = 3/4·d_model/`key_dim` with `head_dim` = 2·`key_dim` for the sizes of Gated DeltaNet.
 
 Schlag, Irie, Schmidhuber: Linear Transformers Are Secretly Fast Weight Programmers, arXiv 2102.11174, 2021.
 Yang et al.: Parallelizing Linear Transformers with the Delta Rule over Sequence Length, arXiv 2406.06484, 2024.
@@ -42,16 +42,16 @@ from maclaurin.ops.features import monomial_count
 from maclaurin.ops.states import DeltaState
 
 NORMS = ("head", "none")
-# under the root, as the authors have it: a key of zeros gets a bounded gradient, and none is longer than 1
+# under the root, as in the authors' code: the gradient at a key of zeros is bounded, and no key is longer than 1
 LENGTH_EPS = 1e-6
 
 
 class Delta(ProjectedMixer):
     """Options beside those of every projected mixer:
 
-    order: of the features of q and k, 1 for themselves, 2 for their symmetric square.
-    allow_negative_eigenvalues: β = 2σ(x·W_β), so that a token may turn round what the memory holds under its key.
-    norm: "head" is an RMS norm of each head's output, "none"; norm_eps. gate: multiplies by silu(x·W_z) after it.
+    order: of the features of q and k: 1 for q and k themselves, 2 for their symmetric squares.
+    allow_negative_eigenvalues: β = 2σ(x·W_β), so that a token may flip the sign of what the state holds for its key.
+    norm: "head" is an RMS norm of each head's output with norm_eps, or "none". gate: multiplies by silu(x·W_z) after it.
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
 
@@ -82,7 +82,7 @@ class Delta(ProjectedMixer):
         p = self.project(x, state, call)
         beta = self.beta_proj(x)
         beta = self.largest_beta * torch.sigmoid(beta.to(torch.promote_types(beta.dtype, torch.float32)))
-        y, memory = delta_rule(
+        y, after = delta_rule(
             unit(p.q),
             unit(p.k),
             p.v,
@@ -92,15 +92,15 @@ class Delta(ProjectedMixer):
             scale=1.0,
             **call.with_state(None if state is None else state.attention),
         )
-        return self.finish(y, x), self.state_after(p, memory)
+        return self.finish(y, x), self.state_after(p, after)
 
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
         y = (y_BTHV if self.out_norm is None else self.out_norm(y_BTHV)).flatten(2)
         return super().finish(y if self.gate_proj is None else y * F.silu(self.gate_proj(x)), x)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
-        memory = zeros(self.num_kv_heads, monomial_count(self.key_dim, self.order), self.head_dim, dtype=zeros.wide)
-        return self.carrying(DeltaState(memory), zeros)
+        recurrent = zeros(self.num_kv_heads, monomial_count(self.key_dim, self.order), self.head_dim, dtype=zeros.wide)
+        return self.carrying(DeltaState(recurrent), zeros)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def unit(x: Tensor) -> Tensor:
 register(
     "delta",
     Delta,
-    "DeltaNet: each token corrects what the memory holds under its key",
+    "DeltaNet: each token corrects the value that the state holds for its key",
     "Schlag et al.: Linear Transformers Are Secretly Fast Weight Programmers, 2021; "
     "Yang et al.: Parallelizing Linear Transformers with the Delta Rule over Sequence Length, 2024",
     conv_width=4,

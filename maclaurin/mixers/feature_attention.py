@@ -2,18 +2,18 @@
 
     q, k, v = conv(x·W_qkv);   w_ts = φ(q_t)·φ(k_s)·exp(a_{s+1} + … + a_t);   y_t = Σ_s w_ts v_s / Σ_s w_ts;   out = W_o·y
 
-The state is Σ_s φ(k_s)[v_s, 1]ᵀ: num_features x (head_dim + 1) numbers a key-value head, whatever the length. A row whose
-weights sum to zero gives zero; where others add an epsilon of 1e-6 to the sum, here nothing is added.
+The state is Σ_s φ(k_s)[v_s, 1]ᵀ: num_features x (head_dim + 1) numbers per key-value head, whatever the length. A
+query whose weights sum to zero gets zero; where others add an epsilon of 1e-6 to the sum, nothing is added here.
 
 At equal feature size: `num_features=F` in `luna`, `hedgehog`, `t2r` and `performer`; `linear` with `key_dim=F` and
-`feature_map="relu"` or `"elu"`, whose maps keep the size of the key. Queries and keys are turned by their positions before
-the map, as in models whose softmax is replaced by it: a decoder here knows positions from nowhere else. `rotary="none"` is
+`feature_map="relu"` or `"elu"`, whose maps keep the size of the key. Queries and keys are rotated by their positions before
+the map, as in models whose softmax it replaces: a decoder here has no other positional information. `rotary="none"` is
 the bare mechanism.
 
 Hedgehog: Zhang et al., arXiv 2402.04347. The map of flash-linear-attention's code, softmax over both signs together;
-LoLCATs takes one softmax a sign and maps of their own for each head, queries and keys. T2R: Kasai et al., arXiv 2103.13076.
-Performer: Choromanski et al., arXiv 2009.14794. Its code draws new features during training, divides by a largest exponent
-that later tokens have a part in, and adds 1e-4 to every feature; none of that is done here.
+LoLCATs takes one softmax per sign and separate maps per head, for queries and for keys. T2R: Kasai et al., arXiv 2103.13076.
+Performer: Choromanski et al., arXiv 2009.14794. Its code redraws features during training, divides by a largest exponent
+that depends on later tokens, and adds 1e-4 to every feature; none of that is done here.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class FeatureAttention(ProjectedMixer):
     """Options beside those of every projected mixer:
 
     norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
-    near_window: softmax over so many last tokens beside it (`near_window.py`).
-    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)), of all but the feature map, which has its own.
+    near_window: how many of the last tokens a softmax beside it sees (`near_window.py`).
+    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)), for all but the feature map, which has its own.
 
     In Python, any map will do: `FeatureAttention(d_model, num_heads, lambda key_dim: T2RMap(key_dim, 100))`.
     """
@@ -85,10 +85,10 @@ class FeatureAttention(ProjectedMixer):
         return far if self.near is None else self.near.beside(far)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
-        memory = zeros(
+        recurrent = zeros(
             self.num_kv_heads, self.feature_map.num_features, self.head_dim + (self.norm == "sum"), dtype=zeros.wide
         )
-        return self.carrying(self.beside_window(LinearState(memory), tokens, zeros), zeros)
+        return self.carrying(self.beside_window(LinearState(recurrent), tokens, zeros), zeros)
 
 
 def sized(feature_map: Callable[..., FeatureMap], num_features: int | None) -> Callable[[int], FeatureMap]:

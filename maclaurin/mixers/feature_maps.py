@@ -1,13 +1,13 @@
 """Feature maps: x (B, T, H, key_dim) -> φ(x) (B, T, H, num_features), one map for all heads, queries and keys.
 
-Linear attention weighs token s at t by φ(q_t)·φ(k_s). The maps of `features` have no parameters and the size of the key;
-they are options of the mixers `linear` and `inline`. The others choose their size; LUNA's is in `luna.py`.
+Linear attention weighs token s at t by φ(q_t)·φ(k_s). The maps of `features` have no parameters and keep the size of the
+key; they are options of the mixers `linear` and `inline`. The others choose their size; LUNA's is in `luna.py`.
 
-    hedgehog    φ(x) = softmax([2u, −2u]),  u = W x + b,  W = I and b = 0 at first
+    hedgehog    φ(x) = softmax([2u, −2u]),  u = W x + b,  initially W = I and b = 0
     t2r         φ(x) = relu(W x + b);  with elu + 1 in place of relu: `EluMap`
     performer   φ(x) = exp(w_i·x' − |x'|²/2)/√m,  x' = x/d^(1/4),  w_i ~ N(0, I) and fixed:  E φ(x)·φ(y) = exp(x·y/√d)
 
-Weights are parameters and no `nn.Linear`, so that `init="llama"` does not undo what a map starts from.
+Weights are parameters, not `nn.Linear`, so that `init="llama"` does not overwrite the initial values of a map.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ class FeatureMap(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """φ(x). lengths (B,): how many tokens of a row are real, for a map that looks at more than one token."""
+        """φ(x). lengths (B,): how many tokens of each sequence are real, for a map that looks at more than one token."""
 
     def of_queries(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """φ(x), but for a positive factor a query: dividing by the sum of the weights cancels it."""
+        """φ(x) up to a positive factor per query, which dividing by the sum of the weights cancels."""
         features: Tensor = self(x, lengths)
         return features
 
 
 class HedgehogMap(FeatureMap):
-    """The first rows of W are those of the identity; rows beyond them, random orthogonal directions."""
+    """The first rows of W start as those of the identity; further rows as random orthogonal directions."""
 
     def __init__(self, key_dim: int, num_features: int) -> None:
         super().__init__(key_dim, num_features)
@@ -107,8 +107,8 @@ class EluMap(T2RMap):
 class PerformerMap(FeatureMap):
     """Positive orthogonal random features: w_i are orthogonal in blocks of key_dim, their lengths those of Gaussian vectors.
 
-    Subtracting the largest exponent of all keys, as the authors do, would let a token see later ones. Exponents of keys
-    are clamped instead, those of queries counted from their largest, and nothing is added to a feature.
+    Subtracting the largest exponent of all keys, as the authors do, would let a token see later ones. Instead, exponents
+    of keys are clamped, the largest exponent of each query is subtracted, and nothing is added to a feature.
     """
 
     def __init__(self, key_dim: int, num_features: int, *, seed: int = 0) -> None:
@@ -137,7 +137,7 @@ class PerformerMap(FeatureMap):
 
 
 def scaled(x: Tensor) -> Tensor:
-    """x/d^(1/4): of a query and a key, the factor 1/√d of their score."""
+    """x/d^(1/4): applied to query and key, it scales their score by 1/√d."""
     return wide(x) / math.sqrt(math.sqrt(x.shape[-1]))
 
 

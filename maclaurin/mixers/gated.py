@@ -1,11 +1,11 @@
-"""Gated softmax: softmax attention with its denominator replaced, one choice at a time (paper 1, its second half).
+"""Gated softmax: softmax attention with its denominator replaced, one choice at a time (arXiv 2507.23632, its second half).
 
     y_t = outer gate ⊙ norm(inner gate ⊙ Σ_s f(q_t·k_s/√d)·(in gate_s ⊙ v_s) / n_t)
 
-The authors' variants combine five independent choices, which are the options here. A positive factor a row in front of a
-norm cancels in it, so several published names are one model; where a norm follows, uncapped exponentials are divided by
-their sum, which changes nothing but keeps them in range. Left out: an epsilon of 1e-4 on a detached divisor, a "cumulative"
-gate whose sum runs over an axis of length one, and a decay that may grow (here a = −softplus(g)·decay_scale).
+The authors' variants combine five independent choices, which are the options here. A positive factor per query in
+front of a norm cancels, so several published names are one model; where a norm follows, uncapped exponentials are divided
+by their sum, which keeps them in range and changes nothing else. Left out: an epsilon of 1e-4 on a detached divisor, a
+"cumulative" gate whose sum runs over an axis of length one, and a decay that may grow (here a = −softplus(g)·decay_scale).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GatedSoftmax(ProjectedMixer):
     numerator: "exp", or "relu" for relu(q)·relu(k). score_cap: the largest score, None for no cap.
     divisor: "sum" of the weights, "floored-sum" (at least 1), "count" of the visible keys, "none", or "cumulative-gate", the
     sum of exp(x·W_g) over the tokens so far, at least 1. detach_divisor: no gradient through it.
-    in_gate: multiplies v by a sigmoid a head. out_gate: multiplies the output "before-norm" or "after-norm";
+    in_gate: multiplies v by one sigmoid per head. out_gate: multiplies the output "before-norm" or "after-norm";
     out_gate_activation: "sigmoid", or "exp" for exp(−g). norm: of each head's output, "layer", "rms", "l2" or "scaled-l2".
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """

@@ -1,13 +1,13 @@
-"""Gated linear attention: first order behind a decay a key channel, which is a low-rank function of the token.
+"""Gated linear attention: first order behind a decay per key channel, which is a low-rank function of the token.
 
     q, k, v = x·W_qkv;   log α_t = logsigmoid(x_t·W₁·W₂ + b)/τ;   S_t = diag(α_t) S_{t-1} + k_t v_tᵀ
-    y_t = q_t S_t / √d_k;   out = W_o · (RMSNorm(y) a head ⊙ silu(x·W_g))
+    y_t = q_t S_t / √d_k;   out = W_o · (RMSNorm(y) per head ⊙ silu(x·W_g))
 
 The published layer is the default: keys half as wide as values, rank 16, τ = 16, no convolution, no positions. Its code has
 one norm weight for all heads, as here, and an optional short convolution (`conv_width=4, activation="silu"`).
 
-With rotary positions the state turns as well as decays, diag(α) R(θ). Decay and rotation commute, so that only relative
-positions matter, exactly if α is equal within each rotary pair: `tie_decay_pairs`. Published runs leave it untied.
+With rotary positions the state is rotated as well as decayed, diag(α) R(θ). Decay and rotation commute, so that only
+relative positions matter, exactly if α is equal within each rotary pair: `tie_decay_pairs`. Published runs leave it untied.
 
 Yang et al.: Gated Linear Attention Transformers with Hardware-Efficient Training, arXiv 2312.06635.
 """
@@ -56,7 +56,7 @@ class GLA(ProjectedMixer):
         at_least_one("decay_rank", decay_rank)
         positive("tau", tau)
         if self.decay != "none":
-            raise ValueError(f"decay must be 'none' beside the decay a channel that gla has, got {self.decay!r}")
+            raise ValueError(f"decay must be 'none', because gla has its own decay per key channel, got {self.decay!r}")
         if tie_decay_pairs and self.key_dim % 2:
             raise ValueError(f"tie_decay_pairs=True needs an even key_dim, got {self.key_dim}")
         self.tau = tau
@@ -70,8 +70,8 @@ class GLA(ProjectedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
-        y, memory = self.mechanism(wide(p.q), p.k, p.v, p.log_decay, None if state is None else state.attention, call)
-        return self.finish(y, x), self.state_after(p, memory)
+        y, after = self.mechanism(wide(p.q), p.k, p.v, p.log_decay, None if state is None else state.attention, call)
+        return self.finish(y, x), self.state_after(p, after)
 
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
         return super().finish(self.out_norm(y_BTHV).flatten(2) * F.silu(self.gate_proj(x)), x)
@@ -91,8 +91,8 @@ class GLA(ProjectedMixer):
         return torch.cat([decays, decays], dim=-1)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
-        memory = zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
-        return self.carrying(LinearState(memory), zeros)
+        recurrent = zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
+        return self.carrying(LinearState(recurrent), zeros)
 
 
 def log_sigmoid_decay(logits: Tensor, tau: float) -> Tensor:
@@ -103,6 +103,6 @@ def log_sigmoid_decay(logits: Tensor, tau: float) -> Tensor:
 register(
     "gla",
     GLA,
-    "gated linear attention: first order behind a low-rank decay a key channel, head norm, output gate",
+    "gated linear attention: first order behind a low-rank decay per key channel, head norm, output gate",
     "Yang et al.: Gated Linear Attention Transformers with Hardware-Efficient Training, arXiv 2312.06635, 2023",
 )

@@ -1,15 +1,16 @@
 """InLine: linear attention whose weights are centred instead of divided, and a local filter made from the mean token.
 
     w_ts = (s/t)·φ(q_t)·(φ(k_s) − mean φ(k)) + 1/t        y_t = Σ_s w_ts v_s + Σ_r R_t[r] ⊙ v_{t+r}
-    R_t = G₂·gelu(G₁·mean(x) + b₁) + b₂                   G₁, G₂: one block a head; s = 1/√d
+    R_t = G₂·gelu(G₁·mean(x) + b₁) + b₂                   G₁, G₂: one block per head; s = 1/√d
 
-means and t are over the tokens that t sees: N tokens of an image, or those so far. Weights sum to 1 and may be negative.
-Dividing by a sum makes queries on one ray indistinguishable; subtracting the mean is injective wherever softmax is.
+Means and the count t are over the tokens that t sees: all N of an image, or those so far. Weights sum to 1 and may be
+negative. Dividing by a sum makes queries on one ray indistinguishable; subtracting the mean is injective wherever softmax
+is.
 
-The paper is about images: `causal=False, grid=(h, w)`. There R is a square of 3 x 3 taps a sample and channel; tokens before
-the grid (`class_tokens`) attend but are not filtered. An image is whole: padding is refused. The authors' code has biases
-on the projections and takes every image for a square. What they do not have is ours: the causal form with a filter over
-the last tokens, and over sequences without a grid a filter centred on the token.
+The paper is about images: `causal=False, grid=(h, w)`. There R is a square of 3 x 3 taps per sample and channel; tokens
+before the grid (`class_tokens`) attend but are not filtered. Padding is refused, since an image is always whole. The
+authors' code has biases on the projections and assumes square images. Two forms are defined here: the causal one, with a
+filter over the last tokens, and one for sequences without a grid, with a filter centred on the token.
 
 Han et al.: Bridging the Divide: Reconsidering Softmax and Linear Attention, arXiv 2412.06590.
 """
@@ -49,7 +50,7 @@ class FilteredInlineState(State):
 
 
 class LocalFilter(nn.Module):
-    """From a mean token to the taps of a filter a channel; each head sees its own part of the token only."""
+    """From a mean token to the taps of a filter per channel; each head sees its own part of the token only."""
 
     def __init__(self, d_model: int, channels: int, heads: int, taps: int) -> None:
         super().__init__()
@@ -58,14 +59,14 @@ class LocalFilter(nn.Module):
         self.out = nn.Conv1d(channels, taps * channels, 1, groups=heads)
 
     def forward(self, mean_BTD: Tensor) -> Tensor:
-        """Taps (B, T, heads, channels a head, taps)."""
+        """Taps (B, T, heads, channels per head, taps)."""
         hidden = F.gelu(self._of_heads(self.hidden, mean_BTD.unflatten(-1, (self.hidden.groups, -1))))
         taps_BTHVW: Tensor = self._of_heads(self.out, hidden).unflatten(-1, (-1, self.taps))
         return taps_BTHVW
 
     @staticmethod
     def _of_heads(conv: nn.Conv1d, x_BTHI: Tensor) -> Tensor:
-        """A convolution of width 1 in groups, as one matrix product a head: time need not be the last dimension."""
+        """A grouped convolution of width 1, as one matrix product per head, so that time need not be the last dimension."""
         assert conv.bias is not None
         weight_HOI, bias_HO = conv.weight.view(conv.groups, -1, x_BTHI.shape[-1]), conv.bias.view(conv.groups, -1)
         return torch.einsum("bthi,hoi->btho", x_BTHI, weight_HOI) + bias_HO
@@ -74,8 +75,8 @@ class LocalFilter(nn.Module):
 class Inline(ProjectedMixer):
     """Options beside those of every projected mixer:
 
-    feature_map: φ of q and k, "identity", "relu", "leaky-relu" or "exp", e^(0.2x). learn_scale: s is a parameter a head.
-    local_residual: the filter R; local_width: how many taps it has, to each side of a square if there is a grid.
+    feature_map: φ of q and k, "identity", "relu", "leaky-relu" or "exp", e^(0.2x). learn_scale: s is a parameter per head.
+    local_residual: the filter R; local_width: how many taps it has, or the side of its square if there is a grid.
     grid: (rows, columns) of an image, row by row, where causal=False. class_tokens: how many tokens come before the grid.
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
@@ -105,7 +106,7 @@ class Inline(ProjectedMixer):
         if local_residual and d_model % num_heads:
             raise ValueError(f"local_residual=True needs a d_model that is a multiple of num_heads, got {d_model}")
         if grid is None and class_tokens:
-            raise ValueError(f"class_tokens needs a grid behind them, got {class_tokens} and grid=None")
+            raise ValueError(f"class_tokens needs a grid, got {class_tokens} and grid=None")
         if grid is not None:
             self._check_grid(grid, local_width)
         self.feature_map = feature_map
@@ -118,7 +119,7 @@ class Inline(ProjectedMixer):
 
     def _check_grid(self, grid: tuple[int, int], local_width: int) -> None:
         if self.causal:
-            raise ValueError("grid needs causal=False: an image has no order of time")
+            raise ValueError("grid needs causal=False: an image has no order in time")
         if not isinstance(grid, tuple) or len(grid) != 2:
             raise ValueError(f"grid must be a pair (rows, columns), got {grid!r}")
         for side in grid:
@@ -149,7 +150,7 @@ class Inline(ProjectedMixer):
     def _local_so_far(
         self, x: Tensor, v: Tensor, state: FilteredInlineState | None, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor, ConvState]:
-        """A filter a token from the mean of the tokens so far: the mean of all would tell of the future."""
+        """A filter per token from the mean of the tokens so far: the mean of all would leak the future."""
         assert self.local is not None
         wide = torch.promote_types(x.dtype, torch.float32)
         sums, values, count = running_sum(x.to(wide)), None, None  # padding is zero
@@ -180,8 +181,8 @@ class Inline(ProjectedMixer):
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         heads, wide = (self.num_kv_heads, self.key_dim), zeros.wide
-        memory = zeros(heads[0], heads[1] + 1, self.head_dim, dtype=wide)
-        attention = InlineState(memory, zeros(*heads, dtype=wide), zeros(dtype=torch.long))
+        recurrent = zeros(heads[0], heads[1] + 1, self.head_dim, dtype=wide)
+        attention = InlineState(recurrent, zeros(*heads, dtype=wide), zeros(dtype=torch.long))
         input_sum = values = None
         if self.local is not None:
             input_sum = zeros(self.d_model, dtype=wide)

@@ -7,13 +7,13 @@ W (m x d) and b are shared by all heads, queries and keys, so that the kernel φ
 semi-definite. ψ is a two-layer network of one number, ending in a ReLU: weights are not negative, and outputs are averages
 of values. A ReLU network of one number is piecewise linear and is looked up in a table (`ops/piecewise.py`).
 
-The envelope h(x) = exp(clip(u·x + c − a|x|²/2, ±10)) is 1 at first. ψ = exp, L = 1, a = 1 and Gaussian W give Performer;
-ψ = (cos, sin) random Fourier features: any module can take the place of ψ in `LunaMap`.
+The envelope h(x) = exp(clip(u·x + c − a|x|²/2, ±10)) is initially 1. ψ = exp, L = 1, a = 1 and Gaussian W give Performer;
+ψ = (cos, sin) random Fourier features: `LunaMap` takes any module as ψ.
 
-Shahbazi et al., arXiv 2512.08061; no code of theirs was found. The paper's listing has no envelope and leaves open how q
+Shahbazi et al., arXiv 2512.08061; no published code was found. The paper's listing has no envelope and leaves open how q
 and k are scaled, m and L, and what is added to the sum of the weights: here d^(-1/4) each, 16 x 8 for keys of up to 32
 channels and max(32, d/2) x 4 beyond, and nothing. Its `ch_rms` takes statistics over the batch, here over one sequence, so
-that sequences stay independent. W of its own for each head would be a variant; there is one.
+that sequences stay independent. A separate W per head would be a variant; here all heads share one.
 Not to be confused with "Luna: Linear Unified Nested Attention" (2021).
 """
 
@@ -42,7 +42,7 @@ RMS_TARGET, RMS_EPS = 0.1, 1e-6
 
 
 class ChannelBank(nn.Module):
-    """ψ: u (...) -> (..., num_channels), one network a channel ("separate") or one for all of them ("shared")."""
+    """ψ: u (...) -> (..., num_channels), one network per channel ("separate") or one for all of them ("shared")."""
 
     def __init__(
         self, num_channels: int, *, bank: str = "separate", width: int = 64, nonneg: bool = True, softplus: bool = False
@@ -123,7 +123,7 @@ class LunaMap(FeatureMap):
         return exponent.clamp(-ENVELOPE_LIMIT, ENVELOPE_LIMIT).exp()[..., None]
 
     def _rms_scale(self, psi_BTHML: Tensor, lengths: Tensor | None) -> Tensor:
-        """min(1, target/rms) a channel, over all real tokens of a sequence."""
+        """min(1, target/rms) per channel, over all real tokens of a sequence."""
         B, T, H, M, _ = psi_BTHML.shape
         tokens_B = psi_BTHML.new_full((B,), T, dtype=torch.long) if lengths is None else lengths.clamp(min=1)
         squares_BL = without_padding(psi_BTHML, lengths).square().sum((1, 2, 3))
@@ -135,8 +135,9 @@ class Luna(FeatureAttention):
     """num_features: m·L. num_channels: L, the learnt functions ψ. By default 16 x 8 for keys of up to 32 channels, else
     max(32, key channels / 2) x 4.
 
-    bank: "separate" networks, one a channel, or one "shared". channel_width: hidden units of a network.
-    nonneg: ends ψ in a ReLU; without it a sum of weights may vanish, so norm must not be "sum". softplus: in its place.
+    bank: "separate" networks, one per channel, or one "shared". channel_width: hidden units of a network.
+    nonneg: ends ψ in a ReLU; without it a sum of weights may vanish, so norm must not be "sum". softplus: instead of the
+    ReLU.
     envelope: the learnt factor h(x) of a token. ch_rms: caps a channel's rms over the sequence at 0.1; causal=False only.
     `mixer.feature_map.dead_fraction()` says how many of the channels are zero throughout.
     """

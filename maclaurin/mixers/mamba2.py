@@ -1,4 +1,4 @@
-"""Mamba-2, the published layer, and the one-headed layer that the thesis ran under its name.
+"""Mamba-2, the published layer, and the one-headed layer that the thesis (arXiv 2602.17363) calls Mamba-2.
 
     z, x, B, C, dt = u·W_in;   x, B, C = silu(conv(x, B, C));   dt = softplus(dt + bias)
     S_t = exp(−exp(A_log)·dt) S_{t-1} + dt·x_t B_tᵀ;   y_t = S_t C_t + D⊙x_t;   out = W_out · RMSNorm(y ⊙ silu(z))
@@ -13,9 +13,9 @@ instead has H heads with keys and queries of their own: `expand=1, d_state=head_
 
     B, C, dt = u·W_in;   S_t = exp(−exp(A_log)·dt) S_{t-1} + dt·u_t B_tᵀ;   out = W_out·(S_t C_t + D⊙u_t)
 
-The input is its own value, and nothing convolves, activates, gates or normalises. DSF's formula has one decay a head, and so
-has this; what its code calls SSD is S6 with one dt and one A for all channels but a bias a channel inside the softplus, so
-that its decays differ by channel after all. It also starts with A = 1 and, by accident, with all biases zero.
+The input is its own value, and nothing convolves, activates, gates or normalises. DSF's formula has one decay per head, as
+here; what its code calls SSD is S6 with one dt and one A for all channels, but a bias per channel inside the softplus, so
+that its decays differ between channels after all. It also starts with A = 1 and, by accident, with all biases zero.
 
 Dao, Gu: Transformers are SSMs, arXiv 2405.21060. Sieber et al.: DSF, arXiv 2405.15731.
 """
@@ -39,7 +39,7 @@ class Mamba2(Mixer):
 
     expand: inner width over d_model, 2 unless given. d_state: key channels. n_groups: how many sets of keys and queries the
     heads share. conv_width, conv_bias: the short convolution over x, B, C, of 4 taps unless given.
-    skip_per_channel: D has an entry a channel, not a head.
+    skip_per_channel: D has an entry per channel instead of per head.
     ssd: the core alone, without convolution, activation, gate and norm, on the input itself (so expand is 1).
     single_head: only one head of inner width / num_heads goes through the recurrence, the rest through a gated MLP path.
     norm_eps: of the gated norm. init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
@@ -104,7 +104,7 @@ class Mamba2(Mixer):
         v = values.unflatten(-1, (self.ssm_heads, self.head_dim))
         k, q = (repeat_heads(part.unflatten(-1, (self.n_groups, self.d_state)), self.ssm_heads) for part in (keys, queries))
         dt = F.softplus(dt.to(torch.promote_types(dt.dtype, torch.float32)) + self.dt_bias)
-        y, memory = linear_attention(
+        y, after = linear_attention(
             wide(q),
             k,
             (v * dt[..., None]).to(v.dtype),
@@ -118,12 +118,12 @@ class Mamba2(Mixer):
             y = self.norm(y * F.silu(gate))
         if self.mlp_dim:
             y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)
-        return self.out_proj(y.to(x.dtype)), None if memory is None else MixerState(memory, conv, kind=self.kind)
+        return self.out_proj(y.to(x.dtype)), None if after is None else MixerState(after, conv, kind=self.kind)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
-        memory = zeros(self.ssm_heads, self.d_state, self.head_dim, dtype=zeros.wide)
+        recurrent = zeros(self.ssm_heads, self.d_state, self.head_dim, dtype=zeros.wide)
         conv = None if self.conv1d is None else self.conv1d.state_of(zeros)
-        return MixerState(LinearState(memory), conv, kind=self.kind)
+        return MixerState(LinearState(recurrent), conv, kind=self.kind)
 
 
 CITATION = "Dao, Gu: Transformers are SSMs, 2024"

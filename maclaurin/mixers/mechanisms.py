@@ -8,9 +8,10 @@
     Power      w_ts = f(x_ts) exp(b_ts) / Σ_r f(x_tr) exp(b_tr)      f a power, or terms of the exponential's series
     Inline     w_ts = (x_ts − mean_r x_tr + 1) / (how many keys t sees)
 
-b is the decay between s and t, 0 without one. Mixers are a mechanism behind their projections, students of conversions one
-behind those of another model, and the lab asks for its weights. Here φ, scale and divisor have their one definition.
-They are made at every call, of options and parameters as they are then; frozen, that would take three times as long.
+b is the sum of log decays between s and t, 0 without a decay. A mixer is a mechanism behind its own projections, a student
+of a conversion is one behind those of another model, and the lab reads the weights. φ, scale and divisor are defined here
+only. Mechanisms are built at every call from the current options and parameters; frozen dataclasses would take three times
+as long.
 """
 
 # B batch, T time (queries), S time (keys), H heads, G key-value heads, K key channels
@@ -37,11 +38,12 @@ from maclaurin.ops.reference import decay_sums
 from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.states import State
 
+Tokens = tuple[Tensor, Tensor, Tensor, Tensor | None]  # q, k, v and log_decay
+
 SEGMENT = 2048  # tokens whose features are made at a time
 
 
 class Mechanism(ABC):
-    @abstractmethod
     def __call__(
         self,
         q: Tensor,
@@ -52,13 +54,17 @@ class Mechanism(ABC):
         call: Call = AT_ONCE,
     ) -> tuple[Tensor, State | None]:
         """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), log_decay (B,T,G) -> y (B,T,H,V), and the state if `call` asks for it."""
+        return self._attend((q, k, v, log_decay), state, call)
+
+    @abstractmethod
+    def _attend(self, tokens: Tokens, state: State | None, call: Call) -> tuple[Tensor, State | None]: ...
 
     @abstractmethod
     def weights(self, q: Tensor, k: Tensor, log_decay: Tensor | None = None, visible_TS: Tensor | None = None) -> Tensor:
-        """w (B,H,T,S) in float64. visible: which keys a query sees of those it could; a hidden key is one that never was."""
+        """w (B,H,T,S) in float64. visible: which keys a query sees, of those that it could; the others count as absent."""
 
     def within(self, reach: int | None) -> Mechanism:
-        """The same for models that look back so far; what is in a sum already stays in it."""
+        """The same mechanism for a model that looks back so far. Sums keep what is already in them."""
         return self
 
 
@@ -74,15 +80,8 @@ class OfScores(Mechanism):
     causal: bool = True
     maps: tuple[nn.Module, nn.Module] | None = None
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None = None,
-        state: State | None = None,
-        call: Call = AT_ONCE,
-    ) -> tuple[Tensor, State | None]:
+    def _attend(self, tokens: Tokens, state: State | None, call: Call) -> tuple[Tensor, State | None]:
+        q, k, v, log_decay = tokens
         q, k = self.mapped(q, k, call.lengths)
         return self._op(q, k, v, log_decay, scale=self.scale, causal=self.causal, **call.with_state(state))
 
@@ -91,7 +90,7 @@ class OfScores(Mechanism):
         """The op on features of queries and keys."""
 
     def mapped(self, q: Tensor, k: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """φ(q) and φ(k). φ(0) is not zero; that padding has no features is seen to by the ops, which know the lengths."""
+        """φ(q) and φ(k). φ(0) need not be zero; the ops, which know the lengths, give padding no features."""
         if self.maps is not None:
             q, k = self.maps[0](q), self.maps[1](k)
         if isinstance(self.features, str):
@@ -101,7 +100,7 @@ class OfScores(Mechanism):
 
     @property
     def _factors_cancel(self) -> bool:
-        """Whether a positive factor of φ(q) does, so that it need not be computed."""
+        """Whether a positive factor of φ(q) cancels, so that it need not be computed."""
         return False
 
     def weights(self, q: Tensor, k: Tensor, log_decay: Tensor | None = None, visible_TS: Tensor | None = None) -> Tensor:
@@ -166,7 +165,7 @@ class Softmax(OfScores):
         else:
             scores_BHTS = scores_BHTS if bias_BHTS is None else scores_BHTS + bias_BHTS
             if self.divisor == "sum":
-                # a query that sees nothing has no weights: its scores are all alike here and struck out behind
+                # a query that sees nothing has no weights: its equal scores are multiplied by zero after the softmax
                 hidden = torch.finfo(scores_BHTS.dtype).min
                 return scores_BHTS.masked_fill(~seen_TS, hidden).softmax(-1) * seen_TS
             weights_BHTS = scores_BHTS.masked_fill(~seen_TS, -math.inf).exp()
@@ -191,27 +190,20 @@ class Linear(OfScores):
     def _factors_cancel(self) -> bool:
         return self.normalize
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None = None,
-        state: State | None = None,
-        call: Call = AT_ONCE,
-    ) -> tuple[Tensor, State | None]:
-        """Where features are made by a map, segment by segment: so they stay in the cache between the map and the sums."""
-        T = q.shape[1]
+    def _attend(self, tokens: Tokens, state: State | None, call: Call) -> tuple[Tensor, State | None]:
+        """Features of a map are computed segment by segment, so that they stay in the CPU's cache until they are summed."""
+        T = tokens[0].shape[1]
         if T <= SEGMENT or not self.causal or call.form == "parallel" or isinstance(self.features, str):
-            return super().__call__(q, k, v, log_decay, state, call)
+            return super()._attend(tokens, state, call)
+        *qkv, log_decay = tokens
         # split, not slices: the gradient of a slice is as long as the sequence
         starts = range(0, T, SEGMENT)
         decays = (None,) * len(starts) if log_decay is None else log_decay.split(SEGMENT, dim=1)
         outputs = []
-        segments = zip(starts, *(x.split(SEGMENT, dim=1) for x in (q, k, v)), decays, strict=True)
+        segments = zip(starts, *(x.split(SEGMENT, dim=1) for x in qkv if x is not None), decays, strict=True)
         for start, q_part, k_part, v_part, a_part in segments:
             part = call.part(start, q_part.shape[1], last=start + SEGMENT >= T)
-            y, state = super().__call__(q_part, k_part, v_part, a_part, state, part)
+            y, state = super()._attend((q_part, k_part, v_part, a_part), state, part)
             outputs.append(y)
         return torch.cat(outputs, dim=1), state
 
@@ -235,7 +227,7 @@ class Linear(OfScores):
 
 @dataclass(eq=False)
 class Power(Linear):
-    """order, order_weights, fold_every as in `power_attention`; fold_at: by the dtype of the keys."""
+    """order, order_weights, fold_every as in `power_attention`; fold_at is a function of the dtype of the keys."""
 
     order: int | tuple[int, ...] = 2
     order_weights: Tensor | None = None  # (H, number of orders)
@@ -267,7 +259,7 @@ class Power(Linear):
 
 @dataclass(eq=False)
 class Inline(OfScores):
-    """head_scale: (H, 1), in place of the scale of all heads. Without a decay."""
+    """head_scale (H, 1): a learnt scale per head in place of the common one. There is no decay."""
 
     head_scale: Tensor | None = None
 
@@ -292,7 +284,7 @@ class Inline(OfScores):
 
 
 def _decay_between(log_decay: Tensor, causal: bool) -> Tensor:
-    """a_{s+1} + … + a_t (B,H,T,T), and where tokens see later ones a_t + … + a_{s-1}; per channel (B,H,K,T,T)."""
+    """a_{s+1} + … + a_t (B,H,T,T), for later tokens s (causal=False) a_t + … + a_{s-1}; per channel (B,H,K,T,T)."""
     a_BTC = log_decay.flatten(2)
     sums_BCTS = decay_sums(a_BTC)  # 0 above the diagonal
     if not causal:

@@ -1,17 +1,17 @@
-"""MetaLA: linear attention whose decay is also its key, so that what a token writes is what it makes room for.
+"""MetaLA: linear attention whose decay is also its key, so that a token writes as much as it erases.
 
     x ← silu(conv(x));   q, a, v = x·W_q, x·W_α, x·W_v;   log α_t = logsigmoid(a_t)/τ;   k_t = 1 − α_t
     S_t = diag(α_t) S_{t-1} + k_t v_tᵀ;   o_t = q_t S_t/√d_k + aug(s_t, v_t),   s_t = q_t·(w ⊙ k_t)
-    out = W_o · (silu(x·W_g + b) ⊙ LayerNorm(o) a head)
+    out = W_o · (silu(x·W_g + b) ⊙ LayerNorm(o) per head)
 
-aug, the token's own term, never enters the memory: "code" σ(s·v) is what the authors run, "linear" s·v the paper's parallel
+aug, the token's own term, never enters the state: "code" σ(s·v) is what the authors run, "linear" s·v the paper's parallel
 formula, "gate" σ(s)·v keeps the sign of v. w starts at 0, where "code" adds the constant ½ that the LayerNorm removes again.
 
 The authors' code runs causal language models only; its kernel scales q by 1/√d_k, which the paper leaves out, but not the q
 of the augmentation. Over whole sequences (causal=False) the recurrence runs both ways, a token's weight on itself counted
 once; the short convolution stays causal. Variants: recall tasks `key_dim=head_dim, conv_width=2`; the ablations `aug="off"`,
 `conv_width=0, activation="identity"` and `own_key=True`. τ = 16 keeps α above 0.73 for logits above −5: a token that
-must overwrite its slots at once needs a smaller one.
+must overwrite the state at once needs a smaller τ.
 
 Chou et al.: MetaLA: Unified Optimal Linear Approximation to Softmax Attention Map, arXiv 2411.10741.
 """
@@ -38,7 +38,7 @@ class MetaLA(Mixer):
     """Options:
 
     aug: a token's own term, "off", "code" σ(s·v), "linear" s·v or "gate" σ(s)·v. tau: divides the log decay.
-    own_key: a key matrix in place of k = 1 − α. head_dim: d_model / num_heads. key_dim: half of head_dim.
+    own_key: a separate key projection in place of k = 1 − α. head_dim: d_model / num_heads. key_dim: half of head_dim.
     conv_width, conv_bias: the causal short convolution over x; 0 for none. activation: "silu" on x after it, or "identity".
     norm_eps: of the norm of each head's output. init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
@@ -102,12 +102,12 @@ class MetaLA(Mixer):
         # expm1, because 1 − α of a decay near 1 would keep only its last digits
         k = own_key[0] if own_key else -torch.expm1(log_decay)
         kept = call.with_state(None if state is None else state.attention)
-        y, memory = linear_attention(wide(q), k, v, log_decay, normalize=False, causal=self.causal, **kept)
+        y, after = linear_attention(wide(q), k, v, log_decay, normalize=False, causal=self.causal, **kept)
         if self.aug_weight is not None:
             y = y + self.augmentation(q, k, v, self.aug_weight)
         y = F.layer_norm(y, (self.head_dim,), eps=self.norm_eps).flatten(2) * F.silu(self.gate_proj(x))
         y = self.out_proj(y.to(x.dtype))
-        return y, None if memory is None else MixerState(memory, conv, kind=self.kind)
+        return y, None if after is None else MixerState(after, conv, kind=self.kind)
 
     def augmentation(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
         """A token's own term."""
@@ -117,14 +117,14 @@ class MetaLA(Mixer):
         return score * v if self.aug == "linear" else torch.sigmoid(score) * v
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
-        memory = zeros(self.num_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
+        recurrent = zeros(self.num_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
         conv = None if self.conv is None else self.conv.state_of(zeros)
-        return MixerState(LinearState(memory), conv, kind=self.kind)
+        return MixerState(LinearState(recurrent), conv, kind=self.kind)
 
 
 register(
     "metala",
     MetaLA,
-    "MetaLA: linear attention with a decay a key channel that is also its key, short convolution, gate",
+    "MetaLA: linear attention with a decay per key channel that is also its key, short convolution, gate",
     "Chou et al.: MetaLA: Unified Optimal Linear Approximation to Softmax Attention Map, arXiv 2411.10741, 2024",
 )

@@ -8,13 +8,13 @@ The weights q·k are signed: it is no softmax. `ops/mlstm.py` has the stabilised
 xLSTM-7B (norm, mLSTM, residual, norm, SwiGLU, residual); with sliding-window attention in every other layer it is SWAX:
 `MaclaurinConfig(mixer=["mlstm", "sliding-window"], …)`.
 
-At first the gates do not look at the input: W_i = W_f = 0, b_i = -10, b_f evenly from 3 to 6 over the heads (half-lives
+Initially the gates ignore the input: W_i = W_f = 0, b_i = -10, b_f evenly from 3 to 6 over the heads (half-lives
 of 14 to 207 tokens), and W_g = 0. An input gate of exp(-8.7) beside an ε of 1e-6 in the norm mutes the layer until it
-has learnt to open it. All other weights follow `init`; the authors draw them from N(0, 2/(5d)), W_o by the depth.
+has learnt to open the gate. All other weights follow `init`; the authors draw them from N(0, 2/(5d)), W_o scaled by depth.
 
-What the authors' code has beside this and is left out: the older block around the same cell (up-projection, convolution
+Left out of what the authors' code has: the older block around the same cell (up-projection, convolution
 with a skip, block-diagonal q, k, v). Their norm is a LayerNorm (`norm="layer"`), where an RMS norm was meant. They set
-f = -25 where a document starts; here documents are apart altogether. mLSTMsig is `input_gate="sigmoid"`.
+f = -25 where a document starts; here documents are computed separately. mLSTMsig is `input_gate="sigmoid"`.
 
 Beck et al.: xLSTM 7B, arXiv 2503.13427; the hybrid: SWAX, arXiv 2509.24552.
 """
@@ -41,7 +41,7 @@ FORGET_BIASES = (3.0, 6.0)  # from the first head to the last
 
 
 class Gate(nn.Module):
-    """x·W + b with W = 0 at first. No nn.Linear, because a model's initialiser draws the weights of those anew."""
+    """x·W + b with W = 0 initially. Not an nn.Linear, because a model's initialiser redraws the weights of those."""
 
     def __init__(self, d_model: int, outputs: int, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class MLSTM(ProjectedMixer):
     """Options beside those of every projected mixer (key_dim is head_dim / 2 unless given; the forget gate is the decay):
 
     input_gate: "exp", or "sigmoid" (mLSTMsig). gate_cap: c of the soft cap c·tanh(z/c) on both gates, None for none.
-    norm: of each head's output, "layer" or "rms", with a weight a channel. norm_eps: its epsilon; eps: the cell's.
+    norm: of each head's output, "layer" or "rms", with a weight per channel. norm_eps: its epsilon; eps: the cell's.
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)), of all but the gates.
     """
 
@@ -109,7 +109,7 @@ class MLSTM(ProjectedMixer):
         if self.gate_cap is not None:
             gates = self.gate_cap * torch.tanh(gates / self.gate_cap)
         input_gate, forget_gate = gates.chunk(2, dim=-1)
-        h, memory = mlstm(
+        h, after = mlstm(
             p.q.to(gates.dtype),  # the output stays as wide until it is normalised: a muted cell is small
             p.k,
             p.v,
@@ -119,7 +119,7 @@ class MLSTM(ProjectedMixer):
             eps=self.eps,
             **call.with_state(None if state is None else state.attention),
         )
-        return self.finish(h, x), self.state_after(p, memory)
+        return self.finish(h, x), self.state_after(p, after)
 
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
         norm = F.layer_norm if self.norm == "layer" else F.rms_norm
@@ -128,11 +128,11 @@ class MLSTM(ProjectedMixer):
         return super().finish(torch.sigmoid(self.out_gate(x)) * h.flatten(2).to(x.dtype), x)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
-        memory = zeros(self.num_kv_heads, self.key_dim, self.head_dim + 1, dtype=zeros.wide)
+        recurrent = zeros(self.num_kv_heads, self.key_dim, self.head_dim + 1, dtype=zeros.wide)
         log_scale = None
         if self.input_gate == "exp":
             log_scale = zeros(self.num_kv_heads, dtype=decay.widest(torch.device(zeros.device)))
-        return self.carrying(MLSTMState(memory, log_scale), zeros)
+        return self.carrying(MLSTMState(recurrent, log_scale), zeros)
 
 
 register(

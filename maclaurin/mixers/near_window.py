@@ -1,9 +1,9 @@
-"""Softmax over the last tokens beside a mechanism that sees all of them, from the same queries, keys and values:
+"""Softmax over the last tokens beside a mechanism that sees all tokens, from the same queries, keys and values:
 
-    y = σ(g)·near + (1 − σ(g))·far,   g a head, 0 at first
+    y = σ(g)·near + (1 − σ(g))·far,   one g per head, initially 0
 
-LoLCATs (Zhang et al., arXiv 2410.10254) puts both under one sum of weights; two sums and a gate keep either state what it
-is elsewhere.
+LoLCATs (Zhang et al., arXiv 2410.10254) divides both by one sum of weights; with two sums and a gate, each state is the same
+as that of its mechanism alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.mixers.base import AT_ONCE, Call
-from maclaurin.mixers.mechanisms import Mechanism, Softmax
+from maclaurin.mixers.base import Call
+from maclaurin.mixers.mechanisms import Mechanism, Softmax, Tokens
 from maclaurin.ops import checks
 from maclaurin.ops.states import State, TokenState
 
@@ -27,7 +27,7 @@ class NearState(State):
 
 
 class NearWindow(nn.Module):
-    """window: how many tokens a query sees near it, itself included."""
+    """window: how many of the last tokens a query sees, itself included."""
 
     def __init__(self, num_heads: int, window: int, *, causal: bool) -> None:
         super().__init__()
@@ -43,21 +43,14 @@ class NearWindow(nn.Module):
 
 @dataclass(eq=False)
 class BesideWindow(Mechanism):
-    """share (H,): of what is near."""
+    """share (H,): the weight of `near`."""
 
     near: Softmax
     far: Mechanism
     share: Tensor
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor | None = None,
-        state: State | None = None,
-        call: Call = AT_ONCE,
-    ) -> tuple[Tensor, State | None]:
+    def _attend(self, tokens: Tokens, state: State | None, call: Call) -> tuple[Tensor, State | None]:
+        q, k, v, log_decay = tokens
         kept = checks.initial_state(state, NearState)
         far_BTHV, far_state = self.far(q, k, v, log_decay, None if kept is None else kept.far, call)
         near_BTHV, near_state = self.near(q, k, v, None, None if kept is None else kept.near, call)

@@ -1,19 +1,19 @@
 """Normalised attention: linear attention whose divisor is a function of the token alone, learnt instead of summed.
 
-    n_t = x_t·W_η + b a head;        y_t = Σ_{s<=t} (q_t·k_s) v_s / η(n_t);        out = W_o · y
+    n_t = x_t·W_η + b per head;        y_t = Σ_{s<=t} (q_t·k_s) v_s / η(n_t);        out = W_o · y
 
-No feature map, no scale and no sum of weights: weights may have either sign. Softmax's and linear attention's normaliser
-telescopes to a factor a row as well (DSF), so a free one is what is left of it when it need not be computed from the keys.
+No feature map, no scale and no sum of weights: weights may have either sign. The normalisers of softmax and of linear
+attention are also one factor per query (DSF); here that factor is learnt instead of computed from the keys.
 η: "exp" e^n, the paper's best; "softplus"; "sigmoid"; "softplus_offset" e^softplus(n + offset), of the authors' later code
-(arXiv 2510.09379), which never amplifies; its offset, one a head, is learnt and starts between 4 and 9. That code also
+(arXiv 2510.09379), which never amplifies; its offset, one per head, is learnt and starts between 4 and 9. That code also
 has positive features and a short convolution (`feature_map="elu", conv_width=4`), and divides scores by √d, which W_o can
 absorb.
 
-1/η of the other three has no bound, so n counts as -20 where it is less: no row is amplified more than e^20 = 4.9e8 times,
-and no gradient pushes n further down. The authors have no such guard, and divide by zero where it would act.
+1/η of the other three has no bound, so n is clamped to -20 from below: no output is amplified more than e^20 = 4.9e8
+times, and no gradient pushes n further down. The authors have no such guard and divide by zero there.
 
-Without a decay nothing in it knows the order of tokens. The authors' models add learnt positions to their embedding; the
-preset turns q and k by exact rotary positions instead, and `rotary="none"` is the paper's layer.
+Without a decay the layer does not see the order of tokens. The authors' models add learnt positions to their embedding;
+the preset rotates q and k by exact positions instead, and `rotary="none"` is the paper's layer.
 
 A norm over each token behind this layer would cancel η altogether; only W_o follows. The paper's figures compare it with an
 MLP behind it to softmax and linear attention without one.
@@ -39,7 +39,7 @@ from maclaurin.ops.states import LinearState
 
 ETAS = ("exp", "softplus", "sigmoid", "softplus_offset")
 FEATURE_MAPS = ("identity", "elu")
-SMALLEST = -20.0  # of n
+SMALLEST = -20.0  # value of n
 
 
 class Normalized(ProjectedMixer):
@@ -95,8 +95,8 @@ class Normalized(ProjectedMixer):
         return torch.exp(-n)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
-        memory = zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
-        return self.carrying(LinearState(memory), zeros)
+        recurrent = zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)
+        return self.carrying(LinearState(recurrent), zeros)
 
 
 register(

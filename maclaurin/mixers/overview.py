@@ -14,7 +14,7 @@ from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
 
 
 def _attention_flops(q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: bool = False, **_: Any) -> int:
-    """From the shapes; of a causal call, only the pairs that are seen."""
+    """Counted from the shapes; for a causal call, only the visible pairs."""
     count = int(sdpa_flop_count(q, k, v))
     return count * (k[2] + 1) // (2 * k[2]) if is_causal else count
 
@@ -24,7 +24,7 @@ ATTENTION_FLOPS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _
 
 
 def overview(pattern: str, d_model: int, num_heads: int, lengths: Sequence[int]) -> list[dict[str, Any]]:
-    """A row a mixer that matches the pattern: cost, state bytes by length, crossover, options, citation."""
+    """A row per mixer that matches the pattern: cost, state bytes by length, crossover, options, citation."""
     names = available_mixers(pattern) or [mixer_entry(pattern).name]
     rows = []
     for name in names:
@@ -47,7 +47,7 @@ def overview(pattern: str, d_model: int, num_heads: int, lengths: Sequence[int])
 
 
 def explanation(name: str, d_model: int, num_heads: int, contexts: Sequence[int]) -> dict[str, Any]:
-    """What there is to know about one mixer beside its row: maths, state, cost a token. The cost is counted, not timed."""
+    """What there is to know about one mixer beside its row: maths, state, cost per token. The cost is counted, not timed."""
     mixer = build_mixer(name, d_model, num_heads)
     counts = {context: _multiply_adds(mixer, context) for context in contexts}
     return {
@@ -70,7 +70,7 @@ def _after(mixer: Mixer, context: int) -> MixerState:
 
 @torch.no_grad()
 def _multiply_adds(mixer: Mixer, context: int) -> dict[str, int]:
-    """A token's products of matrices: in a forward pass over `context` tokens, and in one step behind them."""
+    """Matrix products per token: in a forward pass over `context` tokens, and in one decoding step after them."""
     x = torch.zeros(1, context, mixer.d_model, dtype=torch.float32, device="cpu")
     with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as forward:
         _, state = mixer(x)
@@ -86,8 +86,8 @@ def _help(mixer: type[Mixer]) -> str:
 
 
 def crossover_length(mixer: Mixer, softmax: Mixer | None = None) -> int | None:
-    """The length from which on the state is no larger than that of softmax attention, of the same width unless given, or
-    None. States that buffer tokens before they fold them go up and down: it is the last crossing that counts.
+    """The length from which on the state is no larger than the KV cache of softmax attention, of the same width unless
+    given, or None. States that buffer tokens before folding them grow and shrink: the last crossing counts.
     """
     if not mixer.finite_state:
         return None

@@ -1,9 +1,9 @@
-"""The part that the thesis's layers share: project to q, k, v, convolve, discretise, decay, rotate.
+"""What the layers of the thesis share: project to q, k, v, convolve, discretise, decay, rotate.
 
 Papers: "On the Expressiveness of Softmax Attention: A Recurrent Neural Network Perspective" (arXiv 2507.23632), paper 1,
 and "2Mamba2Furious" (arXiv 2602.17363), paper 2. Their code differs in ways that are not reproduced here: decays that may
-grow (−silu, −z·softplus), cosine features normalised across heads. Rotary positions rounded to bfloat16, as paper 2's
-softmax was trained with under autocast, are an option.
+grow (−silu, −z·softplus), cosine features normalised across heads. Rotary positions rounded to bfloat16, with which paper
+2's softmax was trained under autocast, are an option.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class Projections:
     dt: Tensor | None  # (B, T, G): the time step, where there is one
     log_decay: Tensor | None  # (B, T, G), or (B, T, G, key_dim)
     conv: ConvState | None
-    positions: Tensor  # (B, T)
-    position: Tensor  # (B,): after the last token
+    positions: Tensor | None  # (B, T), where something depends on them
+    position: Tensor | None  # (B,): after the last token
     rotation: RotationState | None
 
 
 class ProjectedMixer(Mixer):
-    """Options, the same names everywhere:
+    """Options, with the same names in every projected mixer:
 
     num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads. head_dim: d_model / num_heads.
-    key_dim: channels of a query and a key; head_dim unless given, or the part of it that the mechanism's paper takes.
+    key_dim: channels of a query and a key; head_dim unless given, or the fraction of it in the mechanism's paper.
     conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it.
-    rotary: "rope" turns q and k by exact positions, with rope_theta; "selective" by angles that the tokens choose, with
-    rotary_options (`selective_rope.py`). rotary_interleaved pairs channels (0,1), (2,3)… rounded_positions: of "rope", to
-    bfloat16: beyond 256 several tokens have one position. For checkpoints that were trained so.
+    rotary: "rope" rotates q and k by exact positions, with rope_theta; "selective" by angles computed from the tokens, with
+    rotary_options (`selective_rope.py`). rotary_interleaved pairs channels (0,1), (2,3)… rounded_positions: rounds
+    those of "rope" to bfloat16, so that beyond 256 tokens share positions; for checkpoints that were trained so.
     decay: "softplus" a = −softplus(x·W), "forget" a = log σ(x·W + b), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
     value_discretization: v·dt with dt = softplus(x·W_dt), or its sigmoid; dt_bias adds Mamba's bias to dt.
     projection_bias: biases on the projections to q, k, v and to the output, as vision transformers have them.
@@ -97,7 +97,7 @@ class ProjectedMixer(Mixer):
         self._set_rotary(rotary, rope_theta, rotary_options or {}, rotary_interleaved, rounded_positions)
         self._set_decay(decay, decay_scale, value_discretization, dt_bias)
         self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
-        self.near: NearWindow | None = None  # beside mechanisms that have the option near_window
+        self.near: NearWindow | None = None  # for mechanisms that have the option near_window
 
     def _set_sizes(self, num_kv_heads: int | None, head_dim: int | None, key_dim: int | None) -> None:
         heads = self.num_heads
@@ -122,9 +122,9 @@ class ProjectedMixer(Mixer):
         one_of("rotary", rotary, ROTARIES)
         positive("rope_theta", rope_theta)
         if rotary != "none" and self.key_dim % 2:
-            raise ValueError(f"rotary={rotary!r} needs an even number of channels a head, got {self.key_dim}")
+            raise ValueError(f"rotary={rotary!r} needs an even number of channels per head, got {self.key_dim}")
         if rotary == "selective" and not self.causal:
-            raise ValueError("rotary='selective' adds angles up over time: it needs causal=True")
+            raise ValueError("rotary='selective' sums angles over time: it needs causal=True")
         if options and rotary != "selective":
             raise ValueError(f"rotary_options belong to rotary='selective', got rotary={rotary!r}")
         if rounded_positions and rotary != "rope":
@@ -170,14 +170,15 @@ class ProjectedMixer(Mixer):
         widths = (self.key_dim, self.key_dim, self.head_dim)
         parts = zip(qkv.split(self.qkv_sizes, dim=-1), widths, strict=True)
         q, k, v = (part.unflatten(-1, (-1, width)) for part, width in parts)
-        positions, position = advanced(state, x, call.lengths)
+        positions, position = advanced(state, x, call.lengths) if self._needs_position else (None, None)
         rotation, interleaved = None, self.rotary_interleaved
         if self.rotary == "rope":
+            assert positions is not None
             angle = positions.to(torch.bfloat16) if self.rounded_positions else positions
             q, k = (turn_by_position(part, angle, theta=self.rope_theta, interleaved=interleaved) for part in (q, k))
         elif self.selective is not None:
             angles, rotation = self.selective(x, None if state is None else state.rotation, call)
-            # autocast rounds q and k to bfloat16; their gradients must not be: those of angles add up over all tokens
+            # autocast rounds q and k to bfloat16; their gradients must stay wide: those of angles are summed over all tokens
             q, k = (rotate(part.to(x.dtype), angles, interleaved=interleaved) for part in (q, k))
         plain_v, dt = v, self._time_step(x)
         if self.value_discretization != "none":
@@ -208,23 +209,22 @@ class ProjectedMixer(Mixer):
 
     @property
     def mechanism(self) -> Mechanism | None:
-        """What stands between the projections and the output. None where it takes more than q, k, v and a decay."""
+        """The mechanism between the projections and `finish`. None if it needs more than q, k, v and a decay."""
         return None
 
     def finish(self, y: Tensor, x: Tensor) -> Tensor:
-        """What comes behind the weighted values y (B, T, H, head_dim): norms and gates, if any, and the output matrix."""
+        """From the weighted values y (B, T, H, head_dim) to the output: norms and gates, if any, and the projection."""
         finished: Tensor = self.out_proj(y.flatten(2).to(x.dtype))
         return finished
 
     def state_after(self, p: Projections, attention: State | None) -> MixerState | None:
-        """What the mixer carries on from a call: the attention's state, and that of all that `project` does."""
+        """The mixer's state after a call: the attention's state, and that of everything in `project`."""
         if attention is None:
             return None
-        position = p.position if self._needs_position else None
-        return MixerState(attention, p.conv, position, rotation=p.rotation, kind=self.kind)
+        return MixerState(attention, p.conv, p.position, rotation=p.rotation, kind=self.kind)
 
     def carrying(self, attention: State, zeros: Zeros) -> MixerState:
-        """The same in shapes (`state_of`)."""
+        """The same for the shapes of `state_of`."""
         return MixerState(
             attention,
             None if self.conv is None else self.conv.state_of(zeros),
@@ -238,13 +238,13 @@ class ProjectedMixer(Mixer):
         return self.rotary == "rope"
 
     def tokens_of(self, kind: type[S], tokens: int, heads: int, zeros: Zeros) -> S:
-        """Kept keys, values and log decays."""
+        """A KV cache of so many tokens, with log decays if there is a decay."""
         keys = zeros(tokens, heads, self.key_dim, dtype=self._key_dtype(zeros.dtype))
         decay = None if self.decay == "none" else zeros(tokens, heads, dtype=zeros.wide)
         return kind(keys, zeros(tokens, heads, self.head_dim), decay)
 
     def _key_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Of kept keys, where inputs have `dtype`."""
+        """The dtype of cached keys, for inputs of `dtype`."""
         return dtype
 
     def beside_window(self, far: State, tokens: int, zeros: Zeros) -> State:

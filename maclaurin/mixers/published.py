@@ -1,10 +1,11 @@
-"""Every row of the thesis's tables as one set of options: the authors' name for it -> (mixer, options).
+"""Every row of the tables of the thesis, paper 1 (arXiv 2507.23632) and paper 2 (arXiv 2602.17363), as options of a mixer:
+the authors' name -> (mixer, options).
 
 Paper 2's layers have no rotary positions except softmax, whose pairs are interleaved, and no bias on the time step: its "A
-mask original" rows start at a median decay of 0.0045 a token where Mamba-2's bias would start at 0.93. Add `dt_bias=True`
-to see the difference. Where a published name is the same model as another (a positive factor a row in front of a norm
-cancels), both rows have the same options; "extratoks" differs in its data, which begins with 3 dummy tokens. Not listed:
-names whose code cannot run for want of missing files.
+mask original" rows start at a median decay of 0.0045 per token where Mamba-2's bias would start at 0.93. Add `dt_bias=True`
+to see the difference. Where a published name is the same model as another (a positive factor per query in front of a
+norm cancels), both rows have the same options; "extratoks" differs in its data, which begins with 3 dummy tokens. Not
+listed: names whose code cannot run because files are missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gated recurrences with one number a channel: the quasi-LSTM of DSF, and Griffin's RG-LRU.
+"""Gated recurrences with one number per channel: the quasi-LSTM of DSF, and Griffin's RG-LRU.
 
     g, u = x·W_in;   u ← conv(u);   h_t = λ_t⊙h_{t-1} + β_t⊙u_t;   out = W_o · (gelu(g_t) ⊙ o_t ⊙ h_t)
 
@@ -8,7 +8,7 @@
                                                       β = √(1-λ²)·σ(W_i u)          o = 1
 
 The qLSTM is an LSTM without its tanh and without its loop through the gates, so that it is linear in h. The reversed
-forget gate with its one learnt power p (1 at first) is S6's transition, because exp(-p·softplus(x)) = σ(-x)^p. The block
+forget gate with its one learnt power p (initially 1) is S6's transition, because exp(-p·softplus(x)) = σ(-x)^p. The block
 around it is that of DSF's code, which has more than its formula: inner width 2·d_model, a convolution of width 4, the gelu
 gate. That code draws its weights with std fan_in^-½ and then overwrites them with N(0, 0.02), which is `init="llama"`.
 
@@ -63,7 +63,7 @@ class QLSTM(ScannedMixer):
         at_least_one("expand", expand)
         at_least(0, "conv_width", conv_width)
         inner = expand * d_model
-        self.memory_shape = (inner,)
+        self.state_shape = (inner,)
         self.in_proj = nn.Linear(d_model, 2 * inner, bias=False)
         self.conv = ShortConv(inner, conv_width, conv_bias) if conv_width else None
         self.gate_proj = nn.Linear(inner, 3 * inner)
@@ -75,13 +75,13 @@ class QLSTM(ScannedMixer):
         gate, u = self.in_proj(x).chunk(2, dim=-1)
         u, conv = self._convolved(u, state, call)
         f, i, o = self.gate_proj(u).chunk(3, dim=-1)
-        h, memory = linear_scan(
+        h, after = linear_scan(
             torch.sigmoid(i) * u,
             self.log_decay(f),
             **call.with_state(None if state is None else state.attention),
         )
         y = self.out_proj(F.gelu(gate) * torch.sigmoid(o) * h)
-        return y, None if memory is None else MixerState(memory, conv, kind=self.kind)
+        return y, None if after is None else MixerState(after, conv, kind=self.kind)
 
     def log_decay(self, f: Tensor) -> Tensor:
         if self.power is None:
@@ -116,10 +116,10 @@ class RGLRU(ScannedMixer):
         if channels % num_heads:
             raise ValueError(f"width must be a multiple of num_heads, got {channels} and {num_heads}")
         block = channels // num_heads
-        self.memory_shape = (channels,)
+        self.state_shape = (channels,)
         self.in_proj = nn.Linear(d_model, (1 + gate) * channels, bias=False)
         self.conv = ShortConv(channels, conv_width, conv_bias) if conv_width else None
-        # of both gates side by side: that of the recurrence, then that of the input
+        # weights of both gates: the recurrence gate's, then the input gate's
         self.block_weight = nn.Parameter(torch.randn(num_heads, block, 2 * block) * block**-0.5)
         self.block_bias = nn.Parameter(torch.zeros(num_heads, 2 * block))
         # softplus(A) = -log(λ)/c
@@ -129,17 +129,17 @@ class RGLRU(ScannedMixer):
         initialise(self, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
-        *gate, u = self.in_proj(x).split(self.memory_shape[0], dim=-1)
+        *gate, u = self.in_proj(x).split(self.state_shape[0], dim=-1)
         u, conv = self._convolved(u, state, call)
         log_decay, input_gate = self.gates(u)
-        h, memory = linear_scan(
+        h, after = linear_scan(
             (complement(log_decay) * input_gate * u).to(u.dtype),
             log_decay,
             **call.with_state(None if state is None else state.attention),
         )
         if gate:
             h = h * F.gelu(gate[0], approximate="tanh")
-        return self.out_proj(h), None if memory is None else MixerState(memory, conv, kind=self.kind)
+        return self.out_proj(h), None if after is None else MixerState(after, conv, kind=self.kind)
 
     def gates(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """log λ and σ(W_i u), both like u and in float32 at least."""
@@ -156,12 +156,12 @@ def complement(log_decay: Tensor) -> Tensor:
 register(
     "qlstm",
     QLSTM,
-    "quasi-LSTM: an LSTM made linear in its memory, with a gated block around it",
+    "quasi-LSTM: an LSTM made linear in its state, with a gated block around it",
     "Hochreiter, Schmidhuber: Long Short-Term Memory, 1997; Sieber et al.: DSF, arXiv 2405.15731, 2024",
 )
 register(
     "rglru",
     RGLRU,
-    "RG-LRU: Griffin's gated recurrence, whose input shrinks as its memory lengthens",
+    "RG-LRU: Griffin's gated recurrence, whose input shrinks as its decay slows",
     "De et al.: Griffin, arXiv 2402.19427, 2024",
 )

@@ -40,8 +40,8 @@ _entries: dict[str, Entry] = {}
 WHY_NOT = {
     "num_kv_heads": "its heads cannot be grouped",
     "rotary": "it does not have both queries and keys",
-    "tie_decay_pairs": "it needs a decay a key channel and rotary positions",
-    "window": "it keeps no tokens of which some could be left out",
+    "tie_decay_pairs": "it needs a decay per key channel and rotary positions",
+    "window": "it has no KV cache that could be cut to a window",
 }
 
 

@@ -1,10 +1,10 @@
 """RetNet: linear attention behind a fixed decay per head, with rotary positions, a head norm and an output gate.
 
-    q, k, v = x·W_qkv, q and k turned by position;   γ_h = 1 − 1/n_h, n_h from 32 to 512 in equal ratios
+    q, k, v = x·W_qkv, q and k rotated by position;   γ_h = 1 − 1/n_h, n_h from 32 to 512 in equal ratios
     S_t = γ S_{t-1} + k_t v_tᵀ;   y_t = q_t S_t/√d;   out = W_o · (norm(y) ⊙ silu(x·W_g))
 
-The authors' code scales keys where this scales queries, divides by the root of the summed decays and by |Σ w| at least 1,
-which the norm of each head cancels but for its epsilon, and takes values of twice the width: `head_dim=2 * key_dim`.
+The authors' code scales keys where this scales queries, divides by the root of the summed decays and by max(|Σ w|, 1), which
+cancels in each head's norm except for its epsilon, and has values of twice the width: `head_dim=2 * key_dim`.
 
 Sun et al.: Retentive Network: A Successor to Transformer for Large Language Models, arXiv 2307.08621, 2023.
 """
@@ -33,7 +33,7 @@ class RetNet(ProjectedMixer):
     def __init__(self, d_model: int, num_heads: int, *, init: str = "torch", **projection: Any) -> None:
         super().__init__(d_model, num_heads, **projection)
         if self.decay != "none":
-            raise ValueError(f"decay must be 'none' beside the fixed decays that retnet has, got {self.decay!r}")
+            raise ValueError(f"decay must be 'none', because retnet has its own fixed decays, got {self.decay!r}")
         self.gate_proj = nn.Linear(d_model, self.inner_dim, bias=False)
         self.out_norm = RMSNorm(self.head_dim, 1e-5)
         initialise(self, init)
@@ -48,9 +48,9 @@ class RetNet(ProjectedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
-        y, memory = self.mechanism(wide(p.q), p.k, p.v, p.log_decay, None if state is None else state.attention, call)
+        y, after = self.mechanism(wide(p.q), p.k, p.v, p.log_decay, None if state is None else state.attention, call)
         y = self.out_norm(y).flatten(2) * nn.functional.silu(self.gate_proj(x))
-        return self.finish(y, x), self.state_after(p, memory)
+        return self.finish(y, x), self.state_after(p, after)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         return self.carrying(LinearState(zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)), zeros)

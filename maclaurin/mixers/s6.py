@@ -4,8 +4,8 @@
     out = W_o · (h_t c_t + D⊙x_t)                      h_t a matrix (d_model, d_state)
 
 As a dynamical system (DSF) every entry of h has an eigenvalue exp(-dt·exp(A_log)) in (0, 1) of its own, where attention has
-one a head; and dt stands both in the eigenvalue and in the input, so it cannot be divided out as attention's normaliser can.
-There is no convolution, no activation and no gate around it: Mamba's block has them, DSF's comparison leaves them out.
+one per head; and dt occurs both in the eigenvalue and in the input, so it cannot be factored out as attention's normaliser
+can. There is no convolution, no activation and no gate around it: Mamba's block has them, DSF's comparison leaves them out.
 
 Parameters carry Mamba's names, and its initialisation: exp(A_log) = 1, …, d_state in every channel, softplus of the bias
 log-uniform between 1e-3 and 0.1, D = 1. DSF's code means to do the same, but its global initialisation then zeroes the bias,
@@ -33,7 +33,7 @@ from maclaurin.ops.selective import selective_scan
 class S6(ScannedMixer):
     """Options. Every channel is a head of its own: num_heads is accepted and changes nothing.
 
-    d_state: numbers that each channel remembers. dt_rank: channels between x and dt, d_model / 16 rounded up unless given.
+    d_state: size of the state per channel. dt_rank: channels between x and dt, d_model / 16 rounded up unless given.
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)); dt, A_log and D start as in Mamba with either.
     """
 
@@ -46,7 +46,7 @@ class S6(ScannedMixer):
             at_least_one("dt_rank", dt_rank)
         self.dt_rank = dt_rank or math.ceil(d_model / 16)
         self.d_state = d_state
-        self.memory_shape = (d_model, d_state)
+        self.state_shape = (d_model, d_state)
         self.conv = None
 
         self.x_proj = nn.Linear(d_model, self.dt_rank + 2 * d_state, bias=False)
@@ -61,7 +61,7 @@ class S6(ScannedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         r, b, c = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        y, memory = selective_scan(
+        y, after = selective_scan(
             x,
             self.time_step(r),
             wide(self.A_log).exp(),
@@ -70,7 +70,7 @@ class S6(ScannedMixer):
             **call.with_state(None if state is None else state.attention),
         )
         y = self.out_proj(torch.addcmul(y, x, self.D.to(y.dtype)))
-        return y, None if memory is None else MixerState(memory, kind=self.kind)
+        return y, None if after is None else MixerState(after, kind=self.kind)
 
     def time_step(self, r: Tensor) -> Tensor:
         """dt (B, T, d_model) in float32 at least; the bias is added there."""
@@ -80,6 +80,6 @@ class S6(ScannedMixer):
 register(
     "s6",
     S6,
-    "S6: Mamba's selective state space core, a decay for every channel and state dimension",
+    "S6: Mamba's selective state space core, a decay per channel and state dimension",
     "Gu, Dao: Mamba, 2023; as compared in Sieber et al.: DSF, arXiv 2405.15731, 2024",
 )

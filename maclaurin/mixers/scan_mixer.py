@@ -1,4 +1,4 @@
-"""What the mixers on an elementwise recurrence share: a memory of fixed shape, and perhaps a short convolution before it."""
+"""What mixers with an elementwise recurrence share: a state of fixed shape, and an optional short convolution before it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from maclaurin.ops.states import ConvState, ScanState
 
 
 class ScannedMixer(Mixer):
-    memory_shape: tuple[int, ...]  # of one sequence
+    state_shape: tuple[int, ...]  # of one sequence
     conv: ShortConv | None
 
     def _convolved(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, ConvState | None]:
@@ -19,4 +19,4 @@ class ScannedMixer(Mixer):
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         conv = None if self.conv is None else self.conv.state_of(zeros)
-        return MixerState(ScanState(zeros(*self.memory_shape, dtype=zeros.wide)), conv, kind=self.kind)
+        return MixerState(ScanState(zeros(*self.state_shape, dtype=zeros.wide)), conv, kind=self.kind)

@@ -1,22 +1,22 @@
-"""Selective RoPE: rotary angles that the tokens choose, an option of every mixer with queries and keys.
+"""Selective RoPE: rotary angles computed from the tokens, an option of every mixer with queries and keys.
 
-    z = x in one slice a key-value head, each of unit length;   u = z·W;   w = conv(u), silu(conv(u)) or u_t − u_{t−1}
-    w ← (w + exp(b)) · σ(gate(z));   Φ_t = Σ_{s<=t} w_s;   A_t = temperature ⊙ Φ_t;   q_t, k_t turned by A_t
+    z = x in one slice per key-value head, each of unit length;   u = z·W;   w = conv(u), silu(conv(u)) or u_t − u_{t−1}
+    w ← (w + exp(b)) · σ(gate(z));   Φ_t = Σ_{s<=t} w_s;   A_t = temperature ⊙ Φ_t;   q_t, k_t rotated by A_t
 
-so that scores see Σ_{s<r<=t} temperature ⊙ w_r, how far the tokens between have turned each plane. w = 1 is RoPE, w = 0 no
-position at all. A difference without gate and bias telescopes to A_t = temperature ⊙ u_t: a phase that depends on the token
-alone. The published settings: the defaults for language; `{"rank": 16, "increments": "linear", "gate": "none", "bias":
+so that scores depend on Σ_{s<r<=t} temperature ⊙ w_r, how far the tokens in between rotate each plane. w = 1 is RoPE, w = 0
+no position at all. A difference without gate and bias telescopes to A_t = temperature ⊙ u_t: a phase that depends on the
+token alone. The published settings: the defaults for language; `{"rank": 16, "increments": "linear", "gate": "none", "bias":
 True, "theta": 1}` for state tracking; `{"increments": "difference", "temperature": "rfa", "temp_max": 0.25}` for copying.
 
-Phases are projected in float32 at least, summed and carried in float64, and wrapped only behind the temperature. Each
-document starts at phase 0, and padding does not turn. With grouped heads a key-value head and its queries turn together.
+Phases are projected in float32 at least, summed and carried in float64, and wrapped only after the temperature. Each
+document starts at phase 0, and padding does not rotate. With grouped heads a key-value head and its queries rotate together.
 The authors' code sums in float32 over packed documents, approximates sines and cosines in its prefill kernel, cannot decode
 with a difference and has no grouped heads; it can also learn the temperature, which it leaves frozen by default.
 
 Movahedi, Carstensen et al.: Selective Rotary Position Embedding, arXiv 2511.17388, ICLR 2026.
 """
 
-# B batch, T time, G key-value heads, D = d_model/G, R planes (pairs of channels) a head, C = G·R
+# B batch, T time, G key-value heads, D = d_model/G, R planes (pairs of channels) per head, C = G·R
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ UNIT_LENGTH_EPS = 1e-6  # under the root: a token of all zeros has no direction,
 
 @dataclass(frozen=True)
 class RotationState(State):
-    """How far each plane has turned, before the temperature, and the last inputs of the convolution.
+    """How far each plane has rotated, before the temperature, and the last inputs of the convolution.
 
     Phases are float64 where the device has it.
     """
@@ -62,12 +62,12 @@ class SelectiveRotary(nn.Module):
 
     rank: of the projection to the planes, None for a full one within each head's slice, of unit columns times a scalar.
     increments: "silu" or "linear", of a causal convolution over 4 tokens, or "difference" for u_t − u_{t−1}.
-    gate: of the increments, "standard" (one a head), "low-rank" (the same through 16 channels), "gla" (one a plane through
-    16 channels) or "none". bias: adds exp(b), 1 at first.
+    gate: of the increments, "standard" (one per head), "low-rank" (the same through 16 channels), "gla" (one per plane
+    through 16 channels) or "none". bias: adds exp(b), initially 1.
     temperature: "rope" for theta^(−j/R), theta 500000 unless given; "rfa" for tan(a_j/2) with a_j from 0 to theta·π, theta
-    0.9999 unless given. temp_max: that of the fastest plane.
-    identity_conv: the convolution starts as the token itself, beside N(0, 0.02): the first turns are temperature ⊙ u_t, as
-    wide as the temperature makes them, and next to nothing of the tokens before.
+    0.9999 unless given. temp_max: the temperature of the fastest plane.
+    identity_conv: the convolution starts as the identity plus N(0, 0.02), so that the initial rotations are temperature ⊙
+    u_t with almost nothing of earlier tokens.
     """
 
     def __init__(
@@ -136,7 +136,9 @@ class SelectiveRotary(nn.Module):
         if temperature == "rfa" and not 0 < theta < 1:
             raise ValueError(f"theta must lie between 0 and 1 for temperature='rfa', got {theta}")
         if temperature == "rfa" and self.planes < 2:
-            raise ValueError("temperature='rfa' spreads speeds over the pairs of a head: it needs 4 channels or more, got 2")
+            raise ValueError(
+                "temperature='rfa' spreads speeds over the pairs of a head: it needs 4 key channels or more, got 2"
+            )
         self.temperature, self.theta, self.temp_max = temperature, theta, temp_max
 
     @without_autocast
@@ -167,7 +169,7 @@ class SelectiveRotary(nn.Module):
         return _wrapped(angles).to(dtype), RotationState(phase[:, -1].clone(), conv)
 
     def temperatures(self, device: torch.device | str) -> Tensor:
-        """The speed of each plane (R,), in the widest dtype: a rounded speed would be a wrong angle far from the start."""
+        """The speed of each plane (R,), in the widest dtype: a rounded speed would give wrong angles far from the start."""
         wide = widest(torch.device(device))
         if self.temperature == "rope":
             planes = torch.arange(self.planes, dtype=wide, device=device)
@@ -193,7 +195,7 @@ class _WideLinear(nn.Linear):
 
 
 class _UnitColumns(nn.Module):
-    """One matrix (D, R) a head, its columns of unit length, times one scalar a head."""
+    """One matrix (D, R) per head, its columns of unit length, times one scalar per head."""
 
     def __init__(self, heads: int, inputs: int, outputs: int) -> None:
         super().__init__()

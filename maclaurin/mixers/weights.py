@@ -19,7 +19,7 @@ def of_mixer(mixer: ProjectedMixer, p: Projections, visible_TS: Tensor | None = 
     """
     mechanism = mixer.mechanism
     if mechanism is None:
-        raise ValueError(f"{type(mixer).__name__} has no weights that are written out here: take softmax, linear, inline …")
+        raise ValueError(f"{type(mixer).__name__} has no weights in matrix form: take softmax, linear, inline …")
     return mechanism.weights(p.q, p.k, p.log_decay, visible_TS)
 
 
@@ -32,12 +32,12 @@ def neighbours(grid: tuple[int, int], width: int) -> Tensor:
 
 
 def last_tokens(length: int, width: int) -> Tensor:
-    """Which of the tokens (T, T) of a text are among the last `width` of each, itself included."""
+    """Which tokens (T, T) are among the last `width` before each token, itself included."""
     return torch.ones(length, length, dtype=torch.bool, device="cpu").tril().triu(1 - width)
 
 
 def random_of_equal_number(chosen_NS: Tensor, among_NS: Tensor, generator: torch.Generator) -> Tensor:
-    """For each query as many keys as are chosen, at random among the others given."""
+    """For each query, as many keys as are chosen, at random among those of `among`."""
     order = (
         torch.rand(chosen_NS.shape, generator=generator, dtype=torch.float32, device="cpu")
         .masked_fill(~among_NS, math.inf)

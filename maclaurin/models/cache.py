@@ -52,11 +52,11 @@ class StateLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
-            rows = torch.arange(self.state.batch_size, dtype=torch.long, device="cpu")
-            self.batch_select_indices(rows.repeat_interleave(repeats))
+            sequences = torch.arange(self.state.batch_size, dtype=torch.long, device="cpu")
+            self.batch_select_indices(sequences.repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens, where all of them are kept as they came. As in transformers, crop(−3) removes three."""
+        """Remove the last tokens, if the state is a KV cache of all tokens. As in transformers, crop(−3) removes three."""
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes minus the number of tokens to remove, got {tokens_to_remove}")
         removed = min(-tokens_to_remove, self.seen)
@@ -99,7 +99,7 @@ class StateLayer(CacheLayerMixin):
 
 
 class StateCache(Cache):
-    """`past_key_values` of a Maclaurin model: a StateLayer a layer."""
+    """`past_key_values` of a Maclaurin model: one StateLayer per layer."""
 
     layers: list[StateLayer]
 

@@ -1,7 +1,7 @@
-"""A model's folder, looked through before `transformers` sees it: it may come from anybody.
+"""A model's folder, checked before `transformers` reads it: it may come from anybody.
 
-Whatever a file names lies in the folder, no code that comes with a model is run, weights are safetensors, and a
-configuration asks for what the weights hold, so that no memory is taken for a number that somebody made up.
+Every file that is named lies in the folder, no code that comes with a model is run, weights are safetensors, and a
+configuration must match the size of the weights, so that no memory is allocated for made-up sizes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_imple
 ADAPTER = "adapter_config.json"
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "depths")
 DEEPEST = 32
-SPARE = 2**24  # numbers beyond those of the weights that a model may take: tables of positions, a head that is new
+SPARE = 2**24  # parameters that a model may have beyond those of the weights: tables of positions, a new head
 
 
 def checked_description(folder: Path) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def held_by(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of the weights, from the heads of their files."""
+    """The shape of every tensor of the weights, from the headers of their files."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder):
         with naming(file), safe_open(file, framework="pt") as opened:
@@ -132,7 +132,7 @@ def held_by(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_size(folder: Path, described: dict[str, Any], build: Callable[[], nn.Module]) -> None:
-    """Refuses a configuration that asks for far more than the weights hold, by a model built without memory."""
+    """Refuses a configuration that asks for far more than the weights hold; the model is built on the meta device."""
     held = held_by(folder)
     config = folder / CONFIG
     for name in LAYERS:
@@ -149,7 +149,7 @@ def check_size(folder: Path, described: dict[str, Any], build: Callable[[], nn.M
 
 
 def load_checked(cls: Any, load: Callable[..., Any], source: str | Path, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    """`cls.from_pretrained` as `load`, of a folder that was looked through; the model and the report of what was loaded."""
+    """`cls.from_pretrained` as `load`, of a checked folder; the model and the report of what was loaded."""
     kwargs |= {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
     folder = Path(source) / kwargs.get("subfolder", "")
     if not folder.is_dir():  # a name of the hub

@@ -1,4 +1,4 @@
-"""The configuration of a Maclaurin language model: the fields of a Llama, and a mixer a layer."""
+"""The configuration of a Maclaurin language model: the fields of a Llama, and a mixer per layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES: dict[str, dict[str, int]] = {
 class MaclaurinConfig(PretrainedConfig):
     """Fields are named as in LlamaConfig.
 
-    mixer: one name for all layers, or a list with one a layer; a shorter list is a pattern that repeats, so that
+    mixer: one name for all layers, or a list with one per layer; a shorter list is a pattern that repeats, so that
     `["mlstm", "sliding-window"]` alternates in any even number of layers.
     mixer_options: options for every layer's mixer, or a dict of options by mixer name.
     init: "torch" (PyTorch's defaults in the layers, N(0, initializer_range) in the embeddings) or "llama" (everywhere).
@@ -50,7 +50,7 @@ class MaclaurinConfig(PretrainedConfig):
 
     @classmethod
     def of_size(cls, size: str, **fields: Any) -> MaclaurinConfig:
-        """`tiny` for a laptop, `small` and `medium` as in the thesis."""
+        """`tiny` for a laptop, `small` and `medium` as in the thesis (arXiv 2507.23632 and 2602.17363)."""
         one_of("size", size, tuple(SIZES))
         return cls(**{**SIZES[size], **fields})
 
@@ -68,7 +68,7 @@ class MaclaurinConfig(PretrainedConfig):
             mixer_entry(name)
 
     def _check_fields(self) -> None:
-        """Types and ranges, before anything is made of them."""
+        """Types and ranges, before anything is built from them."""
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings"):
             fields.whole(name, getattr(self, name))
         fields.whole("num_hidden_layers", self.num_hidden_layers, largest=fields.MOST_LAYERS)
@@ -113,7 +113,7 @@ class MaclaurinConfig(PretrainedConfig):
 
 
 def named_options(options: dict[str, Any] | None, name: str) -> dict[str, Any]:
-    """Of options for every mixer, or by mixer name, those of one. JSON knows no tuples: they come back as lists."""
+    """The options of one mixer, from options for all or by mixer name. JSON has no tuples: they come back as lists."""
     options = dict(options or {})
     if options and all(isinstance(value, dict) for value in options.values()):
         options = dict(options.get(name, {}))

@@ -1,6 +1,6 @@
 """The decoder language model: Llama's layout (pre-norm, SwiGLU, no biases) with a mixer of any kind in each layer.
 
-It differs from the thesis's model only in what its code does to positions and masks: those are exact here.
+It differs from the model of the thesis (arXiv 2507.23632 and 2602.17363) only in positions and masks, which are exact here.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ("MaclaurinLayer",)
-    _is_stateful = True  # assisted decoding would have to take tokens back out of a state
+    _is_stateful = True  # assisted decoding would have to remove tokens from a state
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Layers have initialised themselves when they were built; `llama` draws all linear weights alike."""
+        """Layers initialise themselves when they are built; `llama` draws all linear weights alike."""
         is_head = module is getattr(self, "lm_head", None)
         if isinstance(module, nn.Embedding) or (isinstance(module, nn.Linear) and (is_head or self.config.init == "llama")):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
@@ -134,7 +134,7 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
         if past_key_values is not None and not isinstance(past_key_values, StateCache):
             raise TypeError(f"past_key_values must be a StateCache, got {type(past_key_values).__name__}")
         if attention_mask is not None:
-            # generate() passes the mask of all tokens so far; the state already knows of the earlier ones
+            # generate() passes the mask of all tokens so far; the state has already seen the earlier ones
             attention_mask = attention_mask[:, -T:]
             if bool(attention_mask.all()):
                 attention_mask = None
@@ -186,7 +186,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """labels (batch, time) are the input ids, shifted here; −100 is ignored, and so is the first token of a document.
 
-        logits_to_keep: logits for the last so many tokens only; 0 or None for all. With labels no logits are returned
+        logits_to_keep: how many of the last tokens get logits; 0 or None for all. With labels no logits are returned
         unless it is given.
         """
         outputs = self.model(
@@ -225,22 +225,22 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         if cu_seqlens is not None:
             starts = torch.as_tensor(cu_seqlens, device=labels.device)[:-1].long()
             targets[:, starts[starts < labels.shape[1]]] = -100
-        rows, targets = hidden[:, :-1].flatten(0, 1), targets[:, 1:].flatten()
-        total = rows.new_zeros((), dtype=torch.float32)
-        for some_rows, some_targets in zip(rows.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
-            total = total + checkpoint(self._summed_loss, some_rows, some_targets, use_reentrant=False)
+        tokens, targets = hidden[:, :-1].flatten(0, 1), targets[:, 1:].flatten()
+        total = tokens.new_zeros((), dtype=torch.float32)
+        for some_tokens, some_targets in zip(tokens.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
+            total = total + checkpoint(self._summed_loss, some_tokens, some_targets, use_reentrant=False)
         if num_items is None:
             num_items = (targets != -100).sum().clamp(min=1)
         return total / num_items
 
-    def _summed_loss(self, rows: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.lm_head(rows).float(), targets, ignore_index=-100, reduction="sum")
+    def _summed_loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.lm_head(tokens).float(), targets, ignore_index=-100, reduction="sum")
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any) -> None:
-        """generate() makes its cache here: keys and values alone could not hold what mixers carry."""
+        """generate() makes its cache here: a KV cache could not hold the states of mixers."""
         if generation_config.cache_implementation is not None:
             raise ValueError(
-                f"cache_implementation {generation_config.cache_implementation!r} is for keys and values; "
+                f"cache_implementation {generation_config.cache_implementation!r} is for a KV cache; "
                 "leave it out: states are carried by a StateCache"
             )
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:

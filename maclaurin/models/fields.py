@@ -31,7 +31,7 @@ def flag(name: str, value: object) -> None:
 
 
 def token_id(name: str, value: object) -> None:
-    """-1 is how some say that there is none."""
+    """Some files write -1 for none."""
     if value is not None:
         whole(name, value, smallest=-1)
 
@@ -43,7 +43,7 @@ def names(name: str, value: object) -> None:
 
 
 def options(name: str, value: object) -> None:
-    """Of mixers: scalars, lists of them or dicts of them by name, or such a dict by the name of a mixer."""
+    """Options of mixers: scalars, lists or dicts of scalars, by option name; or such dicts by mixer name."""
     if value is None:
         return
     if not isinstance(value, dict):
@@ -52,7 +52,7 @@ def options(name: str, value: object) -> None:
 
 
 def _option(name: str, value: object, dicts: int) -> None:
-    """dicts: how many may stand inside each other."""
+    """dicts: how deeply they may be nested."""
     if isinstance(value, dict) and dicts:
         for key, one in value.items():
             _option(f"{name}[{key!r}]", one, dicts - 1)
@@ -70,13 +70,13 @@ def parameters(count: int) -> None:
 
 
 def inherited(config: Any, extra: dict[str, Any]) -> None:
-    """What every configuration of `transformers` has, and the fields of a file that are none of this one's."""
+    """The fields that every configuration of `transformers` has, and those of a file that this one does not know."""
     for name, value in extra.items():
-        # each becomes an attribute, in place of a method if it has the name of one
+        # each becomes an attribute, which would hide a method of that name
         if name.startswith("__") or name == "attribute_map" or callable(getattr(type(config), name, None)):
             raise ValueError(f"{name} is no field of a configuration, got {shown(value)}")
     if extra.get("num_labels") is not None:
-        whole("num_labels", extra["num_labels"], smallest=0, largest=MOST_LABELS)  # each is given a name at once
+        whole("num_labels", extra["num_labels"], smallest=0, largest=MOST_LABELS)  # each gets a name at once
     for name, value in (("dtype", config.dtype), ("torch_dtype", extra.get("torch_dtype"))):
         kind = getattr(torch, value, None) if isinstance(value, str) else value
         if value is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):

@@ -49,7 +49,7 @@ def open_model(folder: str | Path) -> tuple[Any, Any]:
 
 
 def tokenizer_in(folder: Path) -> Any:
-    """The tokenizer of a folder, which has been tried: some files are found out by the first text only."""
+    """The tokenizer of a folder, tried on a text: some files only fail there."""
     checked_description(folder)
     with naming(folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -68,7 +68,7 @@ def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
 
 
 def _special_tokens(folder: Path, model: Any) -> GenerationConfig:
-    """Of its files, which do not say how a text goes on: who asks for it does. A token the model does not have is none."""
+    """The special tokens that the files name and the model has. How text is sampled is up to the caller."""
     found = {}
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = getattr(model.generation_config, name)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import TextStreamer
 
-PREFILL_CHUNK = 4096  # tokens of a long prompt that are read at once
+PREFILL_CHUNK = 4096  # tokens of a long prompt that are processed at once
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The vision model: patches, learned positions and pre-norm layers with any mixer that sees whole sequences.
 
-One stage is DeiT's layout, four stages with patches of 4, 2, 2, 2 are PVT's without its reduction of keys and values: a
-linear mixer needs none. A class token joins in the last stage. Unlike the InLine paper's PVT, all have a last norm.
+One stage is DeiT's layout, four stages with patches of 4, 2, 2, 2 are PVT's without its spatial reduction of keys and
+values, which a linear mixer does not need. A class token joins in the last stage. Unlike the InLine paper's PVT, all have a
+last norm.
 """
 
 from __future__ import annotations
@@ -81,14 +82,14 @@ class MaclaurinVisionPreTrainedModel(MaclaurinPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Everything but the head has initialised itself when it was built."""
+        """Everything but the head initialises itself when it is built."""
         if module is getattr(self, "classifier", None):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
             nn.init.zeros_(module.bias)
 
 
 class MaclaurinVisionModel(MaclaurinVisionPreTrainedModel):
-    """Images (batch, channels, rows, columns) -> tokens of the last stage, and one vector an image."""
+    """Images (batch, channels, rows, columns) -> tokens of the last stage, and one vector per image."""
 
     def __init__(self, config: MaclaurinVisionConfig) -> None:
         super().__init__(config)
@@ -103,7 +104,7 @@ class MaclaurinVisionModel(MaclaurinVisionPreTrainedModel):
         if pixel_values.dim() != 4 or tuple(pixel_values.shape[1:]) != expected:
             raise ValueError(
                 f"pixel_values must have shape (batch, {', '.join(map(str, expected))}), got {shape(pixel_values)}: the "
-                "model has learned a position a patch of images of that size and none beyond; resize the images, or train a "
+                "model has learned one position per patch of images of that size; resize the images, or train a "
                 "model with another image_size"
             )
         image = pixel_values.to(self.norm.weight.dtype)

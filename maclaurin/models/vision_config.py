@@ -14,7 +14,7 @@ from maclaurin.models import fields
 from maclaurin.models.config import named_options
 
 POOLINGS = ("class", "mean")
-A_STAGE = ("hidden_sizes", "depths", "num_attention_heads", "mlp_ratios", "patch_sizes")  # fields with an entry a stage
+PER_STAGE = ("hidden_sizes", "depths", "num_attention_heads", "mlp_ratios", "patch_sizes")  # lists
 
 
 def _deit(width: int, heads: int, image_size: int) -> dict[str, Any]:
@@ -57,12 +57,13 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 class MaclaurinVisionConfig(PretrainedConfig):
-    """Lists have one entry a stage; a model of one stage is a plain vision transformer.
+    """Lists have one entry per stage; a model of one stage is a plain vision transformer.
 
-    image_size: a number for squares, or [rows, columns]. patch_sizes: how many places of the grid before become one.
+    image_size: a number for squares, or [rows, columns]. patch_sizes: how many positions of the previous grid, per side,
+    become one.
     mlp_ratios: times the width of the stage, rounded.
     patch_norm: a LayerNorm behind each patch embedding. pooling: "class" (a token of the last stage) or "mean".
-    mixer: one name for all stages, or a list with one a stage; any mixer that can see whole sequences.
+    mixer: one name for all stages, or a list with one per stage; any mixer that can see whole sequences.
     mixer_options: options for every mixer, or a dict of options by mixer name.
     init: of the layers, "llama" (N(0, 0.02), biases zero) or "torch" (PyTorch's defaults). Positions, class token and head
     are drawn from N(0, initializer_range).
@@ -96,23 +97,23 @@ class MaclaurinVisionConfig(PretrainedConfig):
         fields.inherited(self, kwargs)
         super().__post_init__(**kwargs)
         stages = len(self.depths)
-        lengths = {name: len(getattr(self, name)) for name in A_STAGE}
+        lengths = {name: len(getattr(self, name)) for name in PER_STAGE}
         if len(set(lengths.values())) > 1 or not stages:
             shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise ValueError(f"every list must have one entry a stage, got {shown}")
+            raise ValueError(f"every list must have one entry per stage, got {shown}")
         self._check_mixers(stages)
         self.grids()
 
     def _check_fields(self) -> None:
-        """Types and ranges, before anything is made of them."""
+        """Types and ranges, before anything is built from them."""
         sides = self.image_size if isinstance(self.image_size, list | tuple) else [self.image_size]
         for side in sides:
             fields.whole("image_size", side)
         fields.whole("num_channels", self.num_channels)
-        for name in A_STAGE:
+        for name in PER_STAGE:
             values = getattr(self, name)
             if not isinstance(values, list | tuple):
-                raise ValueError(f"{name} must be a list with one entry a stage, got {fields.shown(values)}")
+                raise ValueError(f"{name} must be a list with one entry per stage, got {fields.shown(values)}")
             for value in values:
                 if name == "mlp_ratios":
                     fields.real(name, value)
@@ -154,7 +155,7 @@ class MaclaurinVisionConfig(PretrainedConfig):
         return found
 
     def options_of(self, name: str, grid: tuple[int, int], class_tokens: int) -> dict[str, Any]:
-        """The options of a mixer of that name. One that knows of grids is told of its own.
+        """The options of a mixer of that name. A mixer with the option grid gets the grid of its stage.
 
         Projections have biases. Positions are learned; rotary ones, which would count along rows, are off unless asked for.
         """

@@ -1,4 +1,4 @@
-"""A model all of whose weights come from its folder: what is missing there is never drawn at random."""
+"""A model whose weights all come from its folder: missing ones are never initialised at random."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from transformers.utils import logging
 
 from maclaurin.common.files import LONGEST_REASON
 
-NAMED = 5  # weights in a sentence
+NAMED = 5  # weights that an error names
 
 
 def load_whole(loader: Any, folder: Path, *, unused: Callable[[str], bool] = lambda name: False, **options: Any) -> Any:
-    """As `loader.from_pretrained`, from safetensors here. unused: of a weight, whether it may be missing."""
+    """As `loader.from_pretrained`, from safetensors here. unused: whether a weight, by name, may be missing."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # one sentence below instead of its table
     try:
@@ -38,7 +38,7 @@ def load_whole(loader: Any, folder: Path, *, unused: Callable[[str], bool] = lam
 
 
 def check_generation_config(model: Any, folder: Path) -> None:
-    """What transformers would refuse to save, said before there is anything to save."""
+    """Refuses what transformers would refuse to save, before there is anything to save."""
     generation = getattr(model, "generation_config", None)
     if generation is None:
         return

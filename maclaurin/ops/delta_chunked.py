@@ -60,16 +60,9 @@ def chunked(
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q_NRTK: Tensor,
-        k_NTK: Tensor,
-        v_NTV: Tensor,
-        beta_NT: Tensor,
-        log_decay_NT: Tensor | None,
-        state_NFV: Tensor | None,
-        plan: Plan,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor | None]:
+        """Those of `chunked`, with a plan in place of its options."""
+        q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, state_NFV, plan = arguments
         R, T, K = q_NRTK.shape[1:]
         y_NRTV, error_NTV = v_NTV.new_empty(*q_NRTK.shape[:3], v_NTV.shape[2]), torch.empty_like(v_NTV)
         state, empty = initial_state(state_NFV, k_NTK, v_NTV, plan.kernel), state_NFV is None

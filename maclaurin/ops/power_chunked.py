@@ -187,16 +187,9 @@ class Chunk:
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q_NRTK: Tensor,
-        k_NSK: Tensor,
-        v_NSW: Tensor,
-        log_decay_NS: Tensor | None,
-        state_NFW: Tensor | None,
-        weights_NO: Tensor | None,
-        plan: Plan,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor | None]:
+        """Those of `chunked`."""
+        q_NRTK, k_NSK, v_NSW, log_decay_NS, state_NFW, weights_NO, plan = arguments
         y_NRTW = v_NSW.new_empty(*q_NRTK.shape[:3], v_NSW.shape[2])
         used_NRT1 = torch.ones_like(q_NRTK[..., :1], dtype=torch.bool) if plan.guarded else None
         state = initial_state(state_NFW, k_NSK, v_NSW, plan.kernel)

@@ -1,4 +1,4 @@
-"""The kit of every HTML page: figures, tables and code in one file that asks for nothing from outside; figures as PNG."""
+"""What HTML pages are made of: figures, tables and code in one file that loads nothing else; figures as PNG."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ __all__ = ["missing"]
 
 
 def missing() -> str:
-    """What must be installed before a page can be made, as a sentence; empty if nothing."""
+    """A sentence that says what must be installed to make a page; empty if nothing."""
     absent = [name for name in ("plotly", "transformers") if find_spec(name) is None]
     return f"a report needs {' and '.join(absent)}: pip install 'maclaurin[report]'" if absent else ""

@@ -1,4 +1,4 @@
-"""Plotly figures from plain data. Colours follow the reader's light or dark page, so a figure sets none but its lines'."""
+"""Plotly figures from plain data. Colours follow the light or dark page, so a figure sets only those of its lines."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Mark:
 
 
 def styles(pairs: Sequence[tuple[str, str]]) -> dict[str, Style]:
-    """A style by name from (name, mixer): a colour a mixer, a dash for each further group of the same mixer."""
+    """A style by name from (name, mixer): a colour per mixer, a dash for each further group of the same mixer."""
     mixers = list(dict.fromkeys(mixer for _, mixer in pairs))
     free = [slot for slot in range(len(PALETTE)) if slot not in {KNOWN.get(mixer) for mixer in mixers}]
     others = [mixer for mixer in mixers if mixer not in KNOWN]
-    # more mixers than colours share them, by dash
+    # with more mixers than colours, mixers of one colour differ by dash
     slots = {mixer: (KNOWN[mixer], 0) for mixer in mixers if mixer in KNOWN}
     for index, mixer in enumerate(others):
         pool = free or list(range(len(PALETTE)))
@@ -111,7 +111,7 @@ def against_length(lines: Sequence[Line], title: str, unit: str = "") -> go.Figu
     return figure
 
 
-def memory(lines: Sequence[Line], marks: Sequence[Mark], title: str) -> go.Figure:
+def state_sizes(lines: Sequence[Line], marks: Sequence[Mark], title: str) -> go.Figure:
     """Bytes against length, with the crossovers marked."""
     figure = _figure(title)
     for line in lines:
@@ -139,7 +139,7 @@ def memory(lines: Sequence[Line], marks: Sequence[Mark], title: str) -> go.Figur
 
 
 def accuracy(lines: Sequence[Line], x_title: str, last_trained: float = math.inf) -> go.Figure:
-    """Accuracies from 0 to 1 with their intervals, against a logarithmic axis; what is beyond training is shaded."""
+    """Accuracies from 0 to 1 with their intervals, against a logarithmic axis, shaded beyond the training range."""
     figure = _figure("accuracy")
     beyond = [x for line in lines for x in line.x if x > last_trained]
     if beyond:
@@ -154,7 +154,7 @@ def accuracy(lines: Sequence[Line], x_title: str, last_trained: float = math.inf
 
 
 def spread(lines: Sequence[Line], by_seed: Sequence[Sequence[float]], x_title: str) -> go.Figure:
-    """One value a row, which is a Line of one point, with its interval and, smaller, the values of its seeds."""
+    """One value per row, which is a Line of one point, with its interval and, smaller, the values of its seeds."""
     figure = _figure("")
     for line, values in zip(lines, by_seed, strict=True):
         row = html.escape(line.name)
@@ -211,7 +211,7 @@ def heat_map(
 
 
 def curves(lines: Sequence[Line], x_title: str, y_title: str, *, log_x: bool = False, log_y: bool = False) -> go.Figure:
-    """Any lines with their intervals; faint ones are no measurements, and with a measurement's name they predict it."""
+    """Any lines with their intervals; faint lines are predictions, of the measurement of the same name if there is one."""
     figure = _figure(y_title)
     measured = {line.name for line in lines if not line.faint}
     for line in lines:

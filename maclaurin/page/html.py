@@ -1,4 +1,4 @@
-"""One self-contained HTML page from sections of figures, tables and code. It asks for nothing from outside, and may not."""
+"""One self-contained HTML page from sections of figures, tables and code. It loads nothing from outside, and must not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a person reads, and the number it is sorted by where it stands for one."""
+    """The text of a cell, and the number it is sorted by if it stands for one."""
 
     text: str
     value: float | None = None

@@ -1,4 +1,4 @@
-"""Figures as PNG files: on white, without what only a page can use, under their captions. Kaleido drives the browser."""
+"""Figures as PNG files: on white, without interactive parts, under their captions. Kaleido drives the browser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AXIS = {"gridcolor": "#d9dee4", "linecolor": "#5a6370", "tickcolor": "#5a6370"}
 
 
 def export(charts: Sequence[Chart], folder: Path) -> list[Path]:
-    """One file a figure, named by its key."""
+    """One file per figure, named by its key."""
     if find_spec("kaleido") is None:
         raise ValueError("PNG files need kaleido: pip install 'maclaurin[report]'")
     import kaleido

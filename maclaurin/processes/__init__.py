@@ -1,1 +1,1 @@
-"""How processes of this package live together: locks, children that end with their parent, and being asked to stop."""
+"""How processes of this package work together: locks, children that end with their parent, and requests to stop."""

@@ -26,12 +26,12 @@ def lifeline() -> Iterator[int]:
 
 
 def end_with_parent() -> None:
-    """In a child, first thing: once nobody holds its lifeline it gets SIGTERM, at which a training run saves itself."""
+    """Called first in a child: once its lifeline closes it gets SIGTERM, on which a training run saves a checkpoint."""
     threading.Thread(target=_watch_input, daemon=True).start()
 
 
 def end_with_pool() -> None:
-    """The same in a process of a pool, which knows its parent."""
+    """The same for a process of a pool, which knows its parent."""
     threading.Thread(target=_watch_parent, daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""How a command ends that cannot do what it was asked: a sentence and an exit code."""
+"""How a command that cannot do its work ends: with a sentence and an exit code."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ LONGEST = 300  # characters of a holder's name: the file may hold anything
 def locked(path: Path, what: str = "") -> Iterator[None]:
     """Hold the lock of this file, which is made where it is missing and stays.
 
-    what: what the lock is for; then somebody else's lock is a ValueError that names it, its holder's process and host.
-    Without it, this waits for its turn.
+    what: what the lock is for; if another process holds it, a ValueError names `what` and that process and host.
+    Without `what`, this waits until the lock is free.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8", errors="replace") as stream:

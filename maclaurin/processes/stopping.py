@@ -1,4 +1,4 @@
-"""Being asked to stop: Ctrl-C, and SIGTERM, which schedulers and `kill` send. What is running puts itself in order first."""
+"""Requests to stop: Ctrl-C, and SIGTERM, which schedulers and `kill` send. Running work is cleaned up first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def exit_code(stop: BaseException) -> int:
 
 
 def raise_on_terminate() -> None:
-    """From now on SIGTERM is an exception: children are ended, files closed, and a sentence is said."""
+    """From now on SIGTERM raises an exception, so that children are ended, files closed, and a sentence is printed."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminated)
 

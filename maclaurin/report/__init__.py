@@ -1,4 +1,4 @@
-"""Runs, suites and the lab as one self-contained HTML page with figures to read, toggle and export."""
+"""Runs, suites, conversions and the lab as one self-contained HTML page with interactive figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def to_stderr(sentence: str) -> None:
 def build(folders: Sequence[Path], *, measure: bool = True, command: str = "", say: Say = to_stderr) -> Page:
     """The page of all runs, suites and results of the lab in the folders and below.
 
-    measure: time a layer of each mixer, up to 20 seconds. command: what was typed to get it, shown in the page. say: gets a
+    measure: time a layer of each mixer, up to 20 seconds. command: the command line, shown in the page. say: called with a
     sentence for each file that cannot be used; the page names it too, and shows the rest.
     """
     if sentence := missing():
@@ -61,7 +61,7 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "", s
             sections.results(groups),
             sections.curves(groups),
             sections.costs(groups, measure),
-            sections.memory(groups),
+            sections.state_sizes(groups),
         ]
     parts += suites.sections(evaluated)
     if claims:
@@ -83,7 +83,7 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "", s
 
 
 def _conversions(folders: Sequence[Path], broken: Say) -> list[tuple[Section, str]]:
-    """A section about the conversions in the folders, and what it says in a sentence; none where there are none."""
+    """A section about the conversions in the folders, and its headline; empty if there are none."""
     if not any(next(folder.rglob("conversion.json"), None) for folder in folders):
         return []
     from maclaurin.convert.page import conversions, headline, section

@@ -16,10 +16,10 @@ MEASURED = (256, 512, 1024, 2048, 4096)
 
 
 def multiply_adds(mixer: Mixer, lengths: Sequence[int]) -> dict[int, float]:
-    """Multiply-adds a token of all matrix products in a forward of the chunked form, by length.
+    """Multiply-adds per token of all matrix products in a forward of the chunked form, by length.
 
-    Up to 2048 tokens they are counted. The count is a polynomial of the length, of degree 2 at most, so that the last
-    three counts give those of longer sequences exactly.
+    Up to 2048 tokens they are counted. The count is a polynomial of the length, of degree 2 at most, so the last three
+    counts give those of longer sequences exactly.
     """
     counts = {length: _count(mixer, length) for length in COUNTED}
     (a, b, c), (y_a, y_b, y_c) = COUNTED[-3:], [counts[length] for length in COUNTED[-3:]]
@@ -32,14 +32,14 @@ def multiply_adds(mixer: Mixer, lengths: Sequence[int]) -> dict[int, float]:
 
 
 def forward_seconds(mixers: dict[str, Mixer], budget: float = 20.0) -> dict[str, dict[int, float]]:
-    """Seconds a token of a forward of the fastest form on one thread, by name and length: the best of three.
+    """Seconds per token of a forward of the fastest form on one thread, by name and length: the best of three.
 
-    Length by length, all mixers at each, until the next length would go beyond `budget` seconds.
+    Length by length, all mixers at each, until the next length would exceed `budget` seconds.
     """
     seconds: dict[str, dict[int, float]] = {name: {} for name in mixers}
     end = time.monotonic() + budget
     for T in MEASURED:
-        # twice as long is at most twice as much a token
+        # doubling the length at most doubles the time per token
         expected = sum(3 * T * 2 * times.get(T // 2, 0.0) for times in seconds.values())
         if time.monotonic() + expected > end:
             break
@@ -50,7 +50,7 @@ def forward_seconds(mixers: dict[str, Mixer], budget: float = 20.0) -> dict[str,
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine would be measured instead of the arithmetic."""
+    """On a busy machine, several threads would measure their synchronisation instead of the arithmetic."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

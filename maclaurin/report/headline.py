@@ -1,4 +1,4 @@
-"""What a set of runs says, in words, and no more than it says."""
+"""The result of a set of runs in a sentence, without overstating it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def headline(groups: Sequence[Group]) -> str:
         return "No run has finished yet"
     best, *others = (group.row for group in ranked)
     if not others:
-        return f"{best.name}: held-out loss {best.loss:.4f}"
+        return f"{best.name}: validation loss {best.loss:.4f}"
     if differences(ranked):
-        return f"{best.name} has the lowest held-out loss, but the budgets differ"
+        return f"{best.name} has the lowest validation loss, but the budgets differ"
     second = others[0]
     ahead = gap(best, second)
     if ahead.within_chance:
-        return f"{best.name} and {second.name} are level: {best.loss:.4f} and {second.loss:.4f} held-out loss"
-    return f"{best.name} wins with a held-out loss of {best.loss:.4f}, {ahead.nats:.4f} below {second.name}"
+        return f"{best.name} and {second.name} are level: {best.loss:.4f} and {second.loss:.4f} validation loss"
+    return f"{best.name} wins with a validation loss of {best.loss:.4f}, {ahead.nats:.4f} below {second.name}"
 
 
 def lead(groups: Sequence[Group], runs: Sequence[SavedRun]) -> list[str]:
@@ -43,12 +43,12 @@ def _gaps(ranked: Sequence[Group]) -> list[str]:
         return []
     best, second, last = ranked[0].row, ranked[1].row, ranked[-1].row
     ahead = gap(best, second)
-    sentence = f"The best of {len(ranked)} is {best.name}; {second.name} follows {ahead.nats:.4f} nats a token behind"
+    sentence = f"The best of {len(ranked)} is {best.name}; {second.name} follows {ahead.nats:.4f} nats per token behind"
     sentence += f" ({ahead.share:.1%})" if ahead.share >= 5e-4 else ""
     sentence += "." if last is second else f", {last.name} is last, {gap(best, last).nats:.4f} behind."
     seeds = min(best.seeds, second.seeds)
     if ahead.within_chance is None:
-        chance = "One of the first two has a single seed, so how much of their gap is chance is not known."
+        chance = "One of the first two has a single seed, so it is not known how much of their gap is chance."
     elif ahead.within_chance:
         chance = f"The gap between the first two is within the spread of their {seeds} seeds: call it a tie."
     else:
@@ -59,14 +59,14 @@ def _gaps(ranked: Sequence[Group]) -> list[str]:
 def _budget(ranked: Sequence[Group]) -> str:
     differing = differences(ranked)
     if differing:
-        return f"These runs differ in {', '.join(differing)}, so their order is no fair comparison of the mixers."
+        return f"These runs differ in {', '.join(differing)}, so their order is not a fair comparison of the mixers."
     recipe = ranked[0].recipe
     tokens = recipe.steps * recipe.tokens_per_step
     counts = [group.row.parameters for group in ranked]
     size = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
     each = "The budget of each run" if len(ranked) > 1 else "The budget"
     return (
-        f"{each}: {recipe.steps:,} steps, {tokens:,} tokens of {recipe.corpus} ({recipe.tokenizer}) in rows of "
-        f"{recipe.length}, {recipe.size} model with {size} parameters outside the embeddings. Losses are in nats a token; "
-        "lower is better."
+        f"{each}: {recipe.steps:,} steps, {tokens:,} tokens of {recipe.corpus} ({recipe.tokenizer}) in sequences "
+        f"of {recipe.length}, {recipe.size} model with {size} parameters outside the embeddings. Losses are in nats per "
+        "token; lower is better."
     )

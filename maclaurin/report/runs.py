@@ -19,39 +19,39 @@ from maclaurin.training.statistics import Figures, Standing, ranked, standing
 
 Points = list[tuple[int, float]]  # step and loss
 
-# in these the runs of one comparison may differ: the mechanism itself, where it is kept, and what matches its parameters
+# fields in which the runs of a comparison may differ: the mixer, the folder, and what matches the number of parameters
 OWN = ("output", "seed", "mixer", "mixer_options", "intermediate_size")
-# these change nothing that is learned
+# fields that do not change what is learned
 HOUSEKEEPING = ("save_every", "keep", "eval_every", "gradient_checkpointing")
-LARGEST = 1e18  # number of a file that is counted with
+LARGEST = 1e18  # that a number of a file may be
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A folder of `maclaurin train`: what it says of itself, and what is wrong with it."""
+    """A folder of `maclaurin train`: its recipe, log and figures, and what is wrong with it."""
 
     folder: Path
     recipe: Recipe | None = None
     train: Points = field(default_factory=list)
-    held_out: Points = field(default_factory=list)
+    validation: Points = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     starts: list[dict[str, Any]] = field(default_factory=list)
     problem: str = ""
 
     @property
     def step(self) -> int:
-        return max((step for step, _ in self.train + self.held_out), default=0)
+        return max((step for step, _ in self.train + self.validation), default=0)
 
     @property
     def finished(self) -> bool:
-        return not self.problem and self.recipe is not None and self.held_out_loss is not None
+        return not self.problem and self.recipe is not None and self.validation_loss is not None
 
     @property
-    def held_out_loss(self) -> float | None:
-        """Of the last step: an earlier evaluation is no result."""
-        if self.recipe is None or not self.held_out or self.held_out[-1][0] < self.recipe.steps:
+    def validation_loss(self) -> float | None:
+        """After the last step: an earlier evaluation is not a result."""
+        if self.recipe is None or not self.validation or self.validation[-1][0] < self.recipe.steps:
             return None
-        return self.held_out[-1][1]
+        return self.validation[-1][1]
 
     @property
     def seconds(self) -> float | None:
@@ -106,7 +106,7 @@ def collect(folders: Sequence[Path]) -> list[SavedRun]:
 
 
 def grouped(runs: Sequence[SavedRun]) -> list[Group]:
-    """The groups, best first; those without a result come last. Broken runs are in none."""
+    """The groups, best first; those without a result come last. Broken runs are left out."""
     alike: dict[str, list[SavedRun]] = {}
     for run in runs:
         if run.recipe is not None:
@@ -119,12 +119,12 @@ def grouped(runs: Sequence[SavedRun]) -> list[Group]:
 
 
 def differences(groups: Sequence[Group]) -> list[str]:
-    """The fields of the recipe in which groups differ though a fair comparison shares them."""
+    """The fields of the recipe in which groups differ, but which a fair comparison has in common."""
     return [name for name in _varying([group.recipe for group in groups]) if name not in OWN + HOUSEKEEPING]
 
 
 def mixer_label(recipe: Recipe) -> str:
-    """The contender of `maclaurin compare` that it is, or the mixer with its options."""
+    """The name of the contender of `maclaurin compare`, or the mixer with its options."""
     options = recipe.options()
     for name, contender in CONTENDERS.items():
         if (contender.mixer, contender.options) == (recipe.mixer, options):
@@ -162,9 +162,9 @@ def _mixer(runs: Sequence[SavedRun]) -> str:
 def _figures(runs: Sequence[SavedRun]) -> list[Figures]:
     """Of those that are finished."""
     return [
-        Figures(run.held_out_loss, *(_number(run.result.get(name)) for name in ("tokens_per_second", "peak_bytes")))
+        Figures(run.validation_loss, *(_number(run.result.get(name)) for name in ("tokens_per_second", "peak_bytes")))
         for run in runs
-        if run.finished and run.held_out_loss is not None
+        if run.finished and run.validation_loss is not None
     ]
 
 
@@ -218,7 +218,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _points(entries: Sequence[dict[str, Any]], key: str) -> Points:
-    """By step; a later line of the same step replaces the earlier one. A loss that is no number cannot be drawn."""
+    """By step; a later line of the same step replaces the earlier one. A loss that is not a number cannot be plotted."""
     points: dict[int, float] = {}
     for entry in entries:
         step, loss = _number(entry.get("step")), _number(entry.get(key))
@@ -244,7 +244,7 @@ def _result(
 
 
 def _number(value: Any) -> float | None:
-    """A finite one of a sane size: what is beyond would break the arithmetic of all other runs."""
+    """None unless finite and of a plausible size: others would break the arithmetic of all runs."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         return None
     return value

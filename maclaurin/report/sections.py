@@ -1,4 +1,4 @@
-"""The parts of a page about training runs: results, curves, cost, memory, the runs themselves, how they were made."""
+"""The parts of a page about training runs: results, curves, cost, state size, the runs themselves, how they were made."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def results(groups: Sequence[Group]) -> Section:
     columns = (
         Column("rank"),
         Column("mixer", numeric=False),
-        Column("held-out loss"),
+        Column("validation loss"),
         Column("± seeds"),
         Column("seeds"),
         Column("parameters"),
@@ -63,7 +63,7 @@ def results(groups: Sequence[Group]) -> Section:
         for row in (group.row for group in groups)
     ]
     intro = (
-        "Loss on held-out text after the last step, mean over seeds; ± is their standard deviation. Parameters are those of "
+        "Validation loss after the last step, mean over seeds; ± is their standard deviation. Parameters are those of "
         "mixers and MLPs. The state is that of one sequence of 8,192 tokens in the whole model, float32. “Published "
         "elsewhere” is the loss the thesis (arXiv 2602.17363) gives for the same mechanism in another setting: far larger "
         "models, FineWeb, another tokenizer, 90k steps. Its order can be compared with this one, its numbers cannot."
@@ -75,16 +75,16 @@ def curves(groups: Sequence[Group]) -> Section:
     style = styles(groups)
     charts = []
     for key, title, caption in (
-        ("train", "training loss, nats a token", "Training loss: the mean since the point before."),
-        ("held_out", "held-out loss, nats a token", "Held-out loss: the same held-out rows at every evaluation."),
+        ("train", "training loss, nats per token", "Training loss: the mean since the previous point."),
+        ("validation", "validation loss, nats per token", "Validation loss: the same sequences at every evaluation."),
     ):
         lines = [line for group in groups for line in _loss_lines(group, style[group.name], key)]
         if lines:
             name = "training-loss" if key == "train" else "held-out-loss"
             charts.append(Chart(name, figures.losses(lines, title), caption))
     intro = (
-        "Lines are means over the finished seeds, bands reach from the lowest to the highest; runs that are not finished "
-        "are dotted lines of their own. A click on a name hides it, a double click shows it alone."
+        "Lines are means over the finished seeds, bands reach from the lowest to the highest; each unfinished run has a "
+        "dotted line of its own. A click on a name hides it, a double click shows it alone."
     )
     return Section("Loss curves", intro, charts if charts else [])
 
@@ -104,10 +104,10 @@ def costs(groups: Sequence[Group], measure: bool) -> Section:
         mechanisms.append((name, group, style))
         counted.append(Line(name, style, LENGTHS, [_mean_layer(by_layer, T) for T in LENGTHS]))
     caption = (
-        "Counted: multiply-adds of the matrix products in the chunked form, the one that trains in linear time. Elementwise "
-        "work is not in it."
+        "Counted: multiply-adds of the matrix products in the chunked form, the one that trains in linear time, without "
+        "elementwise operations."
     )
-    charts = [Chart("cost-counted", figures.against_length(counted, "multiply-adds a token and layer"), caption)]
+    charts = [Chart("cost-counted", figures.against_length(counted, "multiply-adds per token and layer"), caption)]
     if measure:
         parts = {f"{name} {i}": mixer for name, _, _ in mechanisms for i, (mixer, _) in enumerate(models[name])}
         seconds = forward_seconds(parts)
@@ -118,18 +118,18 @@ def costs(groups: Sequence[Group], measure: bool) -> Section:
             measured.append(Line(name, style, lengths, [_mean_layer(by_layer, T) for T in lengths]))
         caption = (
             f"Measured when this page was written: forward of one layer, float32, one thread of {devices()['cpu']}, the "
-            "form that is fastest at that length, best of three."
+            "fastest form at each length, best of three."
         )
-        charts.append(Chart("cost-measured", figures.against_length(measured, "time a token and layer", "s"), caption))
+        charts.append(Chart("cost-measured", figures.against_length(measured, "time per token and layer", "s"), caption))
     intro = (
-        "Where a line is flat, a token costs the same however long the text is; where it rises with the length, training "
-        "takes quadratic time. For short texts the quadratic form is cheaper, and every mixer runs it there by itself."
+        "Where a line is flat, the cost per token does not depend on the length; where it rises with the length, training "
+        "takes quadratic time. For short sequences the quadratic form is cheaper, and every mixer uses it there by default."
     )
     return Section("Cost against length", f"{intro}{''.join(f' Left out: {sentence}.' for sentence in left_out)}", charts)
 
 
 def _built(group: Group) -> Layers:
-    """A layer of each kind, to be run; a recipe can ask for one that this machine could not hold."""
+    """A layer of each kind, to be run; refused if it is too large for this machine."""
     for mixer, _ in group.layers:
         size = sum(4 * parameter.numel() for parameter in mixer.parameters()) + mixer.state_nbytes(MEASURED[-1])
         if size > LARGEST_LAYER:
@@ -137,7 +137,7 @@ def _built(group: Group) -> Layers:
     return layers(group.recipe, "cpu")
 
 
-def memory(groups: Sequence[Group]) -> Section:
+def state_sizes(groups: Sequence[Group]) -> Section:
     mechanisms = _mechanisms(groups)
     lines, marks = [], []
     for name, group, style in mechanisms:
@@ -152,16 +152,16 @@ def memory(groups: Sequence[Group]) -> Section:
         values = [sum(count * mixer.state_nbytes(T) for mixer, count in reference) for T in STATE_LENGTHS]
         lines.append(Line("softmax, for reference", REFERENCE, STATE_LENGTHS, values))
     intro = (
-        "What generation must keep of one sequence, in all layers, float32. A circle marks the length from which on a "
-        "state is no larger than the keys and values of softmax attention. Heads are "
+        "The state of one sequence in generation, all layers, float32. A circle marks the length from which on a "
+        "state is no larger than the KV cache of softmax attention. Heads are "
         f"{' and '.join(map(str, widths))} wide here; at the thesis’s 64 the crossover of 2mamba is at "
         f"{crossover_length(build_mixer('2mamba', 1024, 16)):,} tokens."
     )
     caption = "State of one sequence against its length; both axes are logarithmic."
     return Section(
-        "State memory against length",
+        "State size against length",
         intro,
-        [Chart("state-memory", figures.memory(lines, marks, "state of one sequence"), caption)],
+        [Chart("state-memory", figures.state_sizes(lines, marks, "state of one sequence"), caption)],
     )
 
 
@@ -171,7 +171,7 @@ def all_runs(runs: Sequence[SavedRun]) -> Section:
         Column("status", numeric=False),
         Column("seed"),
         Column("step"),
-        Column("held-out loss"),
+        Column("validation loss"),
         Column("seconds"),
     )
     rows = [
@@ -180,7 +180,7 @@ def all_runs(runs: Sequence[SavedRun]) -> Section:
             Cell(run.status),
             _number(None if run.recipe is None else run.recipe.seed, "{:d}"),
             _number(run.step, "{:,d}"),
-            _number(run.held_out_loss, "{:.4f}"),
+            _number(run.validation_loss, "{:.4f}"),
             _number(run.seconds, "{:,.0f}"),
         )
         for run in runs
@@ -204,7 +204,7 @@ def unreadable(sentences: Sequence[str]) -> Section:
 
 
 def shown_alone(runs: Sequence[SavedRun]) -> list[SavedRun]:
-    """The runs, with those as broken that no page could show: what is wrong with one must not take the others along."""
+    """The runs; one that cannot be shown is marked as broken, so that the others can be."""
     return [run if run.problem else _tried(run) for run in runs]
 
 
@@ -212,7 +212,13 @@ def _tried(run: SavedRun) -> SavedRun:
     try:
         with naming("its files"):
             groups = grouped([run])
-            for part in (results(groups), curves(groups), memory(groups), all_runs([run]), making([], groups, [run], "")):
+            for part in (
+                results(groups),
+                curves(groups),
+                state_sizes(groups),
+                all_runs([run]),
+                making([], groups, [run], ""),
+            ):
                 part.html()
             headline(groups), lead(groups, [run])
     except ValueError as error:
@@ -233,7 +239,7 @@ def _loss_lines(group: Group, style: Style, key: str) -> list[Line]:
 
 
 def _mean(name: str, style: Style, several: Sequence[Points], tokens: int) -> Line:
-    """Over the steps that all of them have."""
+    """The mean over the steps that all of them have."""
     tables = [dict(points) for points in several]
     steps = [step for step in tables[0] if all(step in table for table in tables)]
     values = [[table[step] for table in tables] for step in steps]
@@ -250,7 +256,7 @@ def _mean(name: str, style: Style, several: Sequence[Points], tokens: int) -> Li
 
 
 def _mechanisms(groups: Sequence[Group]) -> list[tuple[str, Group, Style]]:
-    """Groups that differ in training alone cost the same: one of each mixer and size."""
+    """Groups that differ only in training cost the same: one per mixer and size."""
     several = len({group.recipe.size for group in groups}) > 1
     found: dict[str, Group] = {}
     for group in groups:
@@ -268,7 +274,7 @@ def _number(value: float | None, text: str, missing: str = "–") -> Cell:
 
 
 def _published(text: str) -> Cell:
-    """ "2.727 (with dt)": a number, and in what it differs from the row here."""
+    """ "2.727 (with dt)": a number, and how its model differs from the one here."""
     number, _, note = text.partition(" ")
     return Cell(number, float(number), note) if text else Cell("–")
 
@@ -296,7 +302,7 @@ def _train_command(recipe: Recipe) -> str:
 
 
 def _recipes(groups: Sequence[Group]) -> str:
-    """What all share, as YAML; then what each has of its own, as comments."""
+    """What all have in common, as YAML; then the fields in which they differ, as comments."""
     names = [entry.name for entry in dataclasses.fields(Recipe) if entry.name not in ("output", "seed")]
     values = {name: [getattr(group.recipe, name) for group in groups] for name in names}
     shared = [name for name in names if all(value == values[name][0] for value in values[name])]
@@ -310,7 +316,7 @@ def _recipes(groups: Sequence[Group]) -> str:
 
 
 def _versions(runs: Sequence[SavedRun]) -> str:
-    """Of every start of every run, each once, with how many starts it was."""
+    """Of every start of every run, each once, with the number of its starts."""
     texts = [_provenance(start) for run in runs for start in run.starts]
     lines = [f"{text} ({texts.count(text)} starts of runs)" for text in dict.fromkeys(texts)]
     lines += [f"{run.folder}: did not save its versions" for run in runs if not run.starts and not run.problem]

@@ -25,7 +25,7 @@ class SavedSuite:
 
 
 def collect(folders: Sequence[Path]) -> list[SavedSuite]:
-    """Every suite in the folders and below. A results.json of something else is none."""
+    """Every suite in the folders and below. A results.json of something else is ignored."""
     paths = {path.resolve(): path for folder in folders for path in sorted(folder.rglob("results.json"))}
     return [suite for path in paths.values() if (suite := _read(path)) is not None]
 
@@ -38,7 +38,7 @@ def headline_of(suites: Sequence[SavedSuite]) -> str:
 
 
 def sections(suites: Sequence[SavedSuite]) -> list[Section]:
-    """One for each table, and one for the folders that cannot be read."""
+    """One per table, and one for the folders that cannot be read."""
     seen: Counter[str] = Counter()
     parts = []
     for suite in suites:

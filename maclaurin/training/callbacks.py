@@ -1,4 +1,4 @@
-"""What a person sees of a run, how a person stops it, and what changes from step to step."""
+"""Callbacks of a run: its log and progress bar, how it is stopped, and what changes from step to step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LastStep(TrainerCallback):
 
 
 class JsonLog(TrainerCallback):
-    """Every logged figure as a line of log.jsonl. A resumed run drops what came after its checkpoint."""
+    """Every logged figure as a line of log.jsonl. A resumed run drops the lines after its checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +54,7 @@ def _step_of(line: str) -> float:
 
 
 class LiveProgress(TrainerCallback):
-    """A bar with loss, tokens a second and time left; lines where the output is no terminal."""
+    """A bar with loss, tokens per second and time left; lines where the output is no terminal."""
 
     def __init__(self, tokens_per_step: int) -> None:
         self.tokens_per_step = tokens_per_step
@@ -62,7 +62,7 @@ class LiveProgress(TrainerCallback):
         self.bar: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.started, self.first_step, self.loss, self.held_out = time.monotonic(), state.global_step, "", ""
+        self.started, self.first_step, self.loss, self.validation = time.monotonic(), state.global_step, "", ""
         if self.console.is_terminal:
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
             self.bar = Progress(*columns, console=self.console)
@@ -78,7 +78,7 @@ class LiveProgress(TrainerCallback):
         if "loss" in figures:
             self.loss = f"loss {figures['loss']:.4f}"
         if "eval_loss" in figures:
-            self.held_out = f"held-out {figures['eval_loss']:.4f}"
+            self.validation = f"validation {figures['eval_loss']:.4f}"
         if self.bar is None and ("loss" in figures or "eval_loss" in figures):
             self.console.print(f"step {state.global_step}/{state.max_steps}  {self._text(state)}", highlight=False)
 
@@ -93,7 +93,7 @@ class LiveProgress(TrainerCallback):
     def _text(self, state: Any) -> str:
         steps = state.global_step - self.first_step
         rate = steps * self.tokens_per_step / max(time.monotonic() - self.started, 1e-9)
-        return f"{self.loss}  {self.held_out}  {rate:,.0f} tokens/s"
+        return f"{self.loss}  {self.validation}  {rate:,.0f} tokens/s"
 
 
 class StopOnInterrupt(TrainerCallback):
@@ -127,9 +127,9 @@ class StopOnInterrupt(TrainerCallback):
 
 
 class StochasticWindow(TrainerCallback):
-    """A step of a schedule with the short window: all layers have it, from the step's first forward to its last backward.
+    """Sets the short window of all layers, in steps that have it, from the first forward pass to the last backward pass.
 
-    Between steps every layer has its own window again, so whatever evaluates or saves the model finds that one.
+    Between steps every layer has its own window again, so evaluation and checkpoints always see that one.
     """
 
     def __init__(self, schedule: WindowSchedule, model: nn.Module) -> None:

@@ -1,7 +1,7 @@
-"""Checkpoints: which ones are whole, which ones a run has made itself, and how they come and go: by one rename each.
+"""Checkpoints: which are complete, which a run has made itself, and how they appear and disappear: by one rename each.
 
 A checkpoint has a manifest, written last: the run that made it, its step, and size and checksum of every file. Only what a
-run has made is ever removed. Older checkpoints have no manifest; they are whole if the files that are needed can be read.
+run has made is ever removed. Older checkpoints have no manifest; they are complete if all needed files can be read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run_of(output: Path) -> str:
 
 
 def identity(output: Path) -> dict[str, str]:
-    """What is known of a run whatever its recipe: `run`, its own name, and `data`, the fingerprint of its corpus."""
+    """What identifies a run apart from its recipe: `run`, its own name, and `data`, the fingerprint of its corpus."""
     file = output / IDENTITY
     known = read_json(file) if file.exists() else {}
     for name, value in known.items():
@@ -49,7 +49,7 @@ def identity(output: Path) -> dict[str, str]:
 
 
 def check_same_data(output: Path, corpus: str, fingerprint: str) -> None:
-    """A run never goes on with another text, wherever that stands; what it begins with is noted here."""
+    """A run never goes on with another text, whatever its path; the first start records the fingerprint here."""
     known = identity(output)
     if known.setdefault("data", fingerprint) != fingerprint:
         raise ValueError(f"corpus {corpus!r} is not the text that {str(output)!r} has been trained on: it cannot go on")
@@ -69,7 +69,7 @@ def checkpoints(output: Path) -> list[Path]:
 
 
 def last_whole(output: Path) -> Path | None:
-    """The newest checkpoint that can be gone on from; those that cannot are named. None where there is none at all."""
+    """The newest checkpoint that training can resume from; damaged ones are named. None if there are none at all."""
     why = ""
     for checkpoint in reversed(checkpoints(output)):
         try:
@@ -85,7 +85,7 @@ def last_whole(output: Path) -> Path | None:
 
 
 def check(checkpoint: Path) -> None:
-    """That it is as it was written, and that nothing a run needs is missing."""
+    """Refuses a checkpoint that is not as it was written, or lacks a file that a run needs."""
     _check_needed(checkpoint)
     if (checkpoint / MANIFEST).exists():
         _check_manifest(checkpoint)
@@ -161,13 +161,13 @@ def _number(value: Any) -> bool:
 
 
 def seal(checkpoint: Path, run: str) -> None:
-    """The last thing that is written: from now on it is whole."""
+    """Written last: from now on the checkpoint is complete."""
     files = {file.name: _measured(file, file.stat().st_size) for file in sorted(checkpoint.iterdir()) if file.is_file()}
     write_json(checkpoint / MANIFEST, {"run": run, "step": step_of(checkpoint), "files": files})
 
 
 def made_by(checkpoint: Path, run: str) -> bool:
-    """Whether this run wrote it, and here: not a folder made or renamed by hand, nor one of another run."""
+    """Whether this run wrote it at this path: not a folder made or renamed by hand, nor one of another run."""
     try:
         manifest = read_json(checkpoint / MANIFEST)
     except (OSError, ValueError):
@@ -204,7 +204,7 @@ def deliver(staging: Path, output: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A full disk has as many faces as there are libraries that write: all are one sentence."""
+    """Every library reports a full disk in its own way: all become one sentence."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:

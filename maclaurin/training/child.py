@@ -1,4 +1,4 @@
-"""A training run, and what is said at its end; `python -m maclaurin.training.child RECIPE [--resume]` is one in a process
+"""A training run and its last line of output; `python -m maclaurin.training.child RECIPE [--resume]` is one in a process
 of its own: the recipe is JSON, and the process ends with the one that started it.
 """
 
@@ -20,7 +20,7 @@ def execute(recipe: Recipe, *, resume: bool) -> None:
     keep_freed_memory()
     result = train(recipe, resume=resume)
     if result.finished:
-        print(f"{result.steps} steps, held-out loss {result.held_out_loss:.4f}; the model is in {recipe.output}")
+        print(f"{result.steps} steps, validation loss {result.held_out_loss:.4f}; the model is in {recipe.output}")
     else:
         print(f"stopped after step {result.steps}; go on with: maclaurin train --output {recipe.output} --resume")
         if result.stopped_by == signal.SIGTERM:

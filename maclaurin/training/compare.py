@@ -1,7 +1,7 @@
 """Mechanisms against each other at an equal budget: the same data in the same order, the same steps, the same parameters.
 
-Every run is a process of its own (`child.py`), so that its peak memory is its own, and an interrupted comparison goes
-on run by run. Parameter counts are matched by the width of the MLPs.
+Every run is a process of its own (`child.py`), so that its peak memory is its own, and an interrupted comparison
+goes on run by run. Parameter counts are matched by the width of the MLPs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from maclaurin.training.statistics import Figures, Standing, ranked, standing
 
 # threads that spin while they wait gain a tenth on an idle machine, and lose two thirds beside any other work
 WAIT_POLICY = "PASSIVE"
-# what a recipe may say otherwise without another result
+# fields that may differ without changing the result
 NO_MATTER = {"output", "corpus", "save_every", "keep", "track", "eval_every"}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One contender and seed: where it lives, and its result once there is one."""
+    """One contender and seed: its folder, and its result once there is one."""
 
     name: str
     seed: int
@@ -58,7 +58,7 @@ class Run:
         return result
 
     def _check_recipe(self) -> None:
-        """That what is there is a result of this recipe, and not of one with other steps, say."""
+        """Refuses a result of another recipe, such as one with other steps."""
         folder = Path(self.recipe.output)
         if not (folder / "recipe.json").exists():
             return
@@ -84,7 +84,7 @@ def plan(base: Recipe, names: Sequence[str], seeds: int) -> list[Run]:
 
 
 def _matched(base: Recipe, contender: Contender) -> Recipe:
-    """With MLPs as wide as it takes to have the parameters of softmax."""
+    """The recipe with MLPs as wide as it takes to match the parameters of softmax."""
     softmax = dataclasses.replace(base, mixer="softmax", mixer_options="{}")
     own = dataclasses.replace(base, mixer=contender.mixer, mixer_options=json.dumps(contender.options))
     config = base.config()
@@ -122,7 +122,7 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
             process.terminate()  # it saves a checkpoint first
             try:
                 process.wait()
-            except BaseException:  # asked for the second time
+            except BaseException:  # interrupted a second time
                 process.kill()
                 process.wait()
             raise
@@ -139,7 +139,7 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
     unit = 1 if sys.platform == "darwin" else 1024
     result = {
         "held_out_loss": figures["eval_loss"],
-        # a resumed run has been timed for its last part only
+        # a resumed run has timed its last part only
         "tokens_per_second": None if resume else tokens / figures["train_runtime"],
         "peak_bytes": usage.ru_maxrss * unit,
         "seconds": time.monotonic() - started,

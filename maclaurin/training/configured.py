@@ -15,7 +15,7 @@ LARGEST_CONFIG = 2**20  # bytes
 
 
 def train_recipe(given: dict[str, Any], config: Path | None = None, *, resume: bool = False) -> Recipe:
-    """Of `maclaurin train`: with `resume` the run decides, and what is given may change it (more steps, say)."""
+    """The recipe of `maclaurin train`: with `resume` that of the run, in which given fields may change (more steps, say)."""
     values = _configured(config) | given
     output = Path(values.get("output", Recipe.output))
     if resume and (output / "recipe.json").exists():
@@ -24,7 +24,7 @@ def train_recipe(given: dict[str, Any], config: Path | None = None, *, resume: b
 
 
 def compare_recipe(given: dict[str, Any], config: Path | None = None) -> Recipe:
-    """That all runs of `maclaurin compare` share."""
+    """The recipe that all runs of `maclaurin compare` share."""
     return Recipe(**BUDGET | _configured(config) | given)
 
 
@@ -45,7 +45,7 @@ def _from_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{where} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{where} must have a name and a value a line, got {type(values).__name__}")
+        raise ValueError(f"{where} must have one name and value per line, got {type(values).__name__}")
     numbers = {name: value for name, value in values.items() if isinstance(value, str) and _is_float(name)}
     return checked(values | {name: _as_float(value) for name, value in numbers.items()}, where)
 
@@ -64,7 +64,7 @@ def _is_float(name: Any) -> bool:
 
 
 def _as_float(text: str) -> Any:
-    """YAML reads 1e-3 as a text."""
+    """YAML reads 1e-3 as a string."""
     try:
         return float(text)
     except ValueError:

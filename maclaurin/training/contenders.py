@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-# fields of a recipe: minutes on two cores, and the order of the mechanisms is visible
+# fields of a recipe: takes minutes on two cores and shows the order of the mechanisms
 BUDGET: dict[str, Any] = {
     "output": "runs/compare",
     "length": 256,
@@ -21,7 +21,7 @@ BUDGET: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A mixer with its options, and the loss the thesis published for that row (small, 2048 tokens, FineWeb, 90k steps)."""
+    """A mixer with its options, and its loss in the thesis, arXiv 2602.17363 (small, 2048 tokens, FineWeb, 90k steps)."""
 
     mixer: str
     options: dict[str, Any]

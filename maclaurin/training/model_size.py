@@ -1,4 +1,4 @@
-"""Facts about the model of a recipe, from its mixers built without memory."""
+"""Sizes of the model of a recipe, from its mixers built on the meta device."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def layers(recipe: Recipe, device: str = "meta") -> Layers:
 
 
 def parameters(recipe: Recipe) -> int:
-    """Of mixers and MLPs, which `maclaurin compare` matches; embeddings and norms are the same for all."""
+    """The parameters of mixers and MLPs, which `maclaurin compare` matches; embeddings and norms are the same for all."""
     config = recipe.config()
     mlps = 3 * config.hidden_size * config.intermediate_size * config.num_hidden_layers
     return mlps + sum(count * sum(parameter.numel() for parameter in mixer.parameters()) for mixer, count in layers(recipe))
 
 
 def matched_width(width: int, excess: int, one_wider: int) -> int:
-    """Of MLPs, if the model has `excess` parameters too many and MLPs one wider have `one_wider` more; below 1 if none."""
+    """The width of the MLPs that removes `excess` parameters, if one unit of width has `one_wider`; below 1 if none can."""
     return width - round(excess / one_wider)
 
 
 def state_nbytes(model: Layers, length: int) -> int:
-    """Of one sequence in the whole model."""
+    """Bytes of state of one sequence in the whole model."""
     return sum(count * mixer.state_nbytes(length) for mixer, count in model)
 
 

@@ -1,4 +1,4 @@
-"""What a run was made with: a line of versions.json for each time that it was started."""
+"""The versions a run was made with: an entry of versions.json for each start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE = "versions.json"
 
 
 def save_provenance(output: Path, *, first_step: int) -> None:
-    """Adds this start to those before it, so that a run resumed under another PyTorch says so."""
+    """Adds this start to the earlier ones, so that a run resumed under another PyTorch says so."""
     starts = load_provenance(output) if first_step else []
     starts.append({"first_step": first_step, "versions": versions(), "devices": devices()})
     write_json(output / FILE, starts)

@@ -19,7 +19,7 @@ PRECISIONS = ("auto", "fp32", "bf16")
 ROWS = ("packed", "documents")
 FREE_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 TRACKERS = ("tensorboard", "wandb", "trackio")
-# what a run that goes on can change; all else decides its weights and its data, or stands in its checkpoint
+# what a resumed run can change; all else determines its weights and data, or is stored in its checkpoint
 MAY_CHANGE = {
     "output",
     "corpus",  # may have been moved: its content is compared
@@ -47,7 +47,7 @@ class Recipe:
     output: str = field(default="runs/run", metadata={"help": "Folder of the run: checkpoints, logs, the final model."})
     mixer: str = field(
         default="2mamba",
-        metadata={"help": "Mixer of all layers, or a comma-separated list: one a layer, or a pattern that repeats."},
+        metadata={"help": "Mixer of all layers, or a comma-separated list: one per layer, or a pattern that repeats."},
     )
     mixer_options: str = field(default="{}", metadata={"help": "Options of the mixer, as JSON."})
     size: str = field(default="tiny", metadata={"help": "Size of the model: tiny, small or medium."})
@@ -56,12 +56,14 @@ class Recipe:
     num_hidden_layers: int = field(default=0, metadata={"help": "Layers."})
     num_attention_heads: int = field(default=0, metadata={"help": "Heads."})
     corpus: str = field(default="stdlib", metadata={"help": "stdlib, a file or folder, a preset, or a dataset of the hub."})
-    text_field: str = field(default="text", metadata={"help": "Field of the text in rows of .jsonl and .parquet."})
+    text_field: str = field(default="text", metadata={"help": "Field of the text in .jsonl and .parquet files."})
     tokenizer: str = field(default="bytes", metadata={"help": "bytes, bpe:SIZE, or a folder or name of a pretrained one."})
-    rows: str = field(default="packed", metadata={"help": "packed, or documents: one document a row, as in the thesis."})
-    length: int = field(default=512, metadata={"help": "Tokens a row."})
-    batch_size: int = field(default=8, metadata={"help": "Rows a device and forward."})
-    accumulation: int = field(default=1, metadata={"help": "Forwards a step."})
+    rows: str = field(
+        default="packed", metadata={"help": "packed, or documents: one document per sequence, as in arXiv 2602.17363."}
+    )
+    length: int = field(default=512, metadata={"help": "Tokens per sequence."})
+    batch_size: int = field(default=8, metadata={"help": "Sequences per device and forward pass."})
+    accumulation: int = field(default=1, metadata={"help": "Forward passes per step."})
     steps: int = field(default=1000, metadata={"help": "Updates."})
     learning_rate: float = field(default=1e-3, metadata={"help": "Largest learning rate."})
     schedule: str = field(default="cosine", metadata={"help": "Decay after the warm-up: cosine, linear or constant."})
@@ -71,14 +73,16 @@ class Recipe:
     short_window: int = field(
         default=0, metadata={"help": "Window that some steps use in place of the layers' own; 0 for none."}
     )
-    short_window_probability: float = field(default=0.5, metadata={"help": "How likely a step has the short window."})
+    short_window_probability: float = field(default=0.5, metadata={"help": "Probability that a step has the short window."})
     long_window_end: float = field(
         default=0.1, metadata={"help": "Part of the steps, the last ones, that never have the short window."}
     )
     precision: str = field(default="auto", metadata={"help": "fp32, bf16, or auto: bf16 on devices made for it."})
-    gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute layers backwards to save memory."})
+    gradient_checkpointing: bool = field(
+        default=False, metadata={"help": "Save memory: recompute layers in the backward pass."}
+    )
     eval_every: int = field(default=0, metadata={"help": "Steps between evaluations; 0 for a tenth of the run."})
-    eval_rows: int = field(default=64, metadata={"help": "Held-out rows of an evaluation."})
+    eval_rows: int = field(default=64, metadata={"help": "Validation sequences per evaluation."})
     save_every: int = field(default=0, metadata={"help": "Steps between checkpoints; 0 for a tenth of the run."})
     keep: int = field(default=2, metadata={"help": "Checkpoints kept."})
     track: str = field(
@@ -129,7 +133,7 @@ class Recipe:
         return options
 
     def config(self, **fields: Any) -> MaclaurinConfig:
-        """Of the model; `fields` are what only the tokenizer knows."""
+        """The configuration of the model; `fields` are those that only the tokenizer knows."""
         from maclaurin.models.config import MaclaurinConfig
 
         free = {name: value for name in FREE_SIZES if (value := getattr(self, name))}
@@ -161,7 +165,7 @@ class Recipe:
             raise ValueError(f"{file}: {error}") from error
 
     def check_goes_on(self, folder: Path, step: int) -> None:
-        """That a run in this folder can go on with this recipe from this step."""
+        """Refuses a recipe with which the run in this folder cannot go on from this step."""
         if self.steps < step:
             raise ValueError(f"steps must be at least the {step} that {str(folder)!r} has taken, got {self.steps}")
         if not (folder / "recipe.json").exists():

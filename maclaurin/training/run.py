@@ -28,7 +28,7 @@ from maclaurin.training.recipe import FREE_SIZES, Recipe
 from maclaurin.training.trainer import LanguageTrainer, arguments
 from maclaurin.training.windows import WindowSchedule
 
-Rows = PackedRows | DocumentRows
+Sequences = PackedRows | DocumentRows
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     if checkpoint is not None:
         recipe.check_goes_on(output, first_step)
 
-    tokenizer, train_rows, held_out = _data(recipe, output, cache)
+    tokenizer, train_sequences, validation = _data(recipe, output, cache)
     disable_progress_bar()
     set_seed(recipe.seed)
     model = _model(recipe, tokenizer, checkpoint)
@@ -69,9 +69,9 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     trainer = LanguageTrainer(
         model=model,
         args=_arguments(recipe),
-        train_dataset=train_rows,
-        eval_dataset=Subset(held_out, range(min(recipe.eval_rows, len(held_out)))),
-        data_collator=train_rows.collate,
+        train_dataset=train_sequences,
+        eval_dataset=Subset(validation, range(min(recipe.eval_rows, len(validation)))),
+        data_collator=train_sequences.collate,
         callbacks=[LastStep(), JsonLog(output / "log.jsonl"), progress, interrupt, *asked_for],
         keep=recipe.keep,
     )
@@ -79,7 +79,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     recipe.save(output)
     save_provenance(output, first_step=first_step)
     if checkpoint is not None and first_step >= recipe.steps:
-        # it died between its last checkpoint and the end: there is nothing left to train
+        # it stopped between its last checkpoint and the end: there is nothing left to train
         trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         trainer.model = MaclaurinForCausalLM.from_pretrained(checkpoint)
     else:
@@ -95,19 +95,21 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     return Result(trainer.state.global_step, finished, losses[-1] if losses else None, interrupt.requested)
 
 
-def _data(recipe: Recipe, output: Path, cache: Path | None) -> tuple[Any, Rows, Rows]:
-    """The tokenizer, the rows to train on and the held-out ones."""
+def _data(recipe: Recipe, output: Path, cache: Path | None) -> tuple[Any, Sequences, Sequences]:
+    """The tokenizer, the sequences to train on and those for validation."""
     corpus = open_corpus(recipe.corpus, text_field=recipe.text_field)
     if _is_first():
         check_same_data(output, recipe.corpus, corpus.fingerprint())
     tokenizer = open_tokenizer(recipe.tokenizer, corpus.documents("train"))
-    rows = PackedRows if recipe.rows == "packed" else DocumentRows
-    train_rows, held_out = (rows(tokenise(corpus, part, tokenizer, cache), recipe.length) for part in ("train", "held-out"))
-    return tokenizer, train_rows, held_out
+    sequences = PackedRows if recipe.rows == "packed" else DocumentRows
+    train, validation = (
+        sequences(tokenise(corpus, split, tokenizer, cache), recipe.length) for split in ("train", "held-out")
+    )
+    return tokenizer, train, validation
 
 
 def _model(recipe: Recipe, tokenizer: Any, checkpoint: Path | None) -> MaclaurinForCausalLM:
-    """With new weights, and of the shape of the checkpoint's if there is one."""
+    """The model with new weights, in the shape of the checkpoint's if there is one."""
     config = recipe.config(
         vocab_size=len(tokenizer),
         bos_token_id=tokenizer.bos_token_id,
@@ -120,7 +122,7 @@ def _model(recipe: Recipe, tokenizer: Any, checkpoint: Path | None) -> Maclaurin
 
 
 def _is_first() -> bool:
-    """Of the processes that torchrun starts."""
+    """Whether this is the first of the processes that torchrun starts."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -157,7 +159,7 @@ def _trackers(recipe: Recipe, first_step: int) -> list[TrainerCallback]:
         if name == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
 
-            # what a run logged after the checkpoint it resumes from is hidden
+            # hides what the run logged after the checkpoint that it resumes from
             writer = SummaryWriter(str(Path(recipe.output) / name), purge_step=first_step + 1)
             callbacks.append(TensorBoardCallback(writer))
         else:
@@ -189,7 +191,7 @@ def _arguments(recipe: Recipe) -> TrainingArguments:
 
 
 def _bf16(precision: str) -> bool:
-    """A CPU has bfloat16 but is no faster with it, and some virtual ones die of it: there only if asked for."""
+    """On a CPU bfloat16 is no faster, and on some virtual ones it kills the process: there only if asked for."""
     if torch.cuda.is_available():
         return precision == "bf16" or (precision == "auto" and torch.cuda.is_bf16_supported())
     if precision == "bf16":

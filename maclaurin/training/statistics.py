@@ -1,4 +1,4 @@
-"""What runs gave together, computed once: the table on the screen, compare.json and the page read the same record."""
+"""Statistics over runs, computed once: the table on the screen, compare.json and the page read the same record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maclaurin.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one finished run; what was not measured is None."""
+    """The figures of one finished run; what was not measured is None."""
 
     held_out_loss: float
     tokens_per_second: float | None
@@ -24,7 +24,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Standing:
-    """Of the seeds of one mixer and recipe: mean and standard deviation of the loss, median speed, largest memory."""
+    """Over the seeds of one mixer and recipe: mean and standard deviation of the loss, median speed, largest peak memory."""
 
     name: str
     seeds: int
@@ -40,7 +40,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Gap:
-    """Between two losses. within_chance: whether it is no larger than both spreads together; None if one is not known."""
+    """The gap between two losses. within_chance: whether it is within both spreads together; None if one is not known."""
 
     nats: float
     share: float
@@ -48,7 +48,7 @@ class Gap:
 
 
 def standing(name: str, recipe: Recipe, runs: Sequence[Figures], *, contender: str) -> Standing:
-    """contender: of `maclaurin compare`, whose published loss is shown beside; another name has none."""
+    """contender: one of `maclaurin compare`, whose published loss is included; other names have none."""
     losses = [run.held_out_loss for run in runs]
     speeds = [run.tokens_per_second for run in runs if run.tokens_per_second is not None]
     peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
@@ -72,7 +72,7 @@ def ranked(rows: Iterable[Standing]) -> list[Standing]:
 
 
 def gap(first: Standing, second: Standing) -> Gap:
-    """Of two that have a result."""
+    """The gap between two standings that have a result."""
     assert first.loss is not None and second.loss is not None
     nats = second.loss - first.loss
     chance = None

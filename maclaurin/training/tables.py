@@ -16,7 +16,7 @@ from maclaurin.training.statistics import Standing
 
 
 class LiveTable:
-    """One line a run: step, loss, held-out loss. Where the output is no terminal, one line as each run ends."""
+    """One line per run: step, loss, validation loss. Where the output is no terminal, one line as each run ends."""
 
     def __init__(self, runs: Sequence[Run], steps: int) -> None:
         self.runs, self.steps = runs, steps
@@ -38,28 +38,28 @@ class LiveTable:
         if self.live is not None:
             self.live.update(self._table())
         elif (result := run.result()) is not None:
-            text = f"{run.name} (seed {run.seed}): held-out loss {result['held_out_loss']:.4f}, {result['seconds']:.0f} s"
+            text = f"{run.name} (seed {run.seed}): validation loss {result['held_out_loss']:.4f}, {result['seconds']:.0f} s"
             self.console.print(text, highlight=False)
 
     def _table(self) -> Table:
-        table = Table("mixer", "seed", "step", "loss", "held-out loss")
+        table = Table("mixer", "seed", "step", "loss", "validation loss")
         for run in self.runs:
             figures = self.figures.get((run.name, run.seed), {})
             step = "done" if run.result() is not None else f"{figures.get('step', 0)}/{self.steps}"
             cells = (f"{figures[key]:.4f}" if key in figures else "" for key in ("loss", "eval_loss"))
-            table.add_row(run.name, str(run.seed), step if figures else "waits", *cells)
+            table.add_row(run.name, str(run.seed), step if figures else "queued", *cells)
         return table
 
 
 def result_table(rows: Sequence[Standing], recipe: Recipe) -> Table:
     tokens = recipe.steps * recipe.tokens_per_step
     table = Table(
-        title=f"{recipe.size}, {recipe.corpus}, {recipe.steps} steps, {tokens:,} tokens: held-out loss, nats a token"
+        title=f"{recipe.size}, {recipe.corpus}, {recipe.steps} steps, {tokens:,} tokens: validation loss, nats per token"
     )
     table.add_column("rank and mixer")
     for column in ("loss", "± (seeds)", "parameters", "tokens/s", "peak memory", "state at 8k"):
         table.add_column(column, justify="right")
-    table.add_column("published by the thesis, its setting")
+    table.add_column("published (arXiv 2602.17363, its setting)")
     for row in rows:
         if row.loss is None:
             continue

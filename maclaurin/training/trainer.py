@@ -1,5 +1,5 @@
-"""The Hugging Face Trainer, and what it does not do: checkpoints that are whole or not there, intervals that can change when
-a run goes on, evaluation weighted by tokens, and a stop at the first loss that is not finite.
+"""The Hugging Face Trainer, and what it does not do: checkpoints that are complete or absent, intervals that can change when
+a run is resumed, evaluation weighted by tokens, and a stop at the first loss that is not finite.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NonFiniteLossError(FloatingPointError):
 
 
 def arguments(output: str, steps: int, **fields: Any) -> TrainingArguments:
-    """What all training here has in common, and the fields in which one differs from another."""
+    """The arguments that all training here shares, and `fields` in which runs differ."""
     return TrainingArguments(
         output_dir=output,
         max_steps=steps,
@@ -51,20 +51,20 @@ class LanguageTrainer(Trainer):
 
     @property
     def staging(self) -> Path:
-        """Where what is not whole yet stands: a folder of this run alone."""
+        """The folder for incomplete files, used by this run alone."""
         return Path(self.args.output_dir) / f".staging-{self.run}"
 
     def _agreed(self, text: str) -> str:
-        """What the first process says, in all of them."""
+        """The value of the first process, in all of them."""
         texts = [text]
         if self.args.world_size > 1:
             torch.distributed.broadcast_object_list(texts, src=0)
         return texts[0]
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """The intervals of a run that goes on are those it is given now, not those of its checkpoint."""
+        """A resumed run has the intervals that it is given now, not those of its checkpoint."""
         verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # which it would warn of
+        logging.set_verbosity_error()  # it would warn about that
         try:
             where: tuple[int, int] = super()._init_training_state(max_steps, *args, **kwargs)
         finally:
@@ -104,7 +104,7 @@ class LanguageTrainer(Trainer):
         return loss
 
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> Any:
-        """The mean over tokens, whatever the rows and batches."""
+        """The mean over tokens, whatever the sequences and batches."""
         prefix = kwargs.get("metric_key_prefix", "eval")
         model = self.model.eval()
         total, tokens = 0.0, 0
@@ -127,7 +127,7 @@ class LanguageTrainer(Trainer):
         return str(self.staging) if self._staging else folder
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Into the staging folder, then by one rename into place: a checkpoint that is there is whole."""
+        """Into the staging folder, then by one rename into place: a checkpoint that exists is complete."""
         output, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
         self._staging = True
         try:

@@ -1,7 +1,7 @@
 """Which training steps use a short window: SWAX's stochastic schedule.
 
-A model with sliding-window attention beside a recurrent memory is trained with a short window in some steps, so that far
-tokens can only be reached through the memory, and with its own, long window in the others and in all of the last ones.
+A model with sliding-window and recurrent layers is trained with a short window in some steps, so that distant tokens can
+only be reached through the recurrent state, and with its own, long window in the others and in all of the last steps.
 The draw depends on the seed and the step alone: all ranks and all resumed runs agree.
 """
 

@@ -79,12 +79,12 @@ def test_a_few_steps_of_transfer_bring_it_near(minilm, tmp_path):
 
 def test_the_objectives_are_zero_for_the_source_itself(minilm):
     _, model, tokenizer = minilm
-    from maclaurin.convert.teacher_student import Shown
+    from maclaurin.convert.teacher_student import TracedTeacher
 
     same = linearise(model, ["softmax"] * 6)
     batch = batch_of(tokenizer, SENTENCES)
     with torch.no_grad():
         assert hidden_states(model, "mean")(same, batch) < 1e-5
-        assert max(layer_errors(Shown.of(model), same, batch)) < 1e-9
+        assert max(layer_errors(TracedTeacher.of(model), same, batch)) < 1e-9
         other = linearise(model, ["taylor"] * 6)
         assert hidden_states(model, "mean")(other, batch) > 0.1

@@ -25,7 +25,7 @@ from maclaurin.convert.plan import OWN, Plan
 from maclaurin.convert.run import convert
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.stage import Stage, rate_factor
-from maclaurin.convert.teacher_student import Shown, mixing_layers, new_parameters, student_of
+from maclaurin.convert.teacher_student import TracedTeacher, mixing_layers, new_parameters, student_of
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.folder import open_model
 from maclaurin.models.generation import continue_text
@@ -210,7 +210,7 @@ def test_a_layer_is_shown_what_the_source_saw(source, corpus, tmp_path):
     teacher = found.load()
     student = student_of(teacher, plan(found.path, corpus, tmp_path, keep_softmax="0"))
     batch = {"input_ids": torch.randint(3, 60, (2, 9))}
-    calls = Shown.of(teacher).run(batch)
+    calls = TracedTeacher.of(teacher).run(batch)
     outputs = [call.again(layer) for call, layer in zip(calls, mixing_layers(student), strict=True)]
     torch.testing.assert_close(outputs[0], calls[0].output)
     assert (outputs[1] - calls[1].output).abs().max() > 1e-3
@@ -259,7 +259,7 @@ def test_divergence_of_own_layers_is_that_of_the_written_out_weights(source, cor
     student = student_of(teacher, plan(found.path, corpus, tmp_path, student="taylor", keep_softmax="1"))
     bounds = [0, 7, 12]
     batch = {"input_ids": torch.randint(3, 60, (1, 12)), "cu_seqlens": torch.tensor(bounds)}
-    x = Shown.of(teacher).run(batch)[0].args[0]
+    x = TracedTeacher.of(teacher).run(batch)[0].args[0]
     expected = []
     for start, end in pairwise(bounds):
         p = teacher.model.layers[0].mixer.project(x[:, start:end])
@@ -354,7 +354,7 @@ def test_being_stopped_between_stages_says_how_to_go_on(source, corpus, tmp_path
     monkeypatch.setattr("maclaurin.convert.run.evaluate", interrupted)
     arguments = ["convert", str(source("bert")), "--output", str(tmp_path / "out"), "--corpus", corpus, "--batch-size", "8"]
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == code and "the same command goes on" in result.stderr
+    assert result.exit_code == code and "the same command resumes" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Stored tasks: every example once an epoch, and files read for what they are."""
+"""Stored tasks: every example once per epoch, and files read for what they are."""
 
 import builtins
 import io
@@ -183,7 +183,7 @@ def test_papers_in_pairs(tmp_path):
     assert examples.inputs[1, 1].tolist() == [ord("x") + 1, 0, 0, 0, 0, 0, 0]
     assert len(AAN(str(tmp_path))) == 1
     (tmp_path / "new_aan_pairs.test.tsv").write_text("1.0\tA\tB\n")
-    with pytest.raises(ValueError, match=r"five fields a line .*, line 1 has 3"):
+    with pytest.raises(ValueError, match=r"five fields per line .*, line 1 has 3"):
         len(AAN(str(tmp_path), "test"))
 
 

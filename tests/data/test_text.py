@@ -1,4 +1,4 @@
-"""Text to rows: deterministic splits, exact tokens, caches that are whole or rebuilt."""
+"""Text to sequences: deterministic splits, exact tokens, caches that are whole or rebuilt."""
 
 import json
 
@@ -172,5 +172,5 @@ def test_document_rows_are_cut_and_padded():
 
 
 def test_a_corpus_shorter_than_a_row_is_one_sentence():
-    with pytest.raises(ValueError, match="10 tokens, fewer than one row of 64"):
+    with pytest.raises(ValueError, match="10 tokens, fewer than one sequence of 64"):
         PackedRows(file_of(10), 64)

@@ -62,7 +62,7 @@ def test_the_shell_is_interrupted_with_one_sentence(tmp_path, number, code):
         time.sleep(0.05)
     time.sleep(0.5)
     process.send_signal(number)
-    assert "the same command goes on" in process.communicate(timeout=120)[1]
+    assert "the same command resumes" in process.communicate(timeout=120)[1]
     assert process.returncode == code
 
 

@@ -75,7 +75,7 @@ def test_the_table_says_what_it_cost(tmp_path):
     assert (table.cells, table.core_seconds) == (3, 180)
     text = printed(result_table(table))
     html = page(SuiteResult("", "tiny", [table])).html()
-    for word in ("cells: 3, in 3.0 core-minutes", "Mind the gap", "core-s a run"):
+    for word in ("cells: 3, in 3.0 core-minutes", "Mind the gap", "core-s per run"):
         assert word in text and word in html, word
     softmax = next(line for line in text.splitlines() if "softmax" in line)
     assert " 7 " in softmax and " 90 " in softmax  # those of the chosen rate

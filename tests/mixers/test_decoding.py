@@ -1,4 +1,4 @@
-"""Decoding in constant memory, and 2Mamba's two switches: tokens until a memory is smaller, then a buffer before it."""
+"""Decoding in constant memory, and 2Mamba's two switches: a KV cache at first, later a recurrent state behind a buffer."""
 
 import pytest
 import torch
@@ -50,15 +50,15 @@ def test_a_small_switch_is_crossed_exactly(fold_every):
     assert max(sizes[10:]) <= sizes[9] + (fold_every - 1) * (sizes[1] - sizes[0])
 
 
-def test_the_memory_is_written_rarely_and_never_in_place():
+def test_the_recurrent_state_is_written_rarely_and_never_in_place():
     mixer = maclaurin.build_mixer("2mamba", 32, 4, fold_at=8, fold_every=8)
     x = torch.randn(1, 41, 32)
-    state, memories = None, []
+    state, folded = None, []
     with torch.no_grad():
         for t in range(x.shape[1]):
             _, state = mixer(x[:, t : t + 1], state)
-            memories.append(state.attention.recurrent)
-    distinct = {memory.data_ptr() for memory in memories if memory is not None}
+            folded.append(state.attention.recurrent)
+    distinct = {recurrent.data_ptr() for recurrent in folded if recurrent is not None}
     assert len(distinct) == 5
 
 

@@ -107,7 +107,7 @@ def test_options_keep_the_forms_together(name, options):
         assert state.nbytes == 2 * mixer.state_nbytes(30)
 
 
-def test_the_memory_has_its_full_size_from_the_first_token():
+def test_the_state_has_its_full_size_from_the_first_token():
     """Per head d·d numbers in the first order and d(d+1)/2·d in the second, and what the convolution carries."""
     for name, features, carried in (("delta", 64, 3), ("gated-delta", 64, 3), ("2mamba-delta", 2080, 1)):
         mixer = build(name, 256, 4, torch.float32)

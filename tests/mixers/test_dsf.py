@@ -333,7 +333,7 @@ def test_rglru_is_that_of_transformers():
     assert (y - expected).norm() <= 1e-5 * expected.norm()
 
 
-def test_rglru_starts_with_long_memories_and_exactcomplements():
+def test_rglru_starts_with_slow_decays_and_exact_complements():
     """λ at an open gate is uniform in [0.9, 0.999]; √(1-λ²) keeps its digits where 1-λ² would have none left."""
     mixer = maclaurin.build_mixer("rglru", 2048, 64)
     decay = torch.exp(-LARGEST_RATE * F.softplus(mixer.A))

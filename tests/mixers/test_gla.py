@@ -19,14 +19,14 @@ def test_it_is_the_published_recurrence():
         q, k, v = mixer.qkv_proj(x).split(mixer.qkv_sizes, dim=-1)
         gates = F.logsigmoid(mixer.decay_up(mixer.decay_down(x))) / 16
         heads = [part.unflatten(-1, (4, -1)) for part in (q, k, v, gates)]
-        y, memory = naive.naive_recurrent_gla(*heads, output_final_state=True)
+        y, recurrent = naive.naive_recurrent_gla(*heads, output_final_state=True)
         y = F.rms_norm(y, (16,), mixer.out_norm.weight, 1e-5).flatten(2) * F.silu(mixer.gate_proj(x))
         expected = mixer.out_proj(y)
         for form in ("parallel", "chunked", "recurrent"):
             first, state = mixer(x[:, :33], form=form)
             second, state = mixer(x[:, 33:], state, form=form)
             torch.testing.assert_close(torch.cat([first, second], 1), expected, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(state.attention.recurrent, memory, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(state.attention.recurrent, recurrent, rtol=1e-4, atol=1e-5)
 
 
 def test_the_published_sizes():
@@ -72,11 +72,11 @@ def test_a_tied_decay_and_a_rotation_are_one_complex_recurrence():
 
     turn = torch.polar(torch.ones(R, dtype=torch.float64), 10000.0 ** (-torch.arange(R, dtype=torch.float64) / R))
     complex_q, complex_k = (torch.complex(*part[0, :, 0].chunk(2, -1)) for part in (q, k))
-    memory = torch.zeros(R, V, dtype=torch.complex128)
+    recurrent = torch.zeros(R, V, dtype=torch.complex128)
     for t in range(T):
         decay = log_decay[0, t, 0].exp() * turn
-        memory = decay[:, None] * memory + complex_k[t].conj()[:, None] * v[0, t]
-        torch.testing.assert_close(got[0, t, 0], (complex_q[t] @ memory).real, rtol=1e-12, atol=1e-12)
+        recurrent = decay[:, None] * recurrent + complex_k[t].conj()[:, None] * v[0, t]
+        torch.testing.assert_close(got[0, t, 0], (complex_q[t] @ recurrent).real, rtol=1e-12, atol=1e-12)
 
 
 def test_selective_rotations_are_carried_and_relative():

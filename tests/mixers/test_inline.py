@@ -128,7 +128,7 @@ def test_options_keep_the_laws(local_residual):
 
 
 def test_the_published_number_of_extra_parameters():
-    """(C²/H + C) + (9C²/H + 9C) a layer."""
+    """(C²/H + C) + (9C²/H + 9C) per layer."""
     with_filter, without = (
         sum(parameter.numel() for parameter in build(causal=False, grid=(4, 4), local_residual=residual).parameters())
         for residual in (True, False)

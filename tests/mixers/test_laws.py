@@ -37,7 +37,7 @@ VARIANTS = {
 
 every_mixer = pytest.mark.parametrize("name", [*MIXERS, *VARIANTS])
 
-# a memory so small that a few dozen tokens cross every switch of the state
+# folds so early that a few dozen tokens cross every switch of the state
 SMALL_STATES = {
     "2mamba": {"fold_at": 9, "fold_every": 4},
     "taylor": {"fold_at": 7, "fold_every": 3},
@@ -269,8 +269,8 @@ def test_low_precision_loses_no_more_than_twice_what_rounding_the_parts_loses(na
         lost_by_rounding = relative(expected, exact(x)[0])
     assert got.dtype == dtype
     assert relative(got.double(), expected) <= 2 * lost_by_rounding + 4 * torch.finfo(dtype).eps
-    memory = getattr(state.attention, "memory", None)
-    assert memory is None or memory.dtype == torch.float32
+    recurrent = getattr(state.attention, "recurrent", None)
+    assert recurrent is None or recurrent.dtype == torch.float32
 
 
 @pytest.mark.parametrize("feature_map", ["cosine", "exp", "elu"])

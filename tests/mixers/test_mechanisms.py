@@ -221,5 +221,5 @@ def test_a_decay_that_inline_cannot_have_is_refused():
 
 def test_a_mixer_without_a_matrix_says_so():
     mixer = maclaurin.build_mixer("delta", 16, 4)
-    with pytest.raises(ValueError, match="Delta has no weights"):
+    with pytest.raises(ValueError, match="Delta has no weights in matrix form"):
         of_mixer(mixer, mixer.project(torch.randn(1, 3, 16)))

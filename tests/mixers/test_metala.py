@@ -15,7 +15,7 @@ FORMS = ("parallel", "chunked", "recurrent")
 
 
 def weights(q_TK, log_alpha_TK, k_TK, form="auto", chunk_size=64):
-    """The T x T map: values of one channel a token read it off."""
+    """The T x T map, read off with one-hot values: one channel per token."""
     T = q_TK.shape[0]
     one_hot = torch.eye(T, dtype=q_TK.dtype)
     q, k, v, a = (x[None, :, None] for x in (q_TK, k_TK, one_hot, log_alpha_TK))
@@ -55,7 +55,7 @@ def test_a_channel_s_weights_sum_to_one_minus_what_is_left_of_the_start(forget_f
 
 @pytest.mark.parametrize("form", FORMS)
 def test_any_softmax_map_by_stick_breaking(form):
-    """With a channel a row, α_s = P_{s-1}/P_s of that row's running sums P, and one-hot queries."""
+    """With a channel per row of the map, α_s = P_{s-1}/P_s of that row's running sums P, and one-hot queries."""
     T = 16
     scores = torch.randn(T, T, dtype=torch.float64).masked_fill(torch.ones(T, T).triu(1) == 1, -math.inf)
     softmax = scores.softmax(-1)
@@ -141,7 +141,7 @@ def test_the_augmentation_of_the_authors_starts_as_nothing(causal):
 
 
 @pytest.mark.parametrize("aug", ["code", "linear", "gate"])
-def test_the_augmentation_leaves_the_memory_untouched(aug):
+def test_the_augmentation_leaves_the_state_untouched(aug):
     plain, changed = build(aug=aug), build(aug=aug)
     x = tokens()
     with torch.no_grad():

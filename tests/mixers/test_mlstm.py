@@ -47,7 +47,7 @@ def test_the_initial_input_bias_mutes_the_layer(input_gate, cell, after_norm):
 
 
 @pytest.mark.parametrize(("d_model", "heads", "floats"), [(512, 1, 131_072), (2048, 4, 524_288)])
-def test_the_memory_is_as_large_as_a_window_of_128_tokens(d_model, heads, floats):
+def test_the_state_is_as_large_as_a_window_of_128_tokens(d_model, heads, floats):
     """With heads of 512 channels C is exactly 128 keys and values; n and m come on top, a window of 128 keeps 127 tokens."""
     with torch.device("meta"):
         mixer = maclaurin.build_mixer("mlstm", d_model, heads)

@@ -48,9 +48,9 @@ def test_its_weights_give_its_output(name):
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("softmax", {"near_window": 3}, "beside a linear mechanism"),
+        ("softmax", {"near_window": 3}, "near_window needs a linear mechanism"),
         ("2mamba", {"near_window": 0}, "near_window must be at least 1"),
-        ("hedgehog", {"near_window": 3, "causal": False}, "decoder"),
+        ("hedgehog", {"near_window": 3, "causal": False}, "needs a decoder"),
     ],
 )
 def test_impossible_windows_are_refused(name, options, says):

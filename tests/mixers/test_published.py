@@ -1,4 +1,4 @@
-"""The thesis's mechanisms against independent statements of them: formulas written out, and other people's code."""
+"""The thesis (arXiv 2507.23632, 2602.17363) against independent statements of it: formulas and other people's code."""
 
 import math
 
@@ -66,10 +66,10 @@ def test_mamba2s_is_algorithm_4():
     q, k, v = projected(mixer, x)
     v = v * F.softplus(x @ mixer.dt_proj.weight.T)[..., None]
     decay = (-F.softplus(x @ mixer.decay_proj.weight.T)).exp()
-    memory, outputs = torch.zeros(4, 8, 8, dtype=torch.float64), []
+    state, outputs = torch.zeros(4, 8, 8, dtype=torch.float64), []
     for t in range(15):
-        memory = decay[0, t, :, None, None] * memory + k[0, t, :, :, None] * v[0, t, :, None, :] / math.sqrt(8)
-        outputs.append(torch.einsum("hk,hkv->hv", q[0, t], memory).flatten())
+        state = decay[0, t, :, None, None] * state + k[0, t, :, :, None] * v[0, t, :, None, :] / math.sqrt(8)
+        outputs.append(torch.einsum("hk,hkv->hv", q[0, t], state).flatten())
     y = torch.stack(outputs)[None]
     y = y * (y.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).rsqrt() * mixer.out_norm.weight
     torch.testing.assert_close(mixer(x)[0], y @ mixer.out_proj.weight.T, rtol=1e-10, atol=1e-10)

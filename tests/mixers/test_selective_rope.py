@@ -20,7 +20,7 @@ SETTINGS = {
     "copying": {"increments": "difference", "temperature": "rfa", "temp_max": 0.25},
     "copying, bias": {"increments": "difference", "gate": "none", "bias": True, "temperature": "rfa", "theta": 0.995},
     "low-rank gate": {"rank": 3, "gate": "low-rank", "bias": True, "theta": 100},
-    "gate a plane": {"increments": "linear", "gate": "gla", "temp_max": 2.0},
+    "gate per plane": {"increments": "linear", "gate": "gla", "temp_max": 2.0},
 }
 every_setting = pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
 
@@ -212,12 +212,12 @@ def complex_recurrence(q, k, v, log_decay, angles):
     R = angles.shape[-1]
     q, k = (torch.complex(x[..., :R], x[..., R:]) for x in (q, k))
     steps = angles.diff(dim=1, prepend=torch.zeros_like(angles[:, :1]))
-    memory = torch.zeros(*v.shape[:1], v.shape[2], R, v.shape[3], dtype=torch.complex128)
+    state = torch.zeros(*v.shape[:1], v.shape[2], R, v.shape[3], dtype=torch.complex128)
     outputs = []
     for t in range(q.shape[1]):
         transition = torch.exp(torch.complex(log_decay[:, t], steps[:, t]))
-        memory = transition[..., None] * memory + k[:, t].conj()[..., None] * v[:, t, :, None]
-        outputs.append(torch.einsum("bgr,bgrv->bgv", q[:, t], memory).real)
+        state = transition[..., None] * state + k[:, t].conj()[..., None] * v[:, t, :, None]
+        outputs.append(torch.einsum("bgr,bgrv->bgv", q[:, t], state).real)
     return torch.stack(outputs, 1)
 
 
@@ -231,8 +231,8 @@ def test_turning_then_decaying_is_a_complex_recurrence(form):
     assert (y - complex_recurrence(q, k, v, decay, angles)).abs().max() <= 1e-12
 
 
-def test_phases_may_start_anew_if_the_memory_turns_back():
-    """Bounded phases: after each piece the key axis of the memory turns by minus the angle of the finished piece."""
+def test_phases_may_restart_if_the_state_is_rotated_back():
+    """Bounded phases: after each piece the key axis of the state is rotated by minus the angle of the finished piece."""
     q, k, v = (tokens(1, 60, 2, 8, seed=seed) for seed in (1, 2, 3))
     steps = tokens(1, 60, 2, 4, seed=4)
     decay = torch.nn.functional.logsigmoid(tokens(1, 60, 2, 4, seed=5)).repeat(1, 1, 1, 2)
@@ -244,8 +244,8 @@ def test_phases_may_start_anew_if_the_memory_turns_back():
         angles = steps[:, now].cumsum(1)
         turned = (rotate(x[:, now], angles) for x in (q, k))
         y, state = linear_attention(*turned, v[:, now], decay[:, now], normalize=False, state=state)
-        memory = state.recurrent.permute(0, 3, 1, 2)  # (B, V, G, K): each value channel holds a key
-        state = replace(state, recurrent=rotate(memory, -angles[:, -1:].expand(-1, 8, -1, -1)).permute(0, 2, 3, 1))
+        recurrent = state.recurrent.permute(0, 3, 1, 2)  # (B, V, G, K): each value channel holds a key
+        state = replace(state, recurrent=rotate(recurrent, -angles[:, -1:].expand(-1, 8, -1, -1)).permute(0, 2, 3, 1))
         outputs.append(y)
     assert (torch.cat(outputs, 1) - whole).abs().max() <= 1e-12
 
@@ -339,7 +339,7 @@ def test_rotations_commute_so_one_layer_cannot_follow_a_group_that_does_not():
 
 
 def response(gamma, T, frequency):
-    """|Σ_s γ^(T−s) e^{iδs}|: what a memory that turns by δ a token, relative to its input, holds after T of them."""
+    """|Σ_s γ^(T−s) e^{iδs}|: what a state that rotates by δ per token, relative to its input, holds after T of them."""
     angles = frequency.view(-1, 1, 1, 1) * torch.arange(T, dtype=torch.float64).view(1, T, 1, 1)
     B = len(frequency)
     key = torch.tensor([1.0, 0], dtype=torch.float64).expand(B, T, 1, 2)

@@ -17,7 +17,7 @@ NEW = 3  # tokens that are handed over with a state
 
 
 def may_lack(state, what):
-    """A name, and while no token is folded the memory of powers."""
+    """The kind, and the recurrent state of powers while no token is folded."""
     powers = {
         "attention.recurrent: None": state.attention,
         "attention.far.recurrent: None": getattr(state.attention, "far", None),
@@ -51,7 +51,7 @@ def test_a_lie_is_found_behind_padding_and_in_a_pack(name):
         for key in state.tensors():
             *path, field = key.split(".")
             for more in (1, 3):
-                lie = with_rows(state, path, field, more)
+                lie = with_batch_of(state, path, field, more)
                 for call in ({"attention_mask": mask}, {}):
                     with pytest.raises(ValueError, match="state"):
                         mixer(x, lie, **call)
@@ -59,10 +59,10 @@ def test_a_lie_is_found_behind_padding_and_in_a_pack(name):
                     mixer(x[:1], lie, cu_seqlens=[0, 1, NEW])
 
 
-def with_rows(state, path, field, rows):
-    """The state with so many rows in one of its tensors."""
+def with_batch_of(state, path, field, rows):
+    """The state with so many sequences in one of its tensors."""
     if path:
-        return dataclasses.replace(state, **{path[0]: with_rows(getattr(state, path[0]), path[1:], field, rows)})
+        return dataclasses.replace(state, **{path[0]: with_batch_of(getattr(state, path[0]), path[1:], field, rows)})
     tensor = getattr(state, field)
     return dataclasses.replace(state, **{field: tensor.new_zeros(rows, *tensor.shape[1:])})
 

@@ -143,7 +143,7 @@ def test_a_prompt_may_be_read_in_chunks(mixer):
 
 
 def test_a_cache_made_for_keys_and_values_is_refused():
-    with pytest.raises(ValueError, match="cache_implementation 'static' is for keys and values"):
+    with pytest.raises(ValueError, match="cache_implementation 'static' is for a KV cache"):
         small("2mamba").generate(torch.ones(1, 3, dtype=torch.long), max_new_tokens=2, cache_implementation="static")
 
 

@@ -26,7 +26,7 @@ def test_greedy_text_is_that_of_full_forwards(opened):
     assert result.text == tokenizer.decode(ids[0, 7:], skip_special_tokens=True) == "".join(pieces)
     assert (result.prompt_tokens, result.new_tokens) == (7, 30)
     assert result.prefill_seconds > 0 and result.tokens_per_second > 0
-    # 36 tokens read or written and carried: keys and values of 4 layers of width 128, beside decays and convolution rows
+    # 36 tokens read or written: keys and values of 4 layers of width 128, beside decays and inputs of convolutions
     keys_and_values = 2 * 4 * 36 * 128 * 4
     assert keys_and_values < result.state_bytes < 1.2 * keys_and_values
 

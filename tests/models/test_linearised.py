@@ -17,7 +17,7 @@ AUTO = {"bert-classes": AutoModelForSequenceClassification, "vit": AutoModelForI
 
 
 def inputs(name, left=False):
-    """Two rows of 11 tokens, the first with 4 of padding; or two images."""
+    """Two sequences of 11 tokens, the first with 4 of padding; or two images."""
     generator = torch.Generator().manual_seed(1)
     if name == "vit":
         return {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator)}

@@ -137,7 +137,7 @@ def test_gradient_checkpointing_changes_nothing():
         ({"mixer": "mamba2"}, "mixer 'mamba2' is causal only: a vision model needs one that sees whole images"),
         ({"mixer": "inlin"}, "unknown mixer 'inlin', did you mean 'inline'"),
         ({"mixer": ["inline", "softmax"]}, "mixer must name one mixer for each of the 1 stages, got 2"),
-        ({"depths": [2, 2]}, "every list must have one entry a stage, got hidden_sizes 1, depths 2"),
+        ({"depths": [2, 2]}, "every list must have one entry per stage, got hidden_sizes 1, depths 2"),
         ({"image_size": 18}, "patch_sizes must divide the grid of 18 x 18 before stage 0, got 4"),
         ({"image_size": [16, 16, 16]}, "image_size must be a number or"),
         ({"pooling": "max"}, "pooling must be one of 'class', 'mean', got 'max'"),
@@ -152,7 +152,9 @@ def test_bad_configurations(fields, message):
 def test_bad_images():
     with pytest.raises(ValueError, match=r"pixel_values must have shape \(batch, 3, 16, 16\), got \(2, 3, 16, 8\)"):
         small()(images()[..., :8])
-    with pytest.raises(ValueError, match=r"got \(2, 3, 32, 32\): .* none beyond; resize the images, or train .* image_size"):
+    with pytest.raises(
+        ValueError, match=r"\(2, 3, 32, 32\): .* one position per patch .*; resize the images, .* image_size"
+    ):
         small()(images().repeat(1, 1, 2, 2))  # more patches than the model has positions
 
 

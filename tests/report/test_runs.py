@@ -23,7 +23,7 @@ def test_seeds_of_one_mixer_are_one_group_and_the_best_is_first(comparison):
         (4, "linear", 2),
     ]
     best = groups[0].row
-    assert best.loss == pytest.approx(sum(run.held_out_loss for run in groups[0].runs) / 2)
+    assert best.loss == pytest.approx(sum(run.validation_loss for run in groups[0].runs) / 2)
     assert best.spread == pytest.approx(0.01 / 2**0.5)
     assert best.published.startswith("2.727")
     assert best.peak_bytes == int(5e8 * 2.35)
@@ -36,7 +36,7 @@ def test_a_run_is_found_once_though_its_folders_overlap(comparison):
 def test_an_unfinished_run_is_no_result(comparison):
     (run,) = collect([comparison / "mamba2s-seed1"])
     assert run.status == "unfinished: 50 of 100 steps"
-    assert not run.finished and run.held_out_loss is None
+    assert not run.finished and run.validation_loss is None
     assert "One run is unfinished" in " ".join(lead(grouped(collect([comparison])), collect([comparison])))
 
 
@@ -93,7 +93,7 @@ def test_groups_of_one_mixer_are_told_apart_and_unequal_budgets_are_said(tmp_pat
     groups = grouped(collect([tmp_path]))
     assert [group.name for group in groups] == ["2mamba (steps 200)", "2mamba (steps 100)"]
     assert differences(groups) == ["steps"]
-    assert headline(groups) == "2mamba (steps 200) has the lowest held-out loss, but the budgets differ"
+    assert headline(groups) == "2mamba (steps 200) has the lowest validation loss, but the budgets differ"
 
 
 def test_a_hybrid_and_options_are_named(tmp_path):
@@ -105,7 +105,7 @@ def test_a_hybrid_and_options_are_named(tmp_path):
 
 
 def test_the_headline_says_who_won_by_how_much(comparison, tmp_path):
-    assert headline(grouped(collect([comparison]))).startswith("2mamba wins with a held-out loss of 2.4")
+    assert headline(grouped(collect([comparison]))).startswith("2mamba wins with a validation loss of 2.4")
     for name, level in (("linear", 2.0), ("softmax", 2.001)):
         for seed in (0, 1):
             write_run(Recipe(output=str(tmp_path / f"level/{name}{seed}"), mixer=name, seed=seed, steps=100), level)
@@ -113,7 +113,7 @@ def test_the_headline_says_who_won_by_how_much(comparison, tmp_path):
     assert headline(grouped(runs)).startswith("linear and softmax are level")
     assert "call it a tie" in lead(grouped(runs), runs)[0]
     one = [run for run in runs if run.recipe.seed == 0]
-    assert "chance is not known" in lead(grouped(one), one)[0]
+    assert "not known how much of their gap is chance" in lead(grouped(one), one)[0]
     assert headline([]) == "No run has finished yet"
 
 
@@ -160,7 +160,7 @@ def test_losses_of_zero_are_compared(tmp_path):
         folder = write_run(Recipe(output=str(tmp_path / mixer), mixer=mixer, steps=100), 2.0)
         (folder / "log.jsonl").write_text('{"step": 100, "loss": 0.0, "eval_loss": 0.0}\n')
     groups = grouped(collect([tmp_path]))
-    assert "0.0000 nats a token behind" in " ".join(lead(groups, collect([tmp_path])))
+    assert "0.0000 nats per token behind" in " ".join(lead(groups, collect([tmp_path])))
     build([tmp_path], measure=False).html()
 
 
@@ -181,7 +181,8 @@ def test_the_table_and_the_page_show_one_record(comparison):
     table = result_table(rows, runs[0].recipe)
     (shown,) = results(groups).parts
     by_title = {column.title: index for index, column in enumerate(shown.columns)}
-    for title, column in (("held-out loss", 1), ("parameters", 3), ("tokens/s", 4), ("peak memory", 5), ("state at 8k", 6)):
+    columns = {"validation loss": 1, "parameters": 3, "tokens/s": 4, "peak memory": 5, "state at 8k": 6}
+    for title, column in columns.items():
         assert [row[by_title[title]].text for row in shown.rows] == list(table.columns[column].cells), title
     names = [f"{row[by_title['rank']].text}. {row[by_title['mixer']].text}" for row in shown.rows]
     assert names == list(table.columns[0].cells)

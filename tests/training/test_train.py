@@ -96,7 +96,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_layer_and_checkpoint(folder, 
 
 
 def test_evaluation_is_weighted_by_tokens(folder):
-    """One document a row, of very different lengths: the mean over tokens, not over rows or batches."""
+    """One document per sequence, of very different lengths: the mean over tokens, not over sequences or batches."""
     result = train(recipe(folder, rows="documents", length=200, eval_rows=5, steps=2))
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -141,7 +141,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder):
     assert "go on with: maclaurin train --output" in output
     finished = start(folder, "--resume")
     output, _ = finished.communicate(timeout=120)
-    assert "60 steps, held-out loss" in output, output
+    assert "60 steps, validation loss" in output, output
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """Tasks that show what a mechanism can do: recall, copying, tracking, needles, lists, images, regression.
 
-batch = task("mqar", length=256, pairs=16).sample(32, seed=0)    # .tokens, .targets: (32, 256), -100 where nothing is
-asked
+    batch = task("mqar", length=256, pairs=16).sample(32, seed=0)    # .tokens, .targets: (32, 256)
+
+Targets are -100 where no answer is asked for.
 """
 
 from maclaurin.data.tasks.base import NOT_ASKED, Batch, Labelled, StoredTask, Task, mixture

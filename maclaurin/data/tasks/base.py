@@ -1,7 +1,7 @@
 """What a task is: examples from a seed, the same on every call and however many are drawn at a time.
 
 Examples come in blocks. Block b of a seed is drawn by a generator of its own, seeded with (seed, b), so example i of a
-seed is one and the same whether it is drawn alone, in a batch or among all others; nothing is kept between calls. Train
+seed is the same whether it is drawn alone, in a batch or among all others; nothing is kept between calls. Train
 and test sets are different seeds.
 """
 
@@ -78,7 +78,7 @@ class Task(ABC, Generic[Examples]):
         return rows(join(blocks), slice(offset, offset + count))
 
     def batches(self, size: int, seed: int) -> Iterator[Examples]:
-        """All examples of a seed, `size` at a time, for ever."""
+        """All examples of a seed, `size` at a time, without end."""
         at_least(1, "size", size)
         chunk = size * -(-self.block // size)
         start = 0
@@ -90,7 +90,7 @@ class Task(ABC, Generic[Examples]):
 
 
 def mixture(parts: Sequence[tuple[Task[Examples], int]], size: int, seed: int) -> Iterator[Examples]:
-    """Batches of several tasks, for ever: an epoch is the first `count` examples of each (task, count), each batch of one
+    """Batches of several tasks, without end: an epoch is the first `count` examples of each (task, count), each batch of one
     task, in a random order.
     """
     at_least(1, "size", size)
@@ -102,7 +102,7 @@ def mixture(parts: Sequence[tuple[Task[Examples], int]], size: int, seed: int) -
 
 
 class Store(Protocol):
-    """Examples as they are kept."""
+    """Stored examples."""
 
     def __len__(self) -> int: ...
 

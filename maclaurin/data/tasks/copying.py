@@ -11,7 +11,7 @@ from maclaurin.common.arguments import at_least, at_least_one
 from maclaurin.data.tasks.base import NOT_ASKED, Batch, Task
 from maclaurin.data.tasks.registry import register
 
-# N examples, T length, M tokens to remember, S strings in a row
+# N examples, T length, M tokens to remember, S strings in a sequence
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class SelectiveCopying(Task[Batch]):
 class Copying(Task[Batch]):
     """A string, said again (Jelassi et al., "Repeat after me", arXiv 2402.01032; settings of Selective RoPE, 2511.17388).
 
-    "$s|s." with s of uniform length and letters. A row to train on is filled with such strings, and a last one, cut off,
-    that is not asked for; a row to test on (packed=False) holds one, padded with "*". Asked for is the second s and the
+    "$s|s." with s of uniform length and letters. A training sequence is filled with such strings; the last one is cut
+    off and not asked for. A test sequence (packed=False) holds one, padded with "*". Asked for are the second s and the
     full stop, each at the token before it. Tokens: letters, "$", "|", ".", "*". Published: 26 letters; train on lengths
     2 to 64 packed to 420 tokens; test on single strings up to 511 long, whole strings and letters right.
     """
@@ -83,7 +83,7 @@ class Copying(Task[Batch]):
         strings = -(-self.length // (2 * self.shortest + 3)) if self.packed else 1
         sizes_NS = rng.integers(self.shortest, self.longest + 1, size=(count, strings))
         ends_NS = (2 * sizes_NS + 3).cumsum(1)
-        # where each token is: in which string, how long that is, and how far into it
+        # for each token: its string, the length of that string, and the position in it
         position_T = np.arange(self.length)
         begins_NT = np.zeros((count, self.length + 1), np.int64)
         np.put_along_axis(begins_NT, np.minimum(ends_NS[:, :-1], self.length), 1, axis=1)
@@ -107,5 +107,5 @@ class Copying(Task[Batch]):
 
 
 register("selective-copying", SelectiveCopying, "the tokens among the noise, in their order")
-register("copying", Copying, "strings said again, many in a row")
+register("copying", Copying, "strings said again, many in a sequence")
 register("copying-long", Copying, "one string said again, up to eight times as long", length=1025, longest=511, packed=False)

@@ -112,7 +112,7 @@ class Ruler(NeedleTask):
         if self.queries > self.keys:
             raise ValueError(f"queries must be at most keys ({self.keys}), got {self.queries}")
         if self.keys * self.values > 40:
-            raise ValueError(f"keys · values must be at most 40, one needle a depth, got {self.keys * self.values}")
+            raise ValueError(f"keys · values must be at most 40, one needle per depth, got {self.keys * self.values}")
         one_of("key_type", self.key_type, ("words", "uuids"))
         one_of("value_type", self.value_type, ("numbers", "uuids"))
         one_of("split", self.split, SPLITS)

@@ -31,7 +31,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Passkey(NeedleTask):
-    """The pass key of the thesis (Mongaras, arXiv 2602.17363; data: nanotron's simple needle in a haystack).
+    """The pass key of the thesis (Mongaras and Larson, arXiv 2602.17363; data: nanotron's simple needle in a haystack).
 
     A sentence that announces the quiz, `length` characters of haystack with the needle "The pass key is 1234. Remember
     it. 1234 is the pass key. " behind the last sentence that ends before `depth`, and "What is the pass key? The pass
@@ -39,8 +39,8 @@ class Passkey(NeedleTask):
     `split`. Depth None draws one of 0, 0.05, …, 1. Published: lengths 1024, 2048, 4096, 8192 and 16384; greedy decoding,
     right if the digits of the first word are the key's. With every_mention `sample` asks for the key where the needle
     repeats it, too: a model that is trained on nothing but such prompts then learns to copy over a short distance first.
-    With token="word" it has one token a word, digit or mark instead of one a byte, four times fewer: the same prompts, for
-    models that are trained in a minute. A last word that the end of the haystack cuts is token 0.
+    With token="word" it has one token per word, digit or mark instead of one per byte, four times fewer: the same prompts,
+    for models that are trained in a minute. A last word that the end of the haystack cuts is token 0.
 
     What differs: the published haystack repeats short sentences too, but which was not seen, and those here are RULER's;
     keys are always four digits (published: 1 to 10000); the needle stands between two sentences
@@ -98,4 +98,4 @@ class Passkey(NeedleTask):
         return float(re.sub(r"\D", "", first_word) == prompt.answers[0])
 
 
-register("passkey", Passkey, "four digits said in a long text, in the thesis's protocol")
+register("passkey", Passkey, "four digits said in a long text, in the protocol of arXiv 2602.17363")

@@ -25,7 +25,7 @@ BORDER = 1.5
 SEED_DISTANCE = 7.0  # between the beginnings of the two curves
 ANGLES = 16  # a half turn is divided into
 TRIED_PLACES = 8  # for a distractor
-FINE = 2  # cells a pixel of the grid on which room is looked for
+FINE = 2  # cells per pixel of the grid on which free room is looked for
 POINTS = int(STEP)  # of a link that are looked at
 PARTS = np.arange(1, POINTS + 1) / POINTS
 

@@ -27,7 +27,7 @@ class MQAR(Task[Batch]):
     most queries early. At a query the value of its key is asked for. All other tokens are 0, or, with filler="random",
     drawn from the whole vocabulary as in zoology's later runs, keys and values not excepted.
 
-    The published grid is `MQAR_GRID` with 100,000 examples to train and 3,000 to test on, one size a run. Based's figure
+    The published grid is `MQAR_GRID` with 100,000 examples to train and 3,000 to test on, one size per run. Based's figure
     2 (arXiv 2402.18668) trains on a mixture of sizes and tests on others: `MQAR_MIXTURE` and `MQAR_HELD_OUT`.
     """
 
@@ -42,7 +42,7 @@ class MQAR(Task[Batch]):
         at_least_one("length", self.length)
         if self.length < 4 * self.pairs:
             raise ValueError(
-                f"length must be at least 4 tokens a pair: {self.pairs} pairs need {4 * self.pairs}, got {self.length}; "
+                f"length must be at least 4 tokens per pair: {self.pairs} pairs need {4 * self.pairs}, got {self.length}; "
                 f"raise length, or lower pairs to at most {self.length // 4}"
             )
         if self.length % 2:
@@ -103,7 +103,7 @@ class InductionHeads(Task[Batch]):
 
     @property
     def block(self) -> int:
-        return max(1, min(256, 2**22 // self.length))  # at most 32 MB a block at a million tokens
+        return max(1, min(256, 2**22 // self.length))  # at most 32 MB per block at a million tokens
 
     def draw(self, count: int, rng: np.random.Generator) -> Batch:
         special = self.vocab_size - 1
@@ -120,7 +120,7 @@ class InductionHeads(Task[Batch]):
 def distinct(count: int, size: int, below: int, rng: np.random.Generator) -> Integers:
     """(count, size) numbers from 0 … below-1: each row a uniform draw without replacement, in uniform order.
 
-    Floyd's subset: the number that j allows, or j itself where that number is there already. It costs size draws a row,
+    Floyd's subset: the number that j allows, or j itself where that number is there already. It costs `size` draws per row,
     not `below`; the order, which it does not make uniform, is drawn after it.
     """
     drawn_NK = (rng.random((count, size)) * np.arange(below - size + 1, below + 1)).astype(np.int64)

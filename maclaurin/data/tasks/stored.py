@@ -45,14 +45,14 @@ class Texts:
     def __init__(self, documents: Iterable[tuple[Sequence[str], int]], length: int) -> None:
         parts: list[bytes] = []
         labels: list[int] = []
-        self.each = 1  # documents an example
+        self.each = 1  # documents per example
         for texts, label in documents:
             self.each = len(texts)
             parts += [text.encode()[:length] for text in texts]
             labels.append(label)
         self.length = length
         self.labels = np.array(labels)
-        self.data = np.frombuffer(b"".join(parts) + bytes(length), np.uint8)  # the end, so that a window never leaves it
+        self.data = np.frombuffer(b"".join(parts) + bytes(length), np.uint8)  # padded, so that no window ends outside
         self.lengths = np.array([len(part) for part in parts])
         self.begins = self.lengths.cumsum() - self.lengths
 
@@ -74,7 +74,7 @@ class Texts:
 class Digits(StoredTask):
     """Handwritten digits, 1,797 images of 8x8 pixels with values 0 … 16 (UCI; comes with scikit-learn, no download).
 
-    Every fifth image is for testing. The writers of the training images wrote those of the test, too.
+    Every fifth image is for testing. Training and test images come from the same writers.
     """
 
     split: str = "train"
@@ -201,7 +201,7 @@ def _pairs(files: Sequence[Path]) -> Iterator[tuple[tuple[str, str], int]]:
                 fields = line.rstrip("\n").split("\t")
                 if len(fields) != 5:
                     raise ValueError(
-                        f"{file} must have five fields a line (label, two ids, two texts), line {number} has {len(fields)}"
+                        f"{file} must have five fields per line (label, two ids, two texts), line {number} has {len(fields)}"
                     )
                 yield (fields[3], fields[4]), int(float(fields[0]))
 
@@ -237,7 +237,7 @@ def _cifar_rows(source: str, split: str) -> tuple[Bytes, Integers]:
 
 
 def _rows(source: str, split: str, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a folder, read as a stream, or of a dataset of the hub, kept in its cache."""
+    """The rows of a folder, read as a stream, or of a dataset of the hub, from its cache."""
     try:
         from datasets import load_dataset
     except ImportError:

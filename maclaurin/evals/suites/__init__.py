@@ -1,7 +1,7 @@
 """The suites: experiments as plain data.
 
-`quick` is minutes on a laptop with two cores, `standard` hours, `paper` the published settings, where a paper has ones that
-this package can train. Published figures stand in `published` and are never mixed with measured ones.
+`quick` takes minutes on a laptop with two cores, `standard` hours; `paper` has the published settings, where a paper has
+settings that this package can train. Published figures are in `published` and never mixed with measured ones.
 """
 
 from __future__ import annotations

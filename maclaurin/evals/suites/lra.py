@@ -17,7 +17,7 @@ METALA = {
     "cifar10": ("Image", 512, 6, 512, 3e-3, 128, "0.9188"),
     "pathfinder": ("Pathfinder", 128, 6, 128, 2e-3, 256, "0.9166"),
 }
-STORED = ("imdb", "aan", "cifar10")  # with a part to test on
+STORED = ("imdb", "aan", "cifar10")  # with a test split
 
 
 def lra(preset: str) -> list[Experiment]:
@@ -64,7 +64,7 @@ def _standard() -> list[Experiment]:
 def _as_published(name: str) -> Experiment:
     title, width, layers, inner, rate, batch, accuracy = METALA[name]
     model = "pairs" if name == "aan" else "classifier"
-    # the papers are in no hub: a folder of this name, here or in that of --data
+    # the papers (aan) are not on the hub: a folder of this name, here or in that of --data
     where = {"source": "aan"} if name == "aan" else {}
     part = {"split": "test"} if name in STORED else {}
     return Experiment(

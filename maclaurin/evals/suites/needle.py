@@ -1,6 +1,6 @@
-"""The pass key of the thesis: depth by length, beyond the lengths trained on.
+"""The pass key of the thesis (arXiv 2602.17363): depth by length, beyond the lengths of training.
 
-`quick` has a token a word, `standard` a token a byte: see `passkey.py`. A model trained elsewhere has its own tokens.
+`quick` has one token per word, `standard` one per byte: see `passkey.py`. A saved model has its own tokenizer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def needle(preset: str) -> list[Experiment]:
     return [
         Experiment(
             "passkey",
-            f"A pass key in a long text, a token a {token}: keys said without a mistake, by characters of hay and depth",
+            f"A pass key in a long text, one token per {token}: exact keys by characters of hay and depth",
             rows_of(*names),
             Setting(width=64, heads=4, steps=600, batch=32, examples=40)
             if quick

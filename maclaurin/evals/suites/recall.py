@@ -24,8 +24,8 @@ def _quick() -> list[Experiment]:
             test=(*easier, *mqar(64, 16, vocab_size=128), *hard, *mqar(128, 32, vocab_size=128)),
             learning_rates=(3e-3, 1e-2),
             axis="pairs",
-            note="About 1 / pairs is what knowing the values gives without knowing whose they are: a row there has not "
-            "learned the task in these steps, which says nothing about its memory.",
+            note="About 1 / pairs is the accuracy of knowing which values occurred but not their keys: a mixer there has "
+            "not learned the task in these steps, which says nothing about the capacity of its state.",
         )
     ]
 

@@ -1,4 +1,4 @@
-"""The rows that all suites know: registered mixers by their names, and others with options."""
+"""The models that all suites know: registered mixers by their names, and others with options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def rows_of(*names: str) -> dict[str, Row]:
     return {name: OTHER_ROWS.get(name, one(name)) for name in names}
 
 
-# Selective RoPE for state tracking, as published, with a convolution over q, k and v
+# Selective RoPE for state tracking, as published, with a convolution over q, k and v,
 SELECTIVE_PUBLISHED = {"rank": 16, "increments": "linear", "gate": "none", "bias": True, "theta": 1}
 # and as it is learned here in a minute: a temperature of 10 on a convolution that starts as the token itself spreads the
 # first angles over a few radians, so that one of many planes starts near a half turn for one and near none for zero. From
@@ -21,7 +21,7 @@ SELECTIVE_PUBLISHED = {"rank": 16, "increments": "linear", "gate": "none", "bias
 SELECTIVE = {"increments": "linear", "gate": "none", "theta": 1, "temp_max": 10, "identity_conv": True}
 QK_CONV = {"conv_width": 4, "activation": "silu"}
 
-# rows that are no registered mixer with its defaults; all suites know them
+# models that are not a registered mixer with its defaults; all suites know them
 OTHER_ROWS = {
     "softmax-conv": one("softmax", conv_width=2),
     "linear-conv": one("linear", conv_width=2),

@@ -15,8 +15,8 @@ PUBLISHED = {
 }
 
 # Parity is a half turn for every one. More planes are more chances that one starts near it: keys of 32 channels, with
-# rotations and without. What is added at a one must last: 0.9993 of it a token at the start (tau = 1000); with the published
-# tau = 16 half of it is gone after 16 tokens.
+# rotations and without. What is added at a one must last: at the start the decay is 0.9993 per token (tau = 1000); with the
+# published tau = 16 half of it is gone after 16 tokens.
 KEYS = {"key_dim": 32}
 OWN_ROWS = {
     "gla-selective": one("gla", rotary="selective", rotary_options=SELECTIVE, tau=1000.0, **KEYS),

@@ -1,9 +1,9 @@
 """How a student gets into a model of `transformers`: its attention interface, and a hook for what that leaves out.
 
 Every attention module there projects, rotates, updates its cache and then calls the function that the configuration names.
-Under the name "maclaurin" that function is `attend`, which asks the module's own `student`. Keys and values of past tokens
-are not what a student keeps, so a hook takes the cache out of the call before the module sees it, and passes this layer's
-part of it on, with the layer's input.
+Under the name "maclaurin" that function is `attend`, which calls the module's own `student`. A student has a state instead
+of a KV cache, so a hook removes the cache from the call before the module sees it, and passes this layer's part of it on,
+with the layer's input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HANDED_OVER = ("layer_input", "layer_cache")  # the arguments that `hand_over` a
 
 @dataclass(frozen=True)
 class View:
-    """What a student was asked: q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), the layer's input and the mask of its padding."""
+    """One call of a student: q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), the layer's input and the mask of its padding."""
 
     student: Student
     q: Tensor
@@ -41,7 +41,7 @@ _watchers: list[list[View]] = []
 
 @contextmanager
 def watching() -> Iterator[list[View]]:
-    """Everything that students are asked until the end of the block."""
+    """Records all calls of students until the end of the block."""
     seen: list[View] = []
     _watchers.append(seen)
     try:
@@ -69,7 +69,7 @@ def attend(
     if attention_mask is not None:
         if attention_mask.dim() != 2:
             raise ValueError(
-                f"attention_mask must have shape (batch, time): one a pair cannot be kept by linear attention, "
+                f"attention_mask must have shape (batch, time): linear attention cannot apply one per pair of tokens, "
                 f"got {tuple(attention_mask.shape)}"
             )
         attention_mask = attention_mask[:, -T:]
@@ -98,10 +98,10 @@ def padding_mask(
     local_size: int | None = None,
     **_: Any,
 ) -> Tensor | None:
-    """The (batch, time) mask as it came, or None where nothing is padded: a student knows by itself what is causal."""
+    """The (batch, time) mask as it came, or None where nothing is padded. A student needs no mask to be causal."""
     plain = mask_function in (causal_mask_function, bidirectional_mask_function)
     if not plain and local_size is None:
-        raise ValueError("position_ids or a mask of their own pack several documents in a row: give a row a document")
+        raise ValueError("position_ids or a custom mask pack several documents in one sequence: give each its own")
     return None if attention_mask is None or bool(attention_mask.all()) else attention_mask
 
 
@@ -118,7 +118,7 @@ def hand_over(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def own_cache(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Before a decoder runs: where it would make a cache of keys and values, it gets one of states."""
+    """Before a decoder runs: where it would make a KV cache, it gets a cache of states."""
     cache: Any = kwargs.get("past_key_values")
     config: Any = model.config
     if kwargs.get("use_cache") is None:

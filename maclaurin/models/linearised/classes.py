@@ -1,8 +1,8 @@
-"""Converted models as classes of `transformers`: for every model class of a supported family one with students inside.
+"""Converted models as classes of `transformers`: for every model class of a supported family, one with students inside.
 
 `LlamaForCausalLM` becomes `LinearLlamaForCausalLM`, whose configuration has the type "maclaurin-llama" and two fields more.
 They are made from the source's classes by inheritance and registered with the Auto classes, so that
-`AutoModel.from_pretrained` finds them once `maclaurin.convert` is imported, and says so where it is not.
+`AutoModel.from_pretrained` finds them once `maclaurin.convert` is imported, and says so if it is not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from maclaurin.models.linearised.students import SOFTMAX, Shape, build_student, 
 
 @dataclass(frozen=True)
 class Family:
-    """A type of model: the class of its attention modules, and whether they look back only."""
+    """A type of model: the class of its attention modules, and whether they are causal."""
 
     config: Any  # the class
     attention: type[nn.Module]
@@ -134,7 +134,7 @@ def linear_class(source: Any) -> Any:
 
 
 def linearise(model: PreTrainedModel, students: Sequence[str], options: dict[str, Any] | None = None) -> PreTrainedModel:
-    """A copy of a model of a supported family with a student in each layer. Students are as they are built: untrained."""
+    """A copy of a model of a supported family with a student in each layer. Students are as built, untrained."""
     layers = model.config.num_hidden_layers
     if len(students) != layers:
         raise ValueError(f"students must name one student for each of the {layers} layers, got {len(students)}")

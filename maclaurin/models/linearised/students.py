@@ -1,20 +1,20 @@
-"""Students: linear attention that takes the place of softmax behind the projections of a trained model.
+"""Students: linear attention that replaces softmax behind the projections of a trained model, the source.
 
-A student sees queries and keys as softmax would, after the source's own rotation. It first turns and scales them by an
-affine map a head, the identity at first, and then does what the mixer of its name does:
+A student sees queries and keys as softmax would, after the source's rotary positions. It applies an affine map per head,
+initially the identity, and then does what the mixer of its name does:
 
     q' = A_h q + a_h,   k' = B_h k + b_h,   y_t = Σ_s w(q'_t, k'_s) v_s / Σ_s w(q'_t, k'_s)
 
     luna, hedgehog, performer, relu (T2R), elu (elu + 1)    w = φ(q')·φ(k'), `num_features` features
-    taylor     w = 1 + s + s²/2,  s = q'·k'/√d at first                      (d+1)(d+2)/2 features
-    2mamba     w = s²,  s = 1 + q·k/(2√d) at first                           (d+1)(d+2)/2 features
+    taylor     w = 1 + s + s²/2,  initially s = q'·k'/√d                     (d+1)(d+2)/2 features
+    2mamba     w = s²,  initially s = 1 + q·k/(2√d)                          (d+1)(d+2)/2 features
 
-2mamba's maps have one channel more than the head, 1 at first, so that its square begins as 1 + x + x²/4 of the score x and
-not as a function that cannot tell x from −x.
+2mamba's maps have one channel more than the head, initially 1, so that its square starts as 1 + x + x²/4 of the score x and
+not as an even function, which cannot tell x from −x.
 
-2mamba's weights stand behind a decay that the layer's input sets, and so do those of every student of a decoder, whose
-attention mostly looks at what is near. The decay starts open: e^−0.001 a token, the same for all. Encoders see both ways,
-where a decay costs a second pass: there only 2mamba has one.
+2mamba has a decay computed from the layer's input, and so has every student of a decoder, whose attention is mostly local.
+The decay starts close to 1: e^−0.001 per token, the same for all. In encoders, which see both ways, a decay costs a second
+pass: there only 2mamba has one.
 
 LoLCATs (Zhang et al., arXiv 2410.10254) has such maps for Hedgehog, without a decay; here every student has them.
 """
@@ -48,7 +48,7 @@ LUNA_CHANNELS = 8
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the attention that a student replaces."""
+    """The sizes of the attention that a student replaces."""
 
     d_model: int
     num_heads: int
@@ -66,7 +66,7 @@ class Student(nn.Module, ABC):
     def __init__(self, shape: Shape, num_features: int, *, decay: bool = False) -> None:
         super().__init__()
         self.shape = shape
-        self.num_features = num_features  # of a query or key; 0 where none are made
+        self.num_features = num_features  # per query or key; 0 without a feature map
         self.decay_proj = nn.Linear(shape.d_model, shape.num_kv_heads) if decay else None
         if self.decay_proj is not None:
             nn.init.zeros_(self.decay_proj.weight)
@@ -75,7 +75,7 @@ class Student(nn.Module, ABC):
     @property
     @abstractmethod
     def mechanism(self) -> Mechanism:
-        """What it makes of queries, keys and values behind its decay."""
+        """The mechanism behind its maps and its decay."""
 
     def forward(
         self,
@@ -111,7 +111,7 @@ class Student(nn.Module, ABC):
 
 
 class HeadMaps(nn.Module):
-    """x (B,T,H,K) -> (B,T,H,M): an affine map a head, the identity times `scale` at first; channels beyond K start as 1."""
+    """x (B,T,H,K) -> (B,T,H,M): an affine map per head, initially `scale` times the identity; channels above K are 1."""
 
     def __init__(self, heads: int, dim: int, *, scale: float = 1.0, extra: int = 0) -> None:
         super().__init__()
@@ -204,9 +204,9 @@ NAMES = (*STUDENTS, "sliding-window", SOFTMAX)
 
 
 def build_student(name: str, shape: Shape, *, num_features: int | None = None, window: int | None = None) -> Student:
-    """num_features: of a student with a feature map; as many as second order has, in eights, unless given.
+    """num_features: of a student with a feature map; by default that of second order, rounded down to a multiple of 8.
 
-    window: of `sliding-window`, or of a softmax over the last tokens beside any linear student.
+    window: that of `sliding-window`, or of a softmax over the last tokens beside any linear student.
     """
     one_of("student", name, NAMES)
     if name == SOFTMAX:
@@ -230,5 +230,5 @@ def second_order_features(head_dim: int) -> int:
 
 
 def is_new(name: str) -> bool:
-    """Whether a parameter of a converted model is one that its source did not have."""
+    """Whether a parameter of a converted model belongs to a student and not to the source."""
     return ".student." in name

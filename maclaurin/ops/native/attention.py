@@ -327,17 +327,8 @@ def _whole(
     fake=_quadratic_backward_fake,
     flops=_whole_backward_flops,
 )
-def _whole_backward(
-    dy: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    y: Tensor,
-    total: Tensor,
-    scale: float,
-    normalize: bool,
-) -> tuple[Tensor, ...]:
+def _whole_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved: Any) -> tuple[Tensor, ...]:
+    log_decay, y, total, scale, normalize = saved
     given = {"log_decay": log_decay, "y": rows(y), "total": total, "dy": rows(dy)}
     gradients = [
         _gradients("chunked_backward", (q, k, v), given, scale, normalize, chunk=LONGEST_CHUNK, way=way)

@@ -97,7 +97,7 @@ def qlstm(mixer: QLSTM, x: Tensor, order: int) -> System:
 
 
 def rglru(mixer: RGLRU, x: Tensor, order: int) -> System:
-    *gate, u = mixer.in_proj(x).split(mixer.memory_shape[0], dim=-1)
+    *gate, u = mixer.in_proj(x).split(mixer.state_shape[0], dim=-1)
     if mixer.conv is not None:
         u, _ = mixer.conv.run(u)
     log_decay, input_gate = mixer.gates(u)

@@ -207,6 +207,8 @@ def orders_of_scores(layer: int, mixer: str, score_BHTS: Tensor) -> LayerOrders:
 
 def of_gaussian(variance: float) -> int:
     """The dominant order of Gaussian scores: E|X|ⁿ = σⁿ 2^(n/2) Γ((n+1)/2)/√π. About σ²."""
+    if variance == 0:
+        return 0
     spread = math.log(2 * variance) / 2
     terms = [order * spread + math.lgamma((order + 1) / 2) - math.lgamma(order + 1) for order in range(ORDERS)]
     return max(range(ORDERS), key=terms.__getitem__)
