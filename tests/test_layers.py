@@ -97,10 +97,16 @@ ORDER = """
 """
 
 
+def written(package: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    return package
+
+
 @pytest.fixture
 def tree(tmp_path):
     """A package that keeps the order above."""
-    package = tmp_path / "maclaurin"
     files = {
         "__init__.py": "from maclaurin.left import thing\n",
         "low/__init__.py": "",
@@ -111,10 +117,7 @@ def tree(tmp_path):
         "right/__init__.py": "",
         "top.py": "import maclaurin\nfrom maclaurin import right\n",
     }
-    for name, text in files.items():
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / name).write_text(text)
-    return package
+    return written(tmp_path / "maclaurin", files)
 
 
 def test_a_tree_that_keeps_the_order_passes(tree):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layers import ROOT, inside, modules, named, unit
+from tests.test_layers import ROOT, inside, modules, named, unit, written
 
 TOOLS_OF_TESTS = ("doctest", "pytest", "unittest")
 Use = tuple[int, str, str]  # line, the unit that the name is said to be in ("" if the syntax does not tell), the name
@@ -76,7 +76,6 @@ def test_private_names_stay_in_their_package_and_tools_of_tests_in_the_tests():
 @pytest.fixture
 def tree(tmp_path):
     """A package that keeps its private names to itself."""
-    package = tmp_path / "maclaurin"
     files = {
         "low/__init__.py": "",
         "low/tool.py": "_hidden = 1\nclass Tool:\n    def _turn(self): self._angle = _hidden\n",
@@ -84,10 +83,7 @@ def tree(tmp_path):
         "high/__init__.py": "",
         "high/user.py": "",
     }
-    for name, text in files.items():
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / name).write_text(text)
-    return package
+    return written(tmp_path / "maclaurin", files)
 
 
 @pytest.mark.parametrize(

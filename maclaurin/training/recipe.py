@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.common.files import read_json, write_json
+from maclaurin.common.records import LARGEST, WORDS
 
 if TYPE_CHECKING:
     from maclaurin.models.config import MaclaurinConfig
@@ -38,8 +39,6 @@ MAY_CHANGE = {
     "keep",
     "track",
 }
-KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-LARGEST = 2**63  # of numbers in files
 
 
 @dataclass
@@ -188,5 +187,5 @@ def checked(values: dict[Any, Any], where: str) -> dict[str, Any]:
         fits = type(value) is kind or (kind is float and type(value) is int)
         if not fits or (kind in (int, float) and not abs(value) < LARGEST):
             got = f"{value!r:.40}" if isinstance(value, str | float | bool) else type(value).__name__
-            raise ValueError(f"{where} must have {KINDS[kind]} as {name}, got {got}")
+            raise ValueError(f"{where} must have {WORDS[kind]} as {name}, got {got}")
     return values
