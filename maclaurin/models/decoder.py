@@ -81,16 +81,18 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Layers initialise themselves when they are built; `llama` draws all linear weights alike."""
-        is_head = module is getattr(self, "lm_head", None)
+        is_head = module in (getattr(self, "lm_head", None), getattr(self, "score", None))
         if isinstance(module, nn.Embedding) or (isinstance(module, nn.Linear) and (is_head or self.config.init == "llama")):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
+        if is_head and isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """As in transformers, but weights that do not fit are refused, and nothing but a new head is left initialised.
 
-        A head is new where the folder holds another class, such as the base model or the language model, or where its shape
-        differs and ignore_mismatched_sizes allows it.
+        A head is new where the folder holds another class, such as the base model or the language model. With
+        ignore_mismatched_sizes, heads and embeddings of another shape are new too.
         """
         verbosity = logging.get_verbosity()
         may_differ = kwargs.get("ignore_mismatched_sizes", False)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers.utils import logging
 
 from maclaurin.common.files import LONGEST_REASON, read_json
@@ -47,23 +48,29 @@ def saved_classes(folder: str | Path, **options: Any) -> list[str]:
 
 
 def check_fit(model: Any, info: dict[str, Any], *, same_class: bool, may_differ: bool) -> None:
-    """Refuses what transformers reports of a load, unless it concerns a head of another class, or shapes that may differ."""
+    """Refuses what transformers reports of a load, but for the head of another class.
+
+    may_differ: heads and embeddings may have other shapes as well. Layers may not: they are initialised as they are built,
+    and a model that is loaded is not.
+    """
     base = model.base_model
     parts = {name for name, _ in base.named_children()}
-    prefix = f"{model.base_model_prefix}."
 
     def of_a_head(name: str) -> bool:
-        """Names of the base model begin with those of its parts, or with its own name in a model around it."""
-        return not name.startswith(prefix) and (base is not model or name.split(".")[0] not in parts)
+        """Names in the base model begin with that of one of its parts, in a model around it with the base model's."""
+        return not name.startswith(f"{model.base_model_prefix}.") and (base is not model or name.split(".")[0] not in parts)
 
-    problems = {
-        kind: sorted(str(name if isinstance(name, str) else name[0]) for name in info.get(f"{kind}_keys") or ())
-        for kind in ("missing", "mismatched", "unexpected")
+    def is_new(name: str) -> bool:
+        return of_a_head(name) or isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding)
+
+    allowed = {
+        "missing": lambda name: not same_class and of_a_head(name),
+        "mismatched": lambda name: may_differ and is_new(name),
+        "unexpected": lambda name: not same_class and of_a_head(name),
     }
-    if may_differ:
-        del problems["mismatched"]
-    for kind, names in problems.items():
-        if found := [name for name in names if same_class or kind == "mismatched" or not of_a_head(name)]:
+    for kind, may in allowed.items():
+        names = sorted(name if isinstance(name, str) else name[0] for name in info.get(f"{kind}_keys") or ())
+        if found := [name for name in names if not may(name)]:
             raise ValueError(f"the checkpoint does not fit this configuration: {len(found)} {kind} keys, such as {found[0]}")
 
 
