@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -20,6 +22,8 @@ import numpy as np
 from maclaurin.common.files import read_json, write_json
 
 TOKENS, ENDS, META = "tokens.bin", "ends.bin", "meta.json"
+PROGRESS, GROWING = "progress.bin", "growing.json"  # of an entry that is not complete yet
+FILES = (TOKENS, ENDS, PROGRESS, META, GROWING)  # in the order in which they are removed: the last ones say what it is
 FIELDS = {"key", "dtype", "tokens", "documents", "vocab_size"}
 DTYPES = ("uint16", "uint32")
 
@@ -72,6 +76,17 @@ def open_complete(folder: Path, key: str) -> TokenFile | None:
             return TokenFile(np.memmap(tokens, dtype=meta["dtype"], mode="r"), document_ends, meta["vocab_size"])
     except (OSError, ValueError):
         return None
+
+
+def discard(folder: Path) -> None:
+    """Away by one rename, then removed; it stays valid for processes that have mapped it. Files from elsewhere stay."""
+    aside = folder.with_name(f".{folder.name.lstrip('.')[:200]}.{secrets.token_hex(8)}")
+    with suppress(FileNotFoundError):
+        os.rename(folder, aside)
+        for name in FILES:
+            (aside / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        aside.rmdir()
 
 
 def _sizes_fit(meta: dict[str, Any], tokens: BufferedReader, ends: BufferedReader) -> bool:

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
-import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -26,10 +24,9 @@ from typing import Any
 import numpy as np
 
 from maclaurin.common.files import write_json
-from maclaurin.data.entry import ENDS, META, TOKENS, TokenFile, complete, open_complete
+from maclaurin.data.entry import ENDS, GROWING, META, PROGRESS, TOKENS, TokenFile, complete, discard, open_complete
 from maclaurin.processes.lock import locked, shared
 
-PROGRESS, GROWING = "progress.bin", "growing.json"
 RECORD = struct.Struct("<qq32s")  # tokens, documents, SHA-256
 FIRST_PIECE, LARGEST_PIECE = 2**14, 2**22  # characters: small ones first, for those who need little
 
@@ -60,10 +57,10 @@ class Growing:
         """Until there is enough, or the corpus has ended, or somebody has stopped it. say: on a terminal, how far it is."""
         if self.ended or enough(self.file):
             return
-        with locked(self.folder.with_name(f".{self.folder.name}.lock")), _status(say) as show:
+        with locked(lock_file(self.folder)), _status(say) as show:
             self._look()
             if not self.ended and (self.folder / META).exists():
-                _set_aside(self.folder)  # it is damaged
+                discard(self.folder)  # it is damaged
             size = FIRST_PIECE
             while not (self.ended or enough(self.file) or stopped()):
                 texts = self._next(size)
@@ -174,12 +171,9 @@ def used_file(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.used")
 
 
-def _set_aside(folder: Path) -> None:
-    """Away by one rename: it stays valid for processes that have mapped it."""
-    damaged = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
-    with suppress(FileNotFoundError):
-        os.rename(folder, damaged)
-    shutil.rmtree(damaged, ignore_errors=True)
+def lock_file(folder: Path) -> Path:
+    """Beside the entry: held by the process that writes it."""
+    return folder.with_name(f".{folder.name}.lock")
 
 
 def _digest(before: bytes, tokens: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> bytes:

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 
 from maclaurin.data import DocumentRows, PackedRows, StreamedRows, byte_tokenizer, open_corpus, streams, tokenise
 from maclaurin.data.corpus import Corpus
-from maclaurin.data.growing import PROGRESS, RECORD
+from maclaurin.data.entry import PROGRESS
+from maclaurin.data.growing import RECORD
 from maclaurin.data.tokens import growing
 
 KINDS = pytest.mark.parametrize("kind", [PackedRows, DocumentRows])
