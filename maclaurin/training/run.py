@@ -58,11 +58,11 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     if checkpoint is not None:
         recipe.check_goes_on(output, first_step)
 
-    args = _arguments(recipe)
-    per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     text = Text(recipe, identity(output).get("data", ""))
     if _is_first():
         check_same_data(output, recipe.corpus, text.fingerprint)
+    args = _arguments(recipe)
+    per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     tokenizer, train_sequences, validation = text.sequences(cache, recipe.steps * per_step)
     disable_progress_bar()
     set_seed(recipe.seed)
