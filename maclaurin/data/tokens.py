@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from maclaurin.common.files import read_json, write_json
+from maclaurin.common.progress import counted
 from maclaurin.data.corpus import Corpus
 from maclaurin.processes.lock import locked
 
@@ -86,16 +87,10 @@ def _build(folder: Path, key: str, documents: Iterable[str], tokenizer: Any, tit
 
 
 def _write(folder: Path, key: str, documents: Iterable[str], tokenizer: Any, title: str) -> None:
-    from rich.console import Console
-    from rich.progress import track
-
-    screen = Console(stderr=True)
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
     total, ends = 0, []
     with open(folder / TOKENS, "wb") as stream:
-        for texts in track(
-            in_batches(documents, BATCH), title, console=screen, transient=True, disable=not screen.is_terminal
-        ):
+        for texts in in_batches(counted(documents, title, "documents"), BATCH):
             for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
                 np.asarray([*ids, tokenizer.eos_token_id], dtype=dtype).tofile(stream)
                 total += len(ids) + 1
