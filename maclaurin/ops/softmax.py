@@ -27,6 +27,7 @@ from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.states import TokenState
 from maclaurin.ops.tokens import Tokens
+from maclaurin.ops.transforms import is_transformed
 
 BLOCK = 256
 NUMERATORS = ("exp", "relu")
@@ -186,7 +187,7 @@ def _dense(
         inputs = (q.float(), tokens.keys.float(), tokens.values.float(), tokens.log_decay)
         y, _ = torch.ops.maclaurin.quadratic(*inputs, weights.scale, True, True)
         return y.to(q.dtype), kept
-    if form == "auto" and weights.fused and tokens.log_decay is None and tokens.first is None:
+    if form == "auto" and weights.fused and not is_transformed() and tokens.log_decay is None and tokens.first is None:
         return _fused(weights, q, tokens, chunk_size), kept
 
     B, H, G = q.shape[0], q.shape[2], k.shape[2]
