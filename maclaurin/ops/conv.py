@@ -33,7 +33,7 @@ def short_conv(
 
     activation: "silu" returns y·σ(y). The forms differ only in how many tokens are taken at a time, and natively not at all.
     """
-    call = Options(**options)
+    call = Options.of(short_conv, options)
     call.check()
     checks.tensor("x", x, "batch, time, channels")
     checks.tensor("weight", weight, "channels, width")

@@ -54,7 +54,7 @@ def linear_attention(
     q (B,T,H,K), k (B,T,G,K), v (B,T,G,V); log_decay (B,T,G or H), or (B,T,G or H,K) for a decay per channel, <= 0. Feature
     maps are applied to q and k before the call. Other arguments as in `power_attention` and `Options`.
     """
-    call = Options(**options)
+    call = Options.of(linear_attention, options)
     if not causal:
         from maclaurin.ops.bidirectional import bidirectional_linear  # made of this op
 

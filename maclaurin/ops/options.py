@@ -45,6 +45,15 @@ class Options(NamedTuple):
     cu_seqlens: Tensor | Sequence[int] | None = None
     lengths: Tensor | None = None
 
+    @classmethod
+    def of(cls, op: Callable[..., Any], options: CallOptions) -> Options:
+        """The keywords that an op was given beside its own."""
+        for name in options:
+            if name not in cls._fields:
+                known = ", ".join(inspect.signature(op).parameters)
+                raise TypeError(f"{op.__name__}() got an unexpected keyword argument {name!r}: it takes {known}")
+        return cls(**options)
+
     def check(self) -> None:
         checks.form_and_backend(self.form, self.backend)
 

@@ -78,7 +78,7 @@ def power_attention(
     fold_at, fold_every: when kept tokens are folded into the recurrent state; by default where it becomes the smaller one.
     Other arguments as in `Options`; the native backend has order 2 in float32.
     """
-    call = Options(**options)
+    call = Options.of(power_attention, options)
     usual = order == 2 and order_weights is None and scale is None and causal
     if usual and isinstance(state, PowerState) and call.plain and not torch.compiler.is_compiling():
         transformed = native.is_transformed()

@@ -44,7 +44,7 @@ def linear_scan(
 
     The forms differ in how many tokens are joined at a time: all, `chunk_size` or one; natively in nothing.
     """
-    call = Options(**options)
+    call = Options.of(linear_scan, options)
     call.check()
     _check(x, log_decay, state)
     at_least_one("chunk_size", chunk_size)

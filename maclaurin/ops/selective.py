@@ -44,7 +44,7 @@ def selective_scan(
 
     The forms differ in how many tokens are taken at a time: all, `chunk_size` or one; natively in nothing.
     """
-    call = Options(**options)
+    call = Options.of(selective_scan, options)
     call.check()
     _check(x, dt, rate, b, c, state)
     at_least_one("chunk_size", chunk_size)

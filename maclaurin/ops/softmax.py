@@ -62,7 +62,7 @@ def softmax_attention(
     backend: "native" (C++, plain weights with or without decay in float32 on a CPU), "torch", or "auto".
     Other arguments as in `power_attention` and `Options`.
     """
-    call = Options(**options)
+    call = Options.of(softmax_attention, options)
     if not causal:
         if log_decay is not None or window is not None or (numerator, divisor, score_cap) != ("exp", "sum", None):
             raise ValueError("causal=False needs plain softmax: no log_decay, window, score_cap, or other weights")
