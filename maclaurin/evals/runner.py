@@ -20,6 +20,7 @@ from maclaurin.common.arguments import at_least_one
 from maclaurin.common.files import read_json, write_json
 from maclaurin.evals.cells import Cell
 from maclaurin.evals.learn import Outcome
+from maclaurin.processes.children import APART
 
 # threads that spin while they are idle take the core of another cell
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -140,7 +141,7 @@ class Worker(threading.Thread):
                 stderr=log,
                 text=True,
                 env=os.environ | ENVIRONMENT,
-                start_new_session=True,  # Ctrl-C goes to the run only, which then ends this process
+                **APART,
             )
 
     def stop(self) -> None:

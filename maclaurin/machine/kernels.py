@@ -219,7 +219,7 @@ def _normals(seed: int) -> Callable[..., Tensor]:
 
 
 def _attention(size: Sizes, *, decay: str | None = None, positive: bool = False) -> Tensors:
-    """decay: "head" or "channel". positive: scores above 0, as sums of others may be so small that no precision is enough."""
+    """decay: "head" or "channel". positive: scores above 0, as sums of others may be too small for any precision."""
     normal, H = _normals(size.T), size.G * size.R
     q, k, v = (normal(size.B, size.T, *last) for last in ((H, size.K), (size.G, size.K), (size.G, size.V)))
     if positive:
