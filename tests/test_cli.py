@@ -72,7 +72,7 @@ def test_doctor_reports_versions_devices_backends_and_checks():
     assert report["versions"]["maclaurin"] == maclaurin.__version__
     assert "cpu" in report["devices"]
     assert report["backends"]["torch"].startswith("ready")
-    assert report["checks"]["forms agree"].startswith("ok")
+    assert report["checks"]["torch backend in float64"].startswith("ok")
     assert isinstance(report["missing"], list)
     assert "versions" in run("doctor").stdout
 
