@@ -17,14 +17,16 @@ from maclaurin.common.records import ABSENT, Record
 
 @dataclass(frozen=True)
 class Setting(Record):
-    """native: the instructions that the kernels use, None without kernels. load: of the machine as it began."""
+    """native: the instructions that the kernels use, None without kernels. load: of the machine as it began, where the
+    system counts it.
+    """
 
     torch: str
     python: str
     threads: int
     cpu: str
     native: str | None
-    load: float
+    load: float | None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, however that one ends, on every Unix.
+"""Processes that end with the one that started them, however that one ends.
 
 A child has the reading end of a pipe as its standard input; the writing end is its parent's alone and closes with it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,11 +39,18 @@ def end_with_pool() -> None:
 def _watch_input() -> None:
     while os.read(0, 4096):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    _terminate()
 
 
 def _watch_parent() -> None:
     parent = parent_process()
     assert parent is not None
     wait([parent.sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
+    _terminate()
+
+
+def _terminate() -> None:
+    if sys.platform == "win32":
+        signal.raise_signal(signal.SIGTERM)  # os.kill would end this process at once
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)  # interrupts what the main thread waits for

@@ -19,6 +19,7 @@ from typing import Any
 
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.common.files import read_json, write_json
+from maclaurin.common.peak_memory import ended
 from maclaurin.processes.children import lifeline
 from maclaurin.training.checkpoints import checkpoints
 from maclaurin.training.contenders import CONTENDERS, Contender
@@ -112,10 +113,7 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
             start_new_session=True,  # Ctrl-C is for the comparison, which then ends it
         )
         try:
-            while True:
-                pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-                if pid:
-                    break
+            while (done := ended(process)) is None:
                 watch(latest(output))
                 time.sleep(1)
         except BaseException:
@@ -126,7 +124,8 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
                 process.kill()
                 process.wait()
             raise
-    if os.waitstatus_to_exitcode(status) != 0:
+    code, peak = done
+    if code != 0:
         lines = (output / "output.txt").read_text().strip().splitlines()
         raise ValueError(
             f"{run.name} (seed {run.seed}) failed: {lines[-1] if lines else 'no output'}; see {output / 'output.txt'}"
@@ -136,12 +135,11 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
         if not _is_number(figures.get(name)):
             raise ValueError(f"{output / 'log.jsonl'} must have a number as {name}, got {figures.get(name)!r:.40}")
     tokens = run.recipe.steps * run.recipe.tokens_per_step
-    unit = 1 if sys.platform == "darwin" else 1024
     result = {
         "held_out_loss": figures["eval_loss"],
         # a resumed run has timed its last part only
         "tokens_per_second": None if resume else tokens / figures["train_runtime"],
-        "peak_bytes": usage.ru_maxrss * unit,
+        "peak_bytes": peak,
         "seconds": time.monotonic() - started,
     }
     write_json(run.result_path, result)
