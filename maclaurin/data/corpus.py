@@ -27,7 +27,7 @@ SUFFIXES = (".txt", *READERS)
 LONGEST_TEXT = 2**20  # characters: a longer .txt file is cut at line ends into documents of about this length
 LONGEST_WAIT = 2**30  # bytes: files that are larger together are tokenised beside training, not before it
 
-SAMPLE = 2**25  # characters of a corpus that streams, where something is made of all of a text
+SAMPLE = 2**24  # characters of a corpus that streams, where something is made of all of a text
 
 # name -> (dataset, configuration, field of the text)
 HUB_PRESETS = {
@@ -88,7 +88,7 @@ def beginning(documents: Iterable[str], characters: float) -> Iterator[str]:
 
 
 def sample(corpus: Corpus, split: str) -> Iterator[str]:
-    """The documents of a split; of a corpus that streams, those of about its first 2^25 characters."""
+    """The documents of a split; of a corpus that streams, those of about its first 2^24 characters."""
     documents = corpus.documents(split)
     return beginning(documents, SAMPLE * (HELD_OUT if split == "held-out" else 1)) if corpus.streams else documents
 
