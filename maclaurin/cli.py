@@ -11,6 +11,7 @@ import typer
 from maclaurin.commands.lazy import BOTH_SPELLINGS, PLAIN, LazyGroup
 from maclaurin.processes.exits import errors_as_sentences
 from maclaurin.processes.stopping import raise_on_terminate
+from maclaurin.processes.waiting import wait_asleep
 
 # a command is the function of its name, in the module of its name
 COMMANDS = {
@@ -29,12 +30,16 @@ COMMANDS = {
     "lm_eval": "Run the lm-evaluation-harness on models of this package.",
 }
 
+MEASURING = {"bench", "doctor"}  # on an idle machine, with threads as libraries have them
+
 
 class Shell(LazyGroup):
     lines = COMMANDS
 
     @staticmethod
     def load(name: str) -> Callable[..., None] | typer.Typer:
+        if name not in MEASURING:
+            wait_asleep()
         made: Callable[..., None] | typer.Typer = getattr(import_module(f"maclaurin.commands.{name}"), name)
         return made
 

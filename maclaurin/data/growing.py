@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from maclaurin.common.files import write_json
+from maclaurin.common.progress import Status
 from maclaurin.data.entry import ENDS, GROWING, META, PROGRESS, TOKENS, TokenFile, complete, discard, open_complete
 from maclaurin.processes.lock import locked, shared
 
@@ -55,10 +56,10 @@ class Growing:
     def grow(
         self, enough: Callable[[TokenFile], bool], *, stopped: Callable[[], bool] = lambda: False, say: bool = True
     ) -> None:
-        """Until there is enough, or the corpus has ended, or somebody has stopped it. say: on a terminal, how far it is."""
+        """Until there is enough, or the corpus has ended, or somebody has stopped it. say: how far it is."""
         if self.ended or enough(self.file):
             return
-        with locked(lock_file(self.folder)), _status(say) as show:
+        with locked(lock_file(self.folder)), Status() if say else nullcontext(_silent) as show:
             self._look()
             if not self.ended and (self.folder / META).exists():
                 discard(self.folder)  # it is damaged
@@ -205,24 +206,5 @@ def _mapped(stream: BufferedReader, dtype: np.dtype[Any], count: int) -> np.ndar
     return np.memmap(stream, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
 
 
-def _status(say: bool) -> Any:
-    """What shows a line on a terminal, and nothing elsewhere."""
-    from rich.console import Console
-
-    screen = Console(stderr=True)
-    if not say or not screen.is_terminal:
-        return nullcontext(lambda line: None)
-    return _Shown(screen)
-
-
-class _Shown:
-    def __init__(self, screen: Any) -> None:
-        self.status = screen.status("")
-
-    def __enter__(self) -> Callable[[str], None]:
-        self.status.start()
-        update: Callable[[str], None] = self.status.update
-        return update
-
-    def __exit__(self, *_: object) -> None:
-        self.status.stop()
+def _silent(line: str) -> None:
+    """For those who grow an entry beside other work."""

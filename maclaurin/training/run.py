@@ -44,6 +44,10 @@ def train(
     folder, which no other process may be training in. `callbacks` are called after the run's own.
     """
     output = Path(recipe.output)
+    if not checkpoints(output) and (output / "result.json").exists():
+        raise ValueError(
+            f"{str(output)!r} holds a finished run of `compare`, which keeps no checkpoint: choose another output"
+        )
     if resume and not checkpoints(output):
         raise ValueError(f"there is no checkpoint to resume from in {str(output)!r}")
     with locked(output / "run.lock", f"run {str(output)!r}") if _is_first() else nullcontext():
