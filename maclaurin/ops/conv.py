@@ -51,7 +51,7 @@ def short_conv(
             f"state must hold the last {width - 1} inputs of {x.shape[2]} channels, got {checks.shape(state.inputs)}"
         )
     step = call.at_once(x.shape[1], CHUNK if call.form == "chunked" else x.shape[1])
-    natively = call.natively(x)
+    natively = call.natively("short_conv", x, auto="parallel")
 
     @without_autocast
     def dense(inputs: Inputs, state: ConvState | None, lengths: Tensor | None) -> tuple[Tensor, ConvState | None]:

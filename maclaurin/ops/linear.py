@@ -77,7 +77,7 @@ def linear_attention(
             f"state must have been made with the same heads and channels: it holds {tuple(initial.recurrent.shape[1:])} "
             f"(heads, key channels, value channels), the new ones need {state_shape}"
         )
-    engine = _Engine(scale, normalize, call.form, chunk_size, not call.natively(q))
+    engine = _Engine(scale, normalize, call.form, chunk_size, not call.natively("linear_attention", q))
     return call.causally(engine.run, (q, k, v, log_decay), initial)
 
 
