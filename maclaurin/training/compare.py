@@ -19,6 +19,7 @@ from typing import Any
 
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.common.files import read_json, write_json
+from maclaurin.machine.inventory import load
 from maclaurin.processes.children import APART, ended, lifeline
 from maclaurin.processes.waiting import ASLEEP
 from maclaurin.training.checkpoints import checkpoints, remove_own
@@ -138,6 +139,7 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
         "tokens_per_second": None if resume else tokens / figures["train_runtime"],
         "peak_bytes": peak_bytes,
         "seconds": time.monotonic() - started,
+        "load": load(),
     }
     write_json(run.result_path, result)
     remove_own(output)  # its model and its log stay, all that the tables and the page need
@@ -172,7 +174,7 @@ def summary(runs: Sequence[Run]) -> list[Standing]:
     for name in dict.fromkeys(run.name for run in runs):
         own = [run for run in runs if run.name == name]
         done = [
-            Figures(result["held_out_loss"], result["tokens_per_second"], result["peak_bytes"])
+            Figures(result["held_out_loss"], result["tokens_per_second"], result["peak_bytes"], result.get("load"))
             for run in own
             if (result := run.result()) is not None
         ]
