@@ -13,10 +13,11 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from maclaurin.commands.declared import declared
 from maclaurin.commands.fields import takes
 from maclaurin.commands.lazy import PLAIN, LazyGroup
 from maclaurin.commands.output import print_json, screen
-from maclaurin.lab import EXPERIMENTS, Result
+from maclaurin.lab import EXPERIMENTS, HELPERS, Result
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,19 @@ def group(context: typer.Context, given: dict[str, Any]) -> None:
 
 def _experiment(name: str) -> Callable[..., None]:
     """The command of one experiment, or of the card, with the arguments of the function."""
-    from maclaurin import lab as experiments
-    from maclaurin.lab.run import function_of, keep, run_one
-
     card = name == "card"
-    function = experiments.card if card else function_of(name)
+    own = name.replace("-", "_")
+    function = declared(HELPERS[name] if card else f"maclaurin.lab.experiments.{own}", own)
 
     @takes("given", Settings)
     @takes("options", function, without=("quick", "seed"))
     def command(of_shell: typer.Context, given: dict[str, Any], options: dict[str, Any]) -> None:  # none has such a flag
+        from maclaurin import lab as experiments
+        from maclaurin.lab.run import keep, run_one
+
         settings = Settings(**of_shell.obj | given)
         options |= {"quick": settings.quick, "seed": settings.seed}
-        result = function(*options.pop("names", ()), **options) if card else run_one(name, options)
+        result = experiments.card(*options.pop("names", ()), **options) if card else run_one(name, options)
         keep(result, settings.output)
         _publish([result], settings)
 

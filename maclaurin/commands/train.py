@@ -7,17 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from maclaurin.commands.fields import takes
-from maclaurin.training.recipe import Recipe
+from maclaurin.commands.recipe import takes_recipe
 
 
-@takes("given", Recipe)
+@takes_recipe()
 def train(
     given: dict[str, Any],
     config: Annotated[Path | None, typer.Option(help="YAML file with the same names as the flags.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint in --output.")] = False,
 ) -> None:
-    """Train a language model: flags, or --config FILE.yaml with the same names; --resume continues a run."""
+    """Train a language model: flags, or --config FILE.yaml with the same names; --resume continues a run.
+
+    All other fields of transformers' TrainingArguments are flags too: --optim, --adam_beta2, --torch_compile, --fsdp, ...
+    """
     from maclaurin.training.child import execute
     from maclaurin.training.configured import train_recipe
 
