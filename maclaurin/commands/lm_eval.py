@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
 import typer
@@ -16,8 +15,6 @@ def lm_eval(context: typer.Context) -> None:
     if context.args in (["--help"], ["-h"]):  # the harness would take seconds to say it
         print(context.get_help())
         return
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError("lm_eval is not installed: pip install 'lm-eval[hf]'")
     import lm_eval.__main__ as harness
 
     import maclaurin.models  # noqa: F401 - makes the Auto classes know them
