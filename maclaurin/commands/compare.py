@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from maclaurin.commands.output import screen, typed, write_report
+from maclaurin.commands.output import Json, print_json, screen, talk, typed, write_report
 from maclaurin.commands.recipe import takes_recipe
 from maclaurin.training.contenders import BUDGET, CONTENDERS
 
@@ -27,6 +27,7 @@ def compare(
         ),
     ] = ",".join(CONTENDERS),
     seeds: Annotated[int, typer.Option(help="Seeds of each contender, from --seed on.")] = 2,
+    as_json: Json = False,
 ) -> None:
     """Train several mixers at an equal budget and print which one wins; resumes after an interruption."""
     from maclaurin.common.files import write_json
@@ -51,8 +52,12 @@ def compare(
         end_stopped(stop, f"go on with: {command_line()}")
     rows = summary(runs)
     path = folder / "compare.json"
-    write_json(path, {"command": typed(), "recipe": vars(recipe), "rows": list(map(dataclasses.asdict, rows))})
-    console = screen()
-    console.print(result_table(rows, recipe))
-    console.print(f"figures: {path}")
-    write_report(folder, sys.stdout)
+    content = {"command": typed(), "recipe": vars(recipe), "rows": list(map(dataclasses.asdict, rows))}
+    write_json(path, content)
+    with talk(as_json=as_json):
+        console = screen()
+        console.print(result_table(rows, recipe))
+        console.print(f"figures: {path}")
+        write_report(folder, sys.stdout)
+    if as_json:
+        print_json(content)
