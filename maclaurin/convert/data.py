@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from maclaurin.convert.plan import Plan
 from maclaurin.convert.sources import Source
 from maclaurin.data import PackedRows, TokenFile, open_corpus, tokenise
 from maclaurin.data.corpus import Corpus, StandardLibrary, held_out, sample
+from maclaurin.training.conversion import Plan
 
 FEWEST_WORDS = 4
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`'\"(])|\n\s*\n")
