@@ -26,6 +26,7 @@ COMMANDS = {
     "lab": "Compute claims of the theory, beside the published numbers, and say which held.",
     "report": "Write one HTML page about runs, suites, conversions and the lab.",
     "bench": "Measure speed and memory against PyTorch's attention and other peers.",
+    "cache": "List the tokenised corpora on this disk, with their size and age; --clear and --limit remove them.",
     "lm_eval": "Run the lm-evaluation-harness on models of this package.",
 }
 

@@ -17,18 +17,16 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments, set_s
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.utils.logging import disable_progress_bar
 
-from maclaurin.data import DocumentRows, PackedRows, open_corpus, open_tokenizer, tokenise
 from maclaurin.machine.bfloat16 import check_bf16
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.processes.lock import locked
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StochasticWindow, StopOnInterrupt
-from maclaurin.training.checkpoints import check_same_data, checkpoints, deliver, last_whole, step_of, writing
+from maclaurin.training.checkpoints import check_same_data, checkpoints, deliver, identity, last_whole, step_of, writing
 from maclaurin.training.provenance import save_provenance
 from maclaurin.training.recipe import FREE_SIZES, Recipe
+from maclaurin.training.text import Text
 from maclaurin.training.trainer import LanguageTrainer, arguments
 from maclaurin.training.windows import WindowSchedule
-
-Sequences = PackedRows | DocumentRows
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,12 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     if checkpoint is not None:
         recipe.check_goes_on(output, first_step)
 
-    tokenizer, train_sequences, validation = _data(recipe, output, cache)
+    text = Text(recipe, identity(output).get("data", ""))
+    if _is_first():
+        check_same_data(output, recipe.corpus, text.fingerprint)
+    args = _arguments(recipe)
+    per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    tokenizer, train_sequences, validation = text.sequences(cache, recipe.steps * per_step)
     disable_progress_bar()
     set_seed(recipe.seed)
     model = _model(recipe, tokenizer, checkpoint)
@@ -72,7 +75,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     asked_for = [*_windows(recipe, model), *_trackers(recipe, first_step), *callbacks]
     trainer = LanguageTrainer(
         model=model,
-        args=_arguments(recipe),
+        args=args,
         train_dataset=train_sequences,
         eval_dataset=Subset(validation, range(min(recipe.eval_rows, len(validation)))),
         data_collator=train_sequences.collate,
@@ -97,19 +100,6 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
         _save_model(trainer, output)
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     return Result(trainer.state.global_step, finished, losses[-1] if losses else None, interrupt.requested)
-
-
-def _data(recipe: Recipe, output: Path, cache: Path | None) -> tuple[Any, Sequences, Sequences]:
-    """The tokenizer, the sequences to train on and those for validation."""
-    corpus = open_corpus(recipe.corpus, text_field=recipe.text_field)
-    if _is_first():
-        check_same_data(output, recipe.corpus, corpus.fingerprint())
-    tokenizer = open_tokenizer(recipe.tokenizer, corpus.documents("train"))
-    sequences = PackedRows if recipe.rows == "packed" else DocumentRows
-    train, validation = (
-        sequences(tokenise(corpus, split, tokenizer, cache), recipe.length) for split in ("train", "held-out")
-    )
-    return tokenizer, train, validation
 
 
 def _model(recipe: Recipe, tokenizer: Any, checkpoint: Path | None) -> MaclaurinForCausalLM:
