@@ -89,8 +89,8 @@ def _elsewhere(groups: Sequence[Group]) -> str:
     alike = [group for group in groups if group.row.published and " " not in group.row.published]
     others = [f"{group.name} {note}" for group in groups if (note := group.row.published.partition(" ")[2])]
     sentence = (
-        "“Published elsewhere” is the loss that the thesis (arXiv 2602.17363) gives for the same mechanism in another setting: far larger "
-        "models, FineWeb, another tokenizer, 90k steps. Its numbers cannot be compared with these"
+        "“Published elsewhere” is the loss that the thesis (arXiv 2602.17363) gives for the same mechanism in another "
+        "setting: far larger models, FineWeb, another tokenizer, 90k steps. Its numbers cannot be compared with these"
     )
     if differing := differences(alike):
         return f"{sentence}, nor can its order: these rows differ in {', '.join(differing)}."
