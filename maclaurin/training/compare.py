@@ -9,22 +9,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maclaurin.common.arguments import at_least_one, one_of
+from maclaurin.common.arguments import at_least_one
 from maclaurin.common.files import read_json, write_json
+from maclaurin.machine.inventory import load
 from maclaurin.processes.children import APART, ended, lifeline
 from maclaurin.processes.waiting import ASLEEP
 from maclaurin.training.checkpoints import checkpoints, remove_own
-from maclaurin.training.contenders import CONTENDERS, Contender
+from maclaurin.training.contenders import Contender, chosen
 from maclaurin.training.model_size import matched_width, parameters
-from maclaurin.training.recipe import Recipe
+from maclaurin.training.recipe import Recipe, for_all
 from maclaurin.training.statistics import Figures, Standing, ranked, standing
 
 # fields that may differ without changing the result
@@ -68,24 +71,30 @@ class Run:
                 raise ValueError(f"{str(folder)!r} holds a result with {name} {other!r}, not {value!r}: give another output")
 
 
-def plan(base: Recipe, names: Sequence[str], seeds: int) -> list[Run]:
-    """The runs, seed by seed from the recipe's own, so that an early look compares all contenders."""
+def plan(base: Recipe, mixers: str | Sequence[str], seeds: int) -> list[Run]:
+    """The runs of the contenders, seed by seed from the recipe's own, so that an early look compares all of them."""
     at_least_one("seeds", seeds)
-    for name in names:
-        one_of("mixers", name, tuple(CONTENDERS))
+    matched = {name: _matched(base, contender) for name, contender in chosen(mixers).items()}
     runs = []
     for seed in range(base.seed, base.seed + seeds):
-        for name in names:
-            output = str(Path(base.output) / f"{name}-seed{seed}")
-            recipe = dataclasses.replace(_matched(base, CONTENDERS[name]), output=output, seed=seed)
+        for name, own in matched.items():
+            output = str(Path(base.output) / f"{_folder(name)}-seed{seed}")
+            recipe = dataclasses.replace(own, output=output, seed=seed)
             runs.append(Run(name, seed, recipe, parameters(recipe)))
     return runs
+
+
+def _folder(name: str) -> str:
+    """The name of a contender without what file systems refuse; a checksum tells apart what would become the same."""
+    plain = re.sub(r"[^\w.=+-]+", ",", name)
+    return plain if len(plain) <= 80 and plain == name.replace(":", ",") else f"{plain[:60]}-{zlib.crc32(name.encode()):08x}"
 
 
 def _matched(base: Recipe, contender: Contender) -> Recipe:
     """The recipe with MLPs as wide as it takes to match the parameters of softmax."""
     softmax = dataclasses.replace(base, mixer="softmax", mixer_options="{}")
-    own = dataclasses.replace(base, mixer=contender.mixer, mixer_options=json.dumps(contender.options))
+    options = json.dumps(for_all(contender.mixer, contender.options))
+    own = dataclasses.replace(base, mixer=contender.mixer, mixer_options=options)
     config = base.config()
     one_wider = 3 * config.hidden_size * config.num_hidden_layers
     width = matched_width(config.intermediate_size, parameters(own) - parameters(softmax), one_wider)
@@ -138,6 +147,7 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
         "tokens_per_second": None if resume else tokens / figures["train_runtime"],
         "peak_bytes": peak_bytes,
         "seconds": time.monotonic() - started,
+        "load": load(),
     }
     write_json(run.result_path, result)
     remove_own(output)  # its model and its log stay, all that the tables and the page need
@@ -172,7 +182,7 @@ def summary(runs: Sequence[Run]) -> list[Standing]:
     for name in dict.fromkeys(run.name for run in runs):
         own = [run for run in runs if run.name == name]
         done = [
-            Figures(result["held_out_loss"], result["tokens_per_second"], result["peak_bytes"])
+            Figures(result["held_out_loss"], result["tokens_per_second"], result["peak_bytes"], result.get("load"))
             for run in own
             if (result := run.result()) is not None
         ]
