@@ -17,7 +17,7 @@ from maclaurin.common.records import ABSENT, Record
 
 @dataclass(frozen=True)
 class Setting(Record):
-    """native: the instructions that the kernels use, None without them. load: of the machine at the start, None on Windows."""
+    """native: the instructions that the kernels use, None without them. load: of the machine at first, None on Windows."""
 
     torch: str
     python: str
