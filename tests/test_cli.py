@@ -47,6 +47,7 @@ def test_mixers_as_json():
 def test_one_mixer_or_a_pattern():
     assert [row["name"] for row in json.loads(run("mixers", "2mamba*", "--json").stdout)] == [
         "2mamba",
+        "2mamba-gated",
         "2mamba-e",
         "2mamba-delta",
     ]

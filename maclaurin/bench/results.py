@@ -17,7 +17,7 @@ from maclaurin.common.records import ABSENT, Record
 
 @dataclass(frozen=True)
 class Setting(Record):
-    """native: the instructions that the kernels use, None without them. load: of the machine at first, None on Windows."""
+    """native: the instructions of the kernels, None without kernels. load: of the machine before it, None on Windows."""
 
     torch: str
     python: str

@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 
 from maclaurin.common.files import write_json
+from maclaurin.common.progress import Status
 from maclaurin.data.entry import ENDS, GROWING, META, PROGRESS, TOKENS, TokenFile, complete, discard, open_complete
 from maclaurin.processes.lock import locked, shared
 
 RECORD = struct.Struct("<qq32s")  # tokens, documents, SHA-256
-FIRST_PIECE, LARGEST_PIECE = 2**14, 2**22  # characters: small ones first, for those who need little
+FIRST_PIECE, LARGEST_PIECE = 2**14, 2**20  # characters: small ones first, for those who need little
 
 
 class Growing:
@@ -44,7 +45,8 @@ class Growing:
         self._documents, self._tokenizer = documents, tokenizer
         self._dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
         self.use = shared(used_file(folder))  # as long as this is open, nobody removes the entry
-        os.utime(used_file(folder))
+        with suppress(OSError):
+            os.utime(used_file(folder))
         self._forget()
         self._look()
 
@@ -54,10 +56,10 @@ class Growing:
     def grow(
         self, enough: Callable[[TokenFile], bool], *, stopped: Callable[[], bool] = lambda: False, say: bool = True
     ) -> None:
-        """Until there is enough, or the corpus has ended, or somebody has stopped it. say: on a terminal, how far it is."""
+        """Until there is enough, or the corpus has ended, or somebody has stopped it. say: how far it is."""
         if self.ended or enough(self.file):
             return
-        with locked(lock_file(self.folder)), _status(say) as show:
+        with locked(lock_file(self.folder)), Status() if say else nullcontext(_silent) as show:
             self._look()
             if not self.ended and (self.folder / META).exists():
                 discard(self.folder)  # it is damaged
@@ -141,15 +143,9 @@ class Growing:
         if not (self.folder / GROWING).exists():
             write_json(self.folder / GROWING, {"key": self.key})
         # the record comes last: until then the piece does not count
-        for name, place, content in (
-            (TOKENS, start * self._dtype.itemsize, tokens.data),
-            (ENDS, first * ends.itemsize, ends.data),
-            (PROGRESS, len(self._progress), record),
-        ):
-            (self.folder / name).touch()
-            with open(self.folder / name, "r+b") as stream:
-                stream.seek(place)
-                stream.write(content)
+        _put(self.folder / TOKENS, start * tokens.itemsize, tokens.data)
+        _put(self.folder / ENDS, first * ends.itemsize, ends.data)
+        _put(self.folder / PROGRESS, len(self._progress), record)
 
     def _end(self) -> None:
         if not len(self.file.ends):
@@ -164,6 +160,16 @@ class Growing:
         self._look()
         if not self.ended:
             raise OSError(f"{self.folder} is not as it was just written: is its disk broken?")
+
+
+def _put(path: Path, place: int, content: bytes | memoryview) -> None:
+    try:
+        path.touch()
+        with open(path, "r+b") as stream:
+            stream.seek(place)
+            stream.write(content)
+    except OSError as error:
+        raise OSError(f"{path} could not be written: {error.strerror or error}") from error
 
 
 def used_file(folder: Path) -> Path:
@@ -200,24 +206,5 @@ def _mapped(stream: BufferedReader, dtype: np.dtype[Any], count: int) -> np.ndar
     return np.memmap(stream, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
 
 
-def _status(say: bool) -> Any:
-    """What shows a line on a terminal, and nothing elsewhere."""
-    from rich.console import Console
-
-    screen = Console(stderr=True)
-    if not say or not screen.is_terminal:
-        return nullcontext(lambda line: None)
-    return _Shown(screen)
-
-
-class _Shown:
-    def __init__(self, screen: Any) -> None:
-        self.status = screen.status("")
-
-    def __enter__(self) -> Callable[[str], None]:
-        self.status.start()
-        update: Callable[[str], None] = self.status.update
-        return update
-
-    def __exit__(self, *_: object) -> None:
-        self.status.stop()
+def _silent(line: str) -> None:
+    """For those who grow an entry beside other work."""
