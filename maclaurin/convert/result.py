@@ -11,7 +11,7 @@ from rich.table import Table
 
 from maclaurin.common.records import ABSENT, Record
 from maclaurin.common.sizes import size_text
-from maclaurin.convert.plan import Plan
+from maclaurin.training.conversion import Plan
 
 FIGURES = "evaluation.json"
 UNTRAINED = "untrained"
