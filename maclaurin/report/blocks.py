@@ -60,7 +60,8 @@ def _behind(groups: Sequence[Group], blocks: dict[str, Block]) -> str:
     texts = [f"{name}, whose block also has {joined(parts)}" for name, parts in more.items() if parts]
     if not texts:
         return ""
-    return f" {second.name} is behind {joined(texts)}: what the mechanism alone is worth, this table does not say."
+    one = "what the mechanism alone is worth, only rows of one block say (block=gated)"
+    return f" {second.name} is behind {joined(texts)}: {one}."
 
 
 def joined(texts: Sequence[str]) -> str:
