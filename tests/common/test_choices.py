@@ -26,7 +26,11 @@ def test_a_comma_separates_names_and_options_belong_to_the_name_before(text, fou
     "options", [{}, {"conv_width": 4, "gate": True}, {"rotary": "none"}, {"a": "true", "b": "x,y"}, {"a": [1, {"b": "]"}]}]
 )
 def test_a_choice_is_typed_as_it_is_shown(options):
-    assert choices("mixers", f"gla,{spelled('2mamba', options)},linear") == [("gla", {}), ("2mamba", options), ("linear", {})]
+    assert choices("mixers", f"gla,{spelled('2mamba', options)},linear") == [
+        ("gla", {}),
+        ("2mamba", options),
+        ("linear", {}),
+    ]
 
 
 @pytest.mark.parametrize(
