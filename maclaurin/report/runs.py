@@ -166,7 +166,9 @@ def _mixer(runs: Sequence[SavedRun]) -> str:
 def _figures(runs: Sequence[SavedRun]) -> list[Figures]:
     """Of those that are finished."""
     return [
-        Figures(run.validation_loss, *(_number(run.result.get(name)) for name in ("tokens_per_second", "peak_bytes")))
+        Figures(
+            run.validation_loss, *(_number(run.result.get(name)) for name in ("tokens_per_second", "peak_bytes", "load"))
+        )
         for run in runs
         if run.finished and run.validation_loss is not None
     ]

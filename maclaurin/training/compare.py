@@ -21,7 +21,8 @@ from typing import Any
 
 from maclaurin.common.arguments import at_least_one
 from maclaurin.common.files import read_json, write_json
-from maclaurin.processes.children import lifeline
+from maclaurin.machine.inventory import load
+from maclaurin.processes.children import APART, ended, lifeline
 from maclaurin.processes.waiting import ASLEEP
 from maclaurin.training.checkpoints import checkpoints, remove_own
 from maclaurin.training.contenders import Contender, chosen
@@ -52,7 +53,7 @@ class Run:
         result: dict[str, Any] = read_json(self.result_path)
         for name in ("held_out_loss", "peak_bytes", "seconds", "tokens_per_second"):
             value = result.get(name)
-            may_be_none = name == "tokens_per_second" and name in result
+            may_be_none = name in ("tokens_per_second", "peak_bytes") and name in result
             if not (value is None and may_be_none) and not _is_number(value):
                 raise ValueError(f"{self.result_path} must have a number as {name}, got {value!r:.40}")
         self._check_recipe()
@@ -116,13 +117,10 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
             stdout=stream,
             stderr=subprocess.STDOUT,
             env=ASLEEP | os.environ,
-            start_new_session=True,  # Ctrl-C is for the comparison, which then ends it
+            **APART,
         )
         try:
-            while True:
-                pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-                if pid:
-                    break
+            while (end := ended(process)) is None:
                 watch(latest(output))
                 time.sleep(1)
         except BaseException:
@@ -133,7 +131,8 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
                 process.kill()
                 process.wait()
             raise
-    if os.waitstatus_to_exitcode(status) != 0:
+    code, peak_bytes = end
+    if code != 0:
         raise ValueError(
             f"{run.name} (seed {run.seed}) failed: {last_line(run) or 'no output'}; see {output / 'output.txt'}"
         )
@@ -142,13 +141,13 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
         if not _is_number(figures.get(name)):
             raise ValueError(f"{output / 'log.jsonl'} must have a number as {name}, got {figures.get(name)!r:.40}")
     tokens = run.recipe.steps * run.recipe.tokens_per_step
-    unit = 1 if sys.platform == "darwin" else 1024
     result = {
         "held_out_loss": figures["eval_loss"],
         # a resumed run has timed its last part only
         "tokens_per_second": None if resume else tokens / figures["train_runtime"],
-        "peak_bytes": usage.ru_maxrss * unit,
+        "peak_bytes": peak_bytes,
         "seconds": time.monotonic() - started,
+        "load": load(),
     }
     write_json(run.result_path, result)
     remove_own(output)  # its model and its log stay, all that the tables and the page need
@@ -183,7 +182,7 @@ def summary(runs: Sequence[Run]) -> list[Standing]:
     for name in dict.fromkeys(run.name for run in runs):
         own = [run for run in runs if run.name == name]
         done = [
-            Figures(result["held_out_loss"], result["tokens_per_second"], result["peak_bytes"])
+            Figures(result["held_out_loss"], result["tokens_per_second"], result["peak_bytes"], result.get("load"))
             for run in own
             if (result := run.result()) is not None
         ]

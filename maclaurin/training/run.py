@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from maclaurin.machine.bfloat16 import check_bf16
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.processes.lock import locked
+from maclaurin.training import card
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StochasticWindow, StopOnInterrupt
 from maclaurin.training.checkpoints import check_same_data, checkpoints, deliver, identity, last_whole, step_of, writing
 from maclaurin.training.names import trainer_fields
@@ -100,10 +101,11 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
         finally:
             progress.close()
     finished = trainer.state.global_step >= recipe.steps
-    if finished:
-        _save_model(trainer, output)
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    return Result(trainer.state.global_step, finished, losses[-1] if losses else None, interrupt.requested)
+    loss = losses[-1] if losses else None
+    if finished:
+        _save_model(trainer, output, recipe, loss)
+    return Result(trainer.state.global_step, finished, loss, interrupt.requested)
 
 
 def _model(recipe: Recipe, tokenizer: Any, checkpoint: Path | None) -> MaclaurinForCausalLM:
@@ -124,10 +126,11 @@ def _is_first() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _save_model(trainer: LanguageTrainer, output: Path) -> None:
+def _save_model(trainer: LanguageTrainer, output: Path, recipe: Recipe, loss: float | None) -> None:
     with writing(output):
         trainer.save_model(str(trainer.staging))
         if trainer.is_world_process_zero():
+            (trainer.staging / card.FILE).write_text(card.model_card(recipe, trainer.model, loss), encoding="utf-8")
             (trainer.staging / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing here reads
             deliver(trainer.staging, output)
 
