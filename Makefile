@@ -12,7 +12,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 setup: .venv/.ready .venv/.ready-test .venv/.ready-lint
 
 # what the commands need
-.venv/.ready: pyproject.toml constraints.txt $(wildcard csrc/*.*)
+.venv/.ready: pyproject.toml constraints.txt $(wildcard csrc/*.* startup/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "maclaurin needs Python 3.11 or newer")'
 	@echo "Into .venv: PyTorch, then maclaurin and what its commands need; 1.5 GB, some minutes (more where PyTorch brings CUDA)."
 	$(PYTHON) -m venv .venv

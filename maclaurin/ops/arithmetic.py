@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from maclaurin.ops.native.nan import any_nan
-from maclaurin.ops.native.watching import has_numbers
+from maclaurin.ops.transforms import has_numbers, numbers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,8 +36,7 @@ def has_nan(x: Tensor) -> bool:
         return False
     if (found := any_nan(x)) is not None:
         return found
-    if x.requires_grad:
-        x = x.detach()
+    x = numbers(x)
     return math.isnan(x.sum().item()) and bool(x.isnan().any())  # +inf and -inf make a NaN of the sum alone
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from maclaurin.common.arguments import number, one_of
 from maclaurin.ops.native.library import BACKENDS
-from maclaurin.ops.native.watching import has_numbers
 from maclaurin.ops.states import State, TokenState
+from maclaurin.ops.transforms import has_numbers, numbers
 
 S = TypeVar("S", bound=State)
 
@@ -64,9 +64,8 @@ def no_growth(decay: Tensor) -> None:
     if not isinstance(decay, Tensor):
         raise TypeError(f"log_decay must be a tensor, got {type(decay).__name__}")
     if has_numbers(decay) and _any_positive(decay):
-        raise ValueError(
-            f"log_decay must be <= 0 everywhere, got a largest value of {decay.nan_to_num(nan=0.0).max().item():g}"
-        )
+        largest = numbers(decay).nan_to_num(nan=0.0).max().item()
+        raise ValueError(f"log_decay must be <= 0 everywhere, got a largest value of {largest:g}")
 
 
 def beta(value: Tensor, q: Tensor, k: Tensor) -> None:
@@ -83,15 +82,16 @@ def beta(value: Tensor, q: Tensor, k: Tensor) -> None:
 def not_negative(name: str, value: Tensor) -> None:
     """No value < 0. NaN goes through to the output."""
     if has_numbers(value) and _any_positive(-value):
-        smallest = value.nan_to_num(nan=0.0).min().item()
+        smallest = numbers(value).nan_to_num(nan=0.0).min().item()
         raise ValueError(f"{name} must be >= 0 everywhere, got a smallest value of {smallest:g}")
 
 
 def _any_positive(x: Tensor) -> bool:
     """The few numbers of a decoding step are looked at in Python, which is faster than two operators."""
+    x = numbers(x)
     if x.numel() <= FEW_NUMBERS and x.is_cpu:
         return any(value > 0 for value in x.flatten().tolist())
-    largest = x.detach().max().item() if x.numel() else 0.0
+    largest = x.max().item() if x.numel() else 0.0
     return largest > 0 or (math.isnan(largest) and bool((x > 0).any()))  # what stands beside a NaN is looked at by itself
 
 

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from maclaurin.ops.transforms import is_transformed, outside_transforms, twice_differentiable
+
 R = TypeVar("R")
 
 GATHER_BELOW = 8  # tokens per head
@@ -168,10 +170,8 @@ def remembered(make: Callable[..., R]) -> Callable[..., R]:
     def found(*key: Hashable) -> R:
         if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
             return make(*key)
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):
-                return kept(*key)
-        return kept(*key)
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else outside_transforms():
+            return kept(*key)
 
     return found
 
@@ -215,15 +215,32 @@ class _Monomials(torch.autograd.Function):
         return expand(x_NKR, orders)
 
     @staticmethod
-    def backward(ctx, grad_NFR: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+    def backward(ctx, grad_NFR: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[no-untyped-def]
         (x_NKR,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            (again,) = twice_differentiable(_products, (x_NKR,), (grad_NFR,), ctx.orders)
+            return again, None
         return contract(x_NKR, grad_NFR, ctx.orders), None
 
 
 def monomials(x_NKR: Tensor, orders: tuple[int, ...]) -> Tensor:
     """All monomials of the given orders, differentiable: (N,K,R) -> (N,F,R)."""
+    if is_transformed():
+        return _products(x_NKR, orders)[0]
+    if not torch.is_grad_enabled():
+        return expand(x_NKR, orders)
     result: Tensor = _Monomials.apply(x_NKR, orders)
     return result
+
+
+def _products(x_NKR: Tensor, orders: tuple[int, ...]) -> tuple[Tensor]:
+    """`expand` in ordinary operators, out of place."""
+    made_NFR = {0: torch.ones_like(x_NKR[:, :1]), 1: x_NKR}
+    for order in range(2, max(orders) + 1):
+        lower_NFR = made_NFR[order - 1]
+        blocks = [x_NKR[:, p : p + 1] * lower_NFR[:, suffix] for p, _, suffix in _blocks(x_NKR.shape[1], order)]
+        made_NFR[order] = torch.cat(blocks, dim=1)
+    return (torch.cat([made_NFR[order] for order in orders], dim=1),)
 
 
 def expand(x_NKR: Tensor, orders: tuple[int, ...]) -> Tensor:

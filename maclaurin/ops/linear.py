@@ -19,7 +19,6 @@ from typing import Unpack
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
@@ -29,6 +28,7 @@ from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import Plan, chunked
 from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import LinearState, PowerState, State
+from maclaurin.ops.transforms import recomputed
 
 CHUNK = 64
 SMALLEST_HALF = 16  # pairs of this many tokens are written out
@@ -204,10 +204,7 @@ def _per_channel(
     outputs = []
     for now in (slice(start, start + (size or T)) for start in range(0, T, size or T)):
         pieces = (q_NRTK[:, :, now], k_NTK[:, now], v_NTW[:, now], a_NTK[:, now], state_NKW)
-        if torch.is_grad_enabled():
-            y, state_NKW = checkpoint(_chunk, *pieces, use_reentrant=False)
-        else:
-            y, state_NKW = _chunk(*pieces)
+        y, state_NKW = recomputed(_chunk, *pieces)
         outputs.append(y)
     return torch.cat(outputs, dim=2), state_NKW if keep else None
 

@@ -49,7 +49,7 @@ class Options(NamedTuple):
     def of(cls, op: Callable[..., Any], options: CallOptions) -> Options:
         """The keywords that an op was given beside its own."""
         for name in options:
-            if name not in cls._fields:
+            if name not in CallOptions.__annotations__:
                 known = ", ".join(inspect.signature(op).parameters)
                 raise TypeError(f"{op.__name__}() got an unexpected keyword argument {name!r}: it takes {known}")
         return cls(**options)

@@ -37,6 +37,7 @@ from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
+from maclaurin.ops.transforms import is_transformed
 
 # queries, scaled keys, values, log decays, recurrent state, weights of the orders: heads first, time next to channels
 Heads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
@@ -81,7 +82,7 @@ def power_attention(
     call = Options.of(power_attention, options)
     usual = order == 2 and order_weights is None and scale is None and causal
     if usual and isinstance(state, PowerState) and call.plain and not torch.compiler.is_compiling():
-        transformed = native.is_transformed()
+        transformed = is_transformed()
         done = None if transformed else native.plain_step(q, k, v, log_decay, state, normalize, fold_at, fold_every)
         if done is not None:
             return done

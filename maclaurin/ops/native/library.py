@@ -16,7 +16,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from maclaurin.ops.native.watching import is_transformed
+from maclaurin.ops.transforms import is_transformed
 
 FILE = Path("lib", "libmaclaurin_native.so")
 CPU = torch.device("cpu")
@@ -151,7 +151,7 @@ def refusal(q: Tensor, dtype: torch.dtype) -> str | None:
         return f"tensors on the CPU, not on {q.device}"
     if dtype != torch.float32:
         return f"float32 or less, not {dtype}"
-    if not torch.compiler.is_compiling() and is_transformed():
+    if is_transformed():
         return "a call without forward-mode differentiation and torch.func"
     return None if available() else "a maclaurin that was built where a C++ compiler is found"
 

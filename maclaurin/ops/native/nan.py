@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from maclaurin.ops.native import library
-from maclaurin.ops.native.watching import is_transformed
+from maclaurin.ops.transforms import is_transformed
 
 
 def any_nan(x: Tensor) -> bool | None:

@@ -6,21 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-
-
-def is_transformed() -> bool:
-    """Whether forward-mode differentiation, `torch.func` or `torch.jit.trace` looks on: none of them sees into a kernel."""
-    levels = forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
-    return levels or torch._C._is_tracing()
-
-
-def has_numbers(x: Tensor) -> bool:
-    """Whether there is anything to look at: not in a compiled graph, on the meta device, or in a fake tensor."""
-    return not (torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor))
 
 
 def is_watched(arguments: tuple[Any, ...]) -> bool:
