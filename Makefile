@@ -9,7 +9,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml constraints.txt $(wildcard csrc/*.*)
+.venv/.ready: pyproject.toml constraints.txt $(wildcard csrc/*.* startup/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "maclaurin needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch

@@ -11,6 +11,7 @@ import typer
 from maclaurin.commands.lazy import BOTH_SPELLINGS, PLAIN, LazyGroup
 from maclaurin.processes.exits import errors_as_sentences
 from maclaurin.processes.stopping import raise_on_terminate
+from maclaurin.processes.waiting import wait_asleep
 
 # a command is the function of its name, in the module of its name
 COMMANDS = {
@@ -25,8 +26,11 @@ COMMANDS = {
     "lab": "Compute claims of the theory, beside the published numbers, and say which held.",
     "report": "Write one HTML page about runs, suites, conversions and the lab.",
     "bench": "Measure speed and memory against PyTorch's attention and other peers.",
+    "cache": "List the tokenised corpora on this disk, with their size and age; --clear and --limit remove them.",
     "lm_eval": "Run the lm-evaluation-harness on models of this package.",
 }
+
+MEASURING = {"bench", "doctor"}  # on an idle machine, with threads as libraries have them
 
 
 class Shell(LazyGroup):
@@ -34,6 +38,8 @@ class Shell(LazyGroup):
 
     @staticmethod
     def load(name: str) -> Callable[..., None] | typer.Typer:
+        if name not in MEASURING:
+            wait_asleep()
         made: Callable[..., None] | typer.Typer = getattr(import_module(f"maclaurin.commands.{name}"), name)
         return made
 

@@ -25,8 +25,9 @@ def compare(
 ) -> None:
     """Train several mixers at an equal budget and print which one wins; resumes after an interruption."""
     from maclaurin.common.files import write_json
+    from maclaurin.processes.command import command_line
     from maclaurin.processes.lock import locked
-    from maclaurin.processes.stopping import STOPS, exit_code
+    from maclaurin.processes.stopping import STOPS, end_stopped
     from maclaurin.training.compare import execute, plan, summary
     from maclaurin.training.configured import compare_recipe
     from maclaurin.training.tables import LiveTable, result_table
@@ -38,11 +39,11 @@ def compare(
         with locked(folder / "compare.lock", f"comparison {recipe.output!r}"), LiveTable(runs, recipe.steps) as table:
             for run in runs:
                 if run.result() is None:
+                    table.start(run)
                     execute(run, partial(table.update, run))
-                table.update(run, {})
+                table.end(run)
     except STOPS as stop:
-        print("maclaurin: stopped; the same command resumes", file=sys.stderr)
-        raise SystemExit(exit_code(stop)) from None
+        end_stopped(stop, f"go on with: {command_line()}")
     rows = summary(runs)
     path = folder / "compare.json"
     write_json(path, {"command": typed(), "recipe": vars(recipe), "rows": list(map(dataclasses.asdict, rows))})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
 import typer
@@ -10,8 +9,6 @@ import typer
 
 def lm_eval(context: typer.Context) -> None:
     """Run the lm-evaluation-harness on models of this package: all flags are those of lm_eval."""
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError("lm_eval is not installed: pip install 'lm-eval[hf]'")
     import lm_eval.__main__ as harness
 
     import maclaurin.models  # noqa: F401 - makes the Auto classes know them

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import track
 
 from maclaurin.commands.output import Json, comma_list, print_json, screen, typed
 
@@ -60,7 +58,8 @@ def _trained(experiments: list[Any], folder: Path, jobs: int | None) -> tuple[li
     from maclaurin.evals.runner import load, run
     from maclaurin.evals.summary import summary
     from maclaurin.evals.tables import Watcher
-    from maclaurin.processes.stopping import STOPS, exit_code
+    from maclaurin.processes.command import command_line
+    from maclaurin.processes.stopping import STOPS, end_stopped
 
     try:
         cells = {cell.key: cell for experiment in experiments for cell in experiment.cells(experiment.seeds)}
@@ -71,20 +70,19 @@ def _trained(experiments: list[Any], folder: Path, jobs: int | None) -> tuple[li
         with Watcher(len(cells), done) as watch:
             errors = run(list(cells.values()), folder, jobs=cores() if jobs is None else jobs, watch=watch)
     except STOPS as stop:
-        print(f"maclaurin: stopped; the same command resumes with the cells in {folder}", file=sys.stderr)
-        raise SystemExit(exit_code(stop)) from None
+        end_stopped(stop, f"finished cells are in {folder}; go on with: {command_line()}")
     return [summary(experiment, folder, errors) for experiment in experiments], errors
 
 
 def _tested(model: str, experiments: list[Any]) -> list[ResultTable]:
+    from maclaurin.common.progress import counted
     from maclaurin.evals.saved import needle_table
     from maclaurin.models.folder import open_model
 
     opened, tokenizer = open_model(model)
-    console = Console(stderr=True)
     tables = []
     for experiment in experiments:
-        tests = track(experiment.test, "needles", console=console, transient=True, disable=not console.is_terminal)
+        tests = counted(experiment.test, f"needles, of {len(experiment.test)} tests", "done")
         tables.append(needle_table(opened, tokenizer, Path(model).name, experiment, tests))
     return tables
 

@@ -20,9 +20,9 @@ from maclaurin.common.arguments import at_least_one
 from maclaurin.common.files import read_json, write_json
 from maclaurin.evals.cells import Cell
 from maclaurin.evals.learn import Outcome
+from maclaurin.processes.waiting import ASLEEP
 
-# threads that spin while they are idle take the core of another cell
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"} | ASLEEP  # threads that spin would take the core of another cell
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,16 @@ class Mixer(nn.Module, ABC):
         parameter = next(self.parameters())
         return self.state_of(0, Zeros(batch_size, device or parameter.device, dtype or parameter.dtype))
 
+    @property
+    def has_states(self) -> bool:
+        return self.causal
+
+    def on_zeros(self, tokens: int, state: MixerState | None, return_state: bool) -> tuple[Tensor, MixerState | None]:
+        """One call on a sequence of so many zeros: to see what it would do (`explain.py`)."""
+        parameter = next(self.parameters())
+        x = torch.zeros(1, tokens, self.d_model, dtype=parameter.dtype, device=parameter.device)
+        return self(x, state, return_state=return_state)  # type: ignore[no-any-return]
+
     def state_nbytes(self, length: int) -> int:
         """How many bytes the state of one sequence of `length` tokens takes, in the dtype of the parameters."""
         return self.state_of(length, Zeros(1, "meta", next(self.parameters()).dtype)).nbytes

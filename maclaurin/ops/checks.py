@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from maclaurin.common.arguments import number, one_of
+from maclaurin.ops.native.library import BACKENDS
+from maclaurin.ops.native.watching import has_numbers
 from maclaurin.ops.states import State, TokenState
 from maclaurin.ops.transforms import numbers
 
@@ -18,8 +19,6 @@ S = TypeVar("S", bound=State)
 FORMS = ("auto", "parallel", "chunked", "recurrent")
 FEW_NUMBERS = 64
 LARGEST_SCALE = 1e18  # its square is in the range of float32
-BACKENDS = ("auto", "torch")
-BACKENDS_WITH_NATIVE = (*BACKENDS, "native")
 
 
 def shape(tensor: Tensor) -> str:
@@ -65,8 +64,7 @@ def no_growth(decay: Tensor) -> None:
     """A tensor of log decays: no value > 0. NaN goes through to the output."""
     if not isinstance(decay, Tensor):
         raise TypeError(f"log_decay must be a tensor, got {type(decay).__name__}")
-    values_are_checkable = not torch.compiler.is_compiling()
-    if values_are_checkable and _any_positive(decay):
+    if has_numbers(decay) and _any_positive(decay):
         largest = numbers(decay).nan_to_num(nan=0.0).max().item()
         raise ValueError(f"log_decay must be <= 0 everywhere, got a largest value of {largest:g}")
 
@@ -84,7 +82,7 @@ def beta(value: Tensor, q: Tensor, k: Tensor) -> None:
 
 def not_negative(name: str, value: Tensor) -> None:
     """No value < 0. NaN goes through to the output."""
-    if not torch.compiler.is_compiling() and _any_positive(-value):
+    if has_numbers(value) and _any_positive(-value):
         smallest = numbers(value).nan_to_num(nan=0.0).min().item()
         raise ValueError(f"{name} must be >= 0 everywhere, got a smallest value of {smallest:g}")
 
@@ -156,6 +154,6 @@ def not_traced() -> None:
         raise RuntimeError("torch.jit.trace cannot record maclaurin's ops: use torch.export or torch.compile")
 
 
-def form_and_backend(form: str, backend: str, backends: Sequence[str] = BACKENDS) -> None:
+def form_and_backend(form: str, backend: str) -> None:
     one_of("form", form, FORMS)
-    one_of("backend", backend, backends)
+    one_of("backend", backend, BACKENDS)

@@ -33,7 +33,7 @@ def short_conv(
 
     activation: "silu" returns y·σ(y). The forms differ only in how many tokens are taken at a time, and natively not at all.
     """
-    call = Options(**options)
+    call = Options.of(short_conv, options)
     call.check()
     checks.tensor("x", x, "batch, time, channels")
     checks.tensor("weight", weight, "channels, width")
@@ -51,7 +51,7 @@ def short_conv(
             f"state must hold the last {width - 1} inputs of {x.shape[2]} channels, got {checks.shape(state.inputs)}"
         )
     step = call.at_once(x.shape[1], CHUNK if call.form == "chunked" else x.shape[1])
-    natively = call.natively(x)
+    natively = call.natively("short_conv", x, auto="parallel")
 
     @without_autocast
     def dense(inputs: Inputs, state: ConvState | None, lengths: Tensor | None) -> tuple[Tensor, ConvState | None]:

@@ -25,6 +25,7 @@ from torch import Tensor
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.ops import checks, decay, delta_chunked
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
+from maclaurin.ops.backends import note
 from maclaurin.ops.causality import causally
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.ragged import Inputs, over_documents
@@ -80,6 +81,7 @@ def delta_rule(
         )
     if form == "auto":
         form = "recurrent" if q.shape[1] == 1 else "chunked"
+    note("delta_rule", "recurrent" if q.shape[1] == 1 else form, "the delta rule has no kernel")
     rule = _Rule(kernel, default_scale(scale, q), form == "recurrent", q.shape[1] if form == "parallel" else chunk_size)
     return over_documents(
         causally(rule.run, form=form, return_state=return_state),

@@ -91,6 +91,9 @@ class Kernel:
             )
         return Kernel(orders, tuple(1 / math.factorial(n) if taylor else 1.0 for n in orders))
 
+    def __str__(self) -> str:
+        return f"order={self.orders[0] if self == Kernel.of(self.orders[-1]) else self.orders}"
+
     def __call__(self, score: Tensor, weights: Tensor | None = None) -> Tensor:
         """f(score), or Σ weights[n]·c_n·scoreⁿ with weights (orders, …) that broadcast against the score."""
         return self._sum(score, weights, list(zip(self.orders, self.coefficients, strict=True)))
@@ -186,7 +189,8 @@ def squares(kernel: Kernel, dim: int) -> list[tuple[int, Tensor, Tensor]]:
     for position, (n, c) in enumerate(zip(kernel.orders, kernel.coefficients, strict=True)):
         if n > 0 and n % 2 == 0:
             weights_F = c * power_of_norm(dim, n)
-            index_E = weights_F.nonzero().squeeze(1)
+            # a static size: there are as many squares as monomials of half the order, also where tensors have no numbers
+            index_E = weights_F.nonzero_static(size=monomial_count(dim, n // 2)).squeeze(1)
             found.append((position, start + index_E, weights_F[index_E]))
         start += monomial_count(dim, n)
     return found

@@ -54,7 +54,7 @@ def linear_attention(
     q (B,T,H,K), k (B,T,G,K), v (B,T,G,V); log_decay (B,T,G or H), or (B,T,G or H,K) for a decay per channel, <= 0. Feature
     maps are applied to q and k before the call. Other arguments as in `power_attention` and `Options`.
     """
-    call = Options(**options)
+    call = Options.of(linear_attention, options)
     if not causal:
         from maclaurin.ops.bidirectional import bidirectional_linear  # made of this op
 
@@ -77,7 +77,7 @@ def linear_attention(
             f"state must have been made with the same heads and channels: it holds {tuple(initial.recurrent.shape[1:])} "
             f"(heads, key channels, value channels), the new ones need {state_shape}"
         )
-    engine = _Engine(scale, normalize, call.form, chunk_size, not call.natively(q))
+    engine = _Engine(scale, normalize, call.form, chunk_size, not call.natively("linear_attention", q))
     return call.causally(engine.run, (q, k, v, log_decay), initial)
 
 

@@ -67,7 +67,7 @@ def mlstm(
     input_gate_kind: g, "exp" or "sigmoid". normalize: False leaves out the division (sigmoid only: exp would overflow).
     Other arguments as in `linear_attention`.
     """
-    call = Options(**options)
+    call = Options.of(mlstm, options)
     checks.heads(q, k, v)
     for name, gate in (("input_gate", input_gate), ("forget_gate", forget_gate)):
         checks.tensor(name, gate, "batch, time, heads")

@@ -44,13 +44,13 @@ def selective_scan(
 
     The forms differ in how many tokens are taken at a time: all, `chunk_size` or one; natively in nothing.
     """
-    call = Options(**options)
+    call = Options.of(selective_scan, options)
     call.check()
     _check(x, dt, rate, b, c, state)
     at_least_one("chunk_size", chunk_size)
     dtype = torch.promote_types(x.dtype, torch.float32)
     step = call.at_once(x.shape[1], chunk_size)
-    natively = call.natively(x)
+    natively = call.natively("selective_scan", x)
 
     @without_autocast
     def dense(inputs: Inputs, state: ScanState | None, lengths: Tensor | None) -> tuple[Tensor, ScanState | None]:

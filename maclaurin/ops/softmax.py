@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from maclaurin.common.arguments import at_least_one, number, one_of
-from maclaurin.ops import checks, decay, native
+from maclaurin.ops import checks, decay
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
+from maclaurin.ops.backends import note, reason_for_torch
 from maclaurin.ops.blocks import over_query_blocks, slices
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs, token_by_token
@@ -62,7 +63,7 @@ def softmax_attention(
     backend: "native" (C++, plain weights with or without decay in float32 on a CPU), "torch", or "auto".
     Other arguments as in `power_attention` and `Options`.
     """
-    call = Options(**options)
+    call = Options.of(softmax_attention, options)
     if not causal:
         if log_decay is not None or window is not None or (numerator, divisor, score_cap) != ("exp", "sum", None):
             raise ValueError("causal=False needs plain softmax: no log_decay, window, score_cap, or other weights")
@@ -183,11 +184,16 @@ def _dense(
     if state is None:
         # the padding stands behind all that a real query sees: it need not be known
         tokens = replace(tokens, first=None, end=None)
-    if _is_native(weights, q, tokens, dtype, form, backend):
+    # PyTorch's own attention has no forward mode
+    fused = form == "auto" and weights.fused and tokens.log_decay is None and tokens.first is None and not is_transformed()
+    reason = _reason_for_torch(weights, q, tokens, dtype, form, backend)
+    auto = "parallel" if reason is None or fused else "chunked"
+    note("softmax_attention", "recurrent" if T == 1 else auto if form == "auto" else form, reason)
+    if reason is None:
         inputs = (q.float(), tokens.keys.float(), tokens.values.float(), tokens.log_decay)
         y, _ = torch.ops.maclaurin.quadratic(*inputs, weights.scale, True, True)
         return y.to(q.dtype), kept
-    if form == "auto" and weights.fused and not is_transformed() and tokens.log_decay is None and tokens.first is None:
+    if fused:
         return _fused(weights, q, tokens, chunk_size), kept
 
     B, H, G = q.shape[0], q.shape[2], k.shape[2]
@@ -210,16 +216,16 @@ def _dense(
     return y.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype), kept
 
 
-def _is_native(weights: _Weights, q: Tensor, tokens: Tokens, dtype: torch.dtype, form: str, backend: str) -> bool:
-    """Whether the C++ kernel runs: wherever it can, but for what PyTorch's own attention computes."""
-    if backend == "torch":
-        return False
+def _reason_for_torch(
+    weights: _Weights, q: Tensor, tokens: Tokens, dtype: torch.dtype, form: str, backend: str
+) -> str | None:
+    """None where the C++ kernel runs: wherever it can, but for what PyTorch's own attention computes."""
     options = None if weights.plain and weights.window is None else "softmax without window, cap or another divisor"
     padding = None if tokens.first is None else "sequences without padding"
-    refusal = options or padding or native.refusal(q, dtype)
-    if backend == "native" and refusal is not None:
-        raise ValueError(f"backend='native' needs {refusal}")
-    return backend == "native" or (refusal is None and form != "recurrent" and tokens.log_decay is not None)
+    faster = "PyTorch's own attention is faster without a decay" if tokens.log_decay is None else None
+    if form == "recurrent":
+        faster = "form='recurrent' is for comparison"
+    return reason_for_torch(backend, q, dtype, no_kernel=options or padding, torch_is_faster=faster)
 
 
 def _fused(weights: _Weights, q: Tensor, tokens: Tokens, chunk_size: int) -> Tensor:

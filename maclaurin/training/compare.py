@@ -20,14 +20,13 @@ from typing import Any
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.common.files import read_json, write_json
 from maclaurin.processes.children import lifeline
-from maclaurin.training.checkpoints import checkpoints
+from maclaurin.processes.waiting import ASLEEP
+from maclaurin.training.checkpoints import checkpoints, remove_own
 from maclaurin.training.contenders import CONTENDERS, Contender
 from maclaurin.training.model_size import matched_width, parameters
 from maclaurin.training.recipe import Recipe
 from maclaurin.training.statistics import Figures, Standing, ranked, standing
 
-# threads that spin while they wait gain a tenth on an idle machine, and lose two thirds beside any other work
-WAIT_POLICY = "PASSIVE"
 # fields that may differ without changing the result
 NO_MATTER = {"output", "corpus", "save_every", "keep", "track", "eval_every"}
 
@@ -108,7 +107,7 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
             stdin=stdin,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env={"OMP_WAIT_POLICY": WAIT_POLICY, **os.environ},
+            env=ASLEEP | os.environ,
             start_new_session=True,  # Ctrl-C is for the comparison, which then ends it
         )
         try:
@@ -127,9 +126,8 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
                 process.wait()
             raise
     if os.waitstatus_to_exitcode(status) != 0:
-        lines = (output / "output.txt").read_text().strip().splitlines()
         raise ValueError(
-            f"{run.name} (seed {run.seed}) failed: {lines[-1] if lines else 'no output'}; see {output / 'output.txt'}"
+            f"{run.name} (seed {run.seed}) failed: {last_line(run) or 'no output'}; see {output / 'output.txt'}"
         )
     figures = latest(output)
     for name in ("eval_loss", "train_runtime"):
@@ -145,6 +143,13 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
         "seconds": time.monotonic() - started,
     }
     write_json(run.result_path, result)
+    remove_own(output)  # its model and its log stay, all that the tables and the page need
+
+
+def last_line(run: Run) -> str:
+    """Of what its process has printed."""
+    lines = (Path(run.recipe.output) / "output.txt").read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def latest(output: Path) -> dict[str, Any]:

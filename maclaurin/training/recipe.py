@@ -24,6 +24,7 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 MAY_CHANGE = {
     "output",
     "corpus",  # may have been moved: its content is compared
+    "validation",  # likewise
     "steps",
     "schedule",
     "warmup_steps",
@@ -55,6 +56,10 @@ class Recipe:
     num_hidden_layers: int = field(default=0, metadata={"help": "Layers."})
     num_attention_heads: int = field(default=0, metadata={"help": "Heads."})
     corpus: str = field(default="stdlib", metadata={"help": "stdlib, a file or folder, a preset, or a dataset of the hub."})
+    tokens: int = field(default=0, metadata={"help": "Use only the first N tokens of the corpus; 0 for all of them."})
+    validation: str = field(
+        default="", metadata={"help": "A corpus to validate on; without one, a part of --corpus is held out."}
+    )
     text_field: str = field(default="text", metadata={"help": "Field of the text in .jsonl and .parquet files."})
     tokenizer: str = field(default="bytes", metadata={"help": "bytes, bpe:SIZE, or a folder or name of a pretrained one."})
     rows: str = field(
@@ -107,6 +112,7 @@ class Recipe:
             "eval_every",
             "save_every",
             "short_window",
+            "tokens",
             *FREE_SIZES,
         ):
             if getattr(self, name) < 0:

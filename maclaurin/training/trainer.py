@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 
 from maclaurin.common.files import naming
+from maclaurin.data import StreamedRows
 from maclaurin.training.checkpoints import WEIGHTS, checkpoints, put, remove_old, run_of, seal, writing
 
 
@@ -60,6 +62,11 @@ class LanguageTrainer(Trainer):
         if self.args.world_size > 1:
             torch.distributed.broadcast_object_list(texts, src=0)
         return texts[0]
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Sequences that are streamed have their order already."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        return SequentialSampler(dataset) if isinstance(dataset, StreamedRows) else super()._get_train_sampler(dataset)
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """A resumed run has the intervals that it is given now, not those of its checkpoint."""
@@ -111,7 +118,8 @@ class LanguageTrainer(Trainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             for batch in dataloader:
                 inputs = self._prepare_inputs(batch)
-                total += model(**inputs, num_items_in_batch=1).loss.item()
+                # the logits of all tokens would be the largest tensor there is
+                total += model(**inputs, num_items_in_batch=1, logits_to_keep=1).loss.item()
                 tokens += int((inputs["labels"][:, 1:] != -100).sum())
         gathered = self.accelerator.reduce(torch.tensor([total, tokens], dtype=torch.float64, device=self.args.device))
         loss = (gathered[0] / gathered[1]).item()

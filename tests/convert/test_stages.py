@@ -354,7 +354,7 @@ def test_being_stopped_between_stages_says_how_to_go_on(source, corpus, tmp_path
     monkeypatch.setattr("maclaurin.convert.run.evaluate", interrupted)
     arguments = ["convert", str(source("bert")), "--output", str(tmp_path / "out"), "--corpus", corpus, "--batch-size", "8"]
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == code and "the same command resumes" in result.stderr
+    assert result.exit_code == code and "stopped; go on with: " in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ To add one: its struct and functions in `library.py`, its `operator` in a file b
 """
 
 from maclaurin.ops.native import attention, conv, linear, scan, selective
-from maclaurin.ops.native.library import available, isa, refusal, using_isa
+from maclaurin.ops.native.library import available, isa, refusal, using_backend, using_isa
 from maclaurin.ops.native.operators import call
 from maclaurin.ops.native.step import plain_step
 from maclaurin.ops.native.watching import needs_gradients
@@ -21,5 +21,6 @@ __all__ = [
     "refusal",
     "scan",
     "selective",
+    "using_backend",
     "using_isa",
 ]

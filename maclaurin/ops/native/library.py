@@ -21,6 +21,8 @@ from maclaurin.ops.transforms import is_transformed
 FILE = Path("lib", "libmaclaurin_native.so")
 CPU = torch.device("cpu")
 ISA_VARIABLE = "MACLAURIN_ISA"  # avx512, avx2 or portable, instead of the fastest that the CPU has
+BACKEND_VARIABLE = "MACLAURIN_BACKEND"  # torch or native, instead of every backend="auto"
+BACKENDS = ("auto", "torch", "native")
 
 
 class Strided(ctypes.Structure):
@@ -182,6 +184,24 @@ def _choose(library: ctypes.CDLL, name: str) -> None:
         raise ValueError(f"{ISA_VARIABLE} must be one of avx512, avx2 and portable that this CPU has, got {name!r}")
 
 
+def _asked_for() -> str:
+    name = os.environ.get(BACKEND_VARIABLE) or "auto"
+    if name not in BACKENDS:
+        raise ValueError(f"{BACKEND_VARIABLE} must be one of {', '.join(BACKENDS)}, got {name!r:.40}")
+    return name
+
+
+@contextmanager
+def using_backend(name: str) -> Iterator[None]:
+    """What backend="auto" means for a while, in all threads: for tests and measurements."""
+    global default_backend
+    before, default_backend = default_backend, name
+    try:
+        yield
+    finally:
+        default_backend = before
+
+
 def buffer(*shape: int) -> Tensor:
     """What a kernel fills: float32 on the CPU, whatever torch's defaults are."""
     return torch.empty(*shape, dtype=torch.float32, device=CPU)  # a tuple of sizes would take longer to parse
@@ -216,6 +236,7 @@ def run(kernel: str, call: ctypes.Structure) -> None:
         raise MemoryError(f"the native kernel {kernel} found no memory for its blocks")
 
 
+default_backend = _asked_for()  # what backend="auto" means
 _LIBRARY = _load()  # when imported, so that torch.compile sees a constant
 step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinBuffer, packed MaclaurinToken) -> status
 any_nan = None if _LIBRARY is None else _LIBRARY.maclaurin_any_nan  # (address, count) -> 0 or 1
