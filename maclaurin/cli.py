@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from maclaurin import __version__
 from maclaurin.commands.lazy import BOTH_SPELLINGS, PLAIN, LazyGroup
 from maclaurin.processes.exits import errors_as_sentences
 from maclaurin.processes.stopping import raise_on_terminate
@@ -44,11 +45,22 @@ class Shell(LazyGroup):
         return made
 
 
-app = typer.Typer(cls=Shell, **PLAIN, context_settings=BOTH_SPELLINGS)
+app = typer.Typer(cls=Shell, **PLAIN | {"add_completion": True}, context_settings=BOTH_SPELLINGS)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
 
 
 @app.callback(invoke_without_command=True)
-def maclaurin(context: typer.Context) -> None:
+def maclaurin(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
     """Attention from linear to softmax, exact in every form."""
     if context.invoked_subcommand is None:
         print(context.get_help())

@@ -11,7 +11,7 @@ import typer
 
 from maclaurin.commands.fields import takes
 from maclaurin.commands.output import Json, print_json, screen, write_report
-from maclaurin.convert.plan import Plan, whole_numbers
+from maclaurin.training.conversion import Plan, whole_numbers
 
 
 @takes("given", Plan)
@@ -45,7 +45,7 @@ def convert(
 
 def plan_of(given: dict[str, Any]) -> Plan:
     """The plan; flags that are not given have the defaults of the kind of source."""
-    from maclaurin.convert.plan import defaults
+    from maclaurin.convert.defaults import defaults
     from maclaurin.convert.sources import recognise
 
     Plan(**given)  # bad flags are refused before a source is opened

@@ -11,10 +11,11 @@ from typing import Any
 
 import typer
 
+from maclaurin.commands.declared import declared
 from maclaurin.commands.fields import takes
 from maclaurin.commands.lazy import PLAIN, LazyGroup
 from maclaurin.commands.output import print_json, screen
-from maclaurin.lab import EXPERIMENTS, Result
+from maclaurin.lab import EXPERIMENTS, HELPERS, Result
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,22 @@ def group(context: typer.Context, given: dict[str, Any]) -> None:
 
 def _experiment(name: str) -> Callable[..., None]:
     """The command of one experiment, or of the card, with the arguments of the function."""
-    from maclaurin import lab as experiments
-    from maclaurin.lab.run import function_of, keep, run_one
-    from maclaurin.processes.command import command_line
-    from maclaurin.processes.stopping import STOPS, end_stopped
-
     card = name == "card"
-    function = experiments.card if card else function_of(name)
+    own = name.replace("-", "_")
+    function = declared(HELPERS[name] if card else f"maclaurin.lab.experiments.{own}", own)
 
     @takes("given", Settings)
     @takes("options", function, without=("quick", "seed"))
     def command(of_shell: typer.Context, given: dict[str, Any], options: dict[str, Any]) -> None:  # none has such a flag
+        from maclaurin import lab as experiments
+        from maclaurin.lab.run import keep, run_one
+        from maclaurin.processes.command import command_line
+        from maclaurin.processes.stopping import STOPS, end_stopped
+
         settings = Settings(**of_shell.obj | given)
         options |= {"quick": settings.quick, "seed": settings.seed}
         try:
-            result = function(*options.pop("names", ()), **options) if card else run_one(name, options)
+            result = experiments.card(*options.pop("names", ()), **options) if card else run_one(name, options)
         except STOPS as stop:
             end_stopped(stop, f"start again with: {command_line()}")
         keep(result, settings.output)

@@ -8,7 +8,13 @@ import typer
 
 
 def lm_eval(context: typer.Context) -> None:
-    """Run the lm-evaluation-harness on models of this package: all flags are those of lm_eval."""
+    """Run the lm-evaluation-harness on models of this package: all flags are those of lm_eval.
+
+    maclaurin lm_eval --model hf --model_args pretrained=FOLDER --tasks TASK; `maclaurin lm_eval run --help` lists the flags.
+    """
+    if context.args in (["--help"], ["-h"]):  # the harness would take seconds to say it
+        print(context.get_help())
+        return
     import lm_eval.__main__ as harness
 
     import maclaurin.models  # noqa: F401 - makes the Auto classes know them

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 def suite(
     name: Annotated[str, typer.Argument(help="recall, track, needle, lra, vision or swax.")],
     preset: Annotated[str, typer.Option(help="quick, standard or paper.")] = "quick",
-    mixers: Annotated[str | None, typer.Option(help="Models of the suite, or any mixers, separated by commas.")] = None,
+    mixers: Annotated[
+        str | None,
+        typer.Option(
+            help="Models of the suite, or any mixers, separated by commas, with options as in "
+            "gla,2mamba:conv_width=4,gate=true."
+        ),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds per model and learning rate; the preset's if not given.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps at most; the preset's if not given.")] = None,
     learning_rates: Annotated[str | None, typer.Option(help="The grid, separated by commas.")] = None,
@@ -36,7 +42,7 @@ def suite(
     from maclaurin.evals.results import SuiteResult
 
     rates = [_number("learning_rates", rate) for rate in comma_list(learning_rates)]
-    experiments = plan(name, preset, mixers=comma_list(mixers), seeds=seeds, steps=steps, learning_rates=rates, data=data)
+    experiments = plan(name, preset, mixers=mixers or (), seeds=seeds, steps=steps, learning_rates=rates, data=data)
     folder = output or Path("results") / f"{name}-{preset}"
     errors: dict[str, str] = {}
     if model is None:

@@ -14,7 +14,7 @@ from maclaurin.data.growing import lock_file, used_file
 from maclaurin.processes.lock import exclusive
 
 # what a killed process was removing has a dot and a number of its own around its name
-NAME = re.compile(rf"\.?(?P<name>.+)-(?P<split>{'|'.join(SPLITS)})-(?P<key>[0-9a-f]{{16}})(\.[0-9a-f]{{16}})?")
+NAME = re.compile(rf"\.?(?P<name>.*)-(?P<split>{'|'.join(SPLITS)})-(?P<key>[0-9a-f]{{16}})(\.[0-9a-f]{{16}})*", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ SUFFIXES = (".txt", *READERS)
 LONGEST_TEXT = 2**20  # characters: a longer .txt file is cut at line ends into documents of about this length
 LONGEST_WAIT = 2**30  # bytes: files that are larger together are tokenised beside training, not before it
 
+SAMPLE = 2**24  # characters of a corpus that streams, where something is made of all of a text
+
 # name -> (dataset, configuration, field of the text)
 HUB_PRESETS = {
     "fineweb": ("HuggingFaceFW/fineweb", "CC-MAIN-2024-51", "text"),
@@ -76,13 +78,19 @@ def belongs(key: str, split: str) -> bool:
     return split == "all" or held_out(key) == (split == "held-out")
 
 
-def beginning(documents: Iterable[str], characters: int) -> Iterator[str]:
+def beginning(documents: Iterable[str], characters: float) -> Iterator[str]:
     """The first documents, up to the one with which they have so many characters."""
     for text in documents:
         yield text
         characters -= len(text)
         if characters <= 0:
             return
+
+
+def sample(corpus: Corpus, split: str) -> Iterator[str]:
+    """The documents of a split; of a corpus that streams, those of about its first 2^24 characters."""
+    documents = corpus.documents(split)
+    return beginning(documents, SAMPLE * (HELD_OUT if split == "held-out" else 1)) if corpus.streams else documents
 
 
 def validation_split(corpus: Corpus) -> str:

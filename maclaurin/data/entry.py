@@ -80,7 +80,7 @@ def open_complete(folder: Path, key: str) -> TokenFile | None:
 
 def discard(folder: Path) -> None:
     """Away by one rename, then removed; it stays valid for processes that have mapped it. Files from elsewhere stay."""
-    aside = folder.with_name(f".{folder.name.lstrip('.')[:200]}.{secrets.token_hex(8)}")
+    aside = folder.with_name(f".{folder.name.removeprefix('.')}.{secrets.token_hex(8)}")
     with suppress(FileNotFoundError):
         os.rename(folder, aside)
         for name in FILES:

@@ -29,7 +29,7 @@ from maclaurin.data.entry import ENDS, GROWING, META, PROGRESS, TOKENS, TokenFil
 from maclaurin.processes.lock import locked, shared
 
 RECORD = struct.Struct("<qq32s")  # tokens, documents, SHA-256
-FIRST_PIECE, LARGEST_PIECE = 2**14, 2**22  # characters: small ones first, for those who need little
+FIRST_PIECE, LARGEST_PIECE = 2**14, 2**20  # characters: small ones first, for those who need little
 
 
 class Growing:
@@ -45,7 +45,8 @@ class Growing:
         self._documents, self._tokenizer = documents, tokenizer
         self._dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
         self.use = shared(used_file(folder))  # as long as this is open, nobody removes the entry
-        os.utime(used_file(folder))
+        with suppress(OSError):
+            os.utime(used_file(folder))
         self._forget()
         self._look()
 
@@ -142,15 +143,9 @@ class Growing:
         if not (self.folder / GROWING).exists():
             write_json(self.folder / GROWING, {"key": self.key})
         # the record comes last: until then the piece does not count
-        for name, place, content in (
-            (TOKENS, start * self._dtype.itemsize, tokens.data),
-            (ENDS, first * ends.itemsize, ends.data),
-            (PROGRESS, len(self._progress), record),
-        ):
-            (self.folder / name).touch()
-            with open(self.folder / name, "r+b") as stream:
-                stream.seek(place)
-                stream.write(content)
+        _put(self.folder / TOKENS, start * tokens.itemsize, tokens.data)
+        _put(self.folder / ENDS, first * ends.itemsize, ends.data)
+        _put(self.folder / PROGRESS, len(self._progress), record)
 
     def _end(self) -> None:
         if not len(self.file.ends):
@@ -165,6 +160,16 @@ class Growing:
         self._look()
         if not self.ended:
             raise OSError(f"{self.folder} is not as it was just written: is its disk broken?")
+
+
+def _put(path: Path, place: int, content: bytes | memoryview) -> None:
+    try:
+        path.touch()
+        with open(path, "r+b") as stream:
+            stream.seek(place)
+            stream.write(content)
+    except OSError as error:
+        raise OSError(f"{path} could not be written: {error.strerror or error}") from error
 
 
 def used_file(folder: Path) -> Path:

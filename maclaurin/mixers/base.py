@@ -85,6 +85,8 @@ class Mixer(nn.Module, ABC):
     """Base class. A mixer keeps no state of its own: one module may serve any number of sequences at a time."""
 
     bidirectional: ClassVar[bool] = False  # whether causal=False is possible
+    has_block: ClassVar[bool] = False  # whether what surrounds its mechanism can be chosen, see `blocks.py`
+    own_gate: ClassVar[bool] = False  # whether its mechanism has an output gate of its own
 
     def __init__(self, d_model: int, num_heads: int, *, causal: bool = True) -> None:
         super().__init__()

@@ -120,6 +120,7 @@ class Inline(ProjectedMixer):
         self.scale = nn.Parameter(torch.full((num_heads, 1), self.key_dim**-0.5)) if learn_scale else None
         taps = local_width if grid is None else local_width**2
         self.local = LocalFilter(d_model, self.inner_dim, num_heads, taps) if local_residual else None
+        self.add_skip_and_gate()
         initialise(self, init)
 
     def _check_grid(self, grid: tuple[int, int], local_width: int) -> None:
@@ -144,7 +145,7 @@ class Inline(ProjectedMixer):
         elif self.local is not None:
             y = y + self._local_of_all(x, p.v, call.lengths)
         after = None if not isinstance(attention, InlineState) else FilteredInlineState(attention, input_sum, values)
-        return self.finish(y, x), self.state_after(p, after)
+        return self.finish(self.with_skip(y, p), x), self.state_after(p, after)
 
     @property
     def mechanism(self) -> mechanisms.Inline:

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from maclaurin.ops.native.nan import any_nan
-from maclaurin.ops.native.watching import has_numbers
-from maclaurin.ops.transforms import numbers
+from maclaurin.ops.transforms import has_numbers, numbers
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from maclaurin.common.arguments import number, one_of
 from maclaurin.ops.native.library import BACKENDS
-from maclaurin.ops.native.watching import has_numbers
 from maclaurin.ops.states import State, TokenState
-from maclaurin.ops.transforms import numbers
+from maclaurin.ops.transforms import has_numbers, numbers
 
 S = TypeVar("S", bound=State)
 

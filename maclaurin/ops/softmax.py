@@ -184,8 +184,8 @@ def _dense(
     if state is None:
         # the padding stands behind all that a real query sees: it need not be known
         tokens = replace(tokens, first=None, end=None)
-    # PyTorch's own attention has no forward mode
-    fused = form == "auto" and weights.fused and tokens.log_decay is None and tokens.first is None and not is_transformed()
+    dense = tokens.log_decay is None and tokens.first is None
+    fused = form == "auto" and weights.fused and dense and not is_transformed()
     reason = _reason_for_torch(weights, q, tokens, dtype, form, backend)
     auto = "parallel" if reason is None or fused else "chunked"
     note("softmax_attention", "recurrent" if T == 1 else auto if form == "auto" else form, reason)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
@@ -27,6 +28,11 @@ def is_transformed() -> bool:
         return False
     levels = forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
     return levels or torch._C._is_tracing()
+
+
+def has_numbers(x: Tensor) -> bool:
+    """Whether there is anything to look at: not in a compiled graph, on the meta device, or in a fake tensor."""
+    return not (torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor))
 
 
 def numbers(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def _program() -> list[str]:
-    """`maclaurin` where the shell finds it, else the path to it, as in an environment that is not active; or the module."""
+    """`maclaurin` where the shell finds it, the path to it where it does not, or the module that was started."""
     called = sys.argv[0]
     if os.path.basename(called) != "maclaurin":
         module = getattr(sys.modules["__main__"].__spec__, "name", "")

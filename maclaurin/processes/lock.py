@@ -45,9 +45,15 @@ def locked(path: Path, what: str = "") -> Iterator[None]:
 
 
 def shared(path: Path) -> TextIO:
-    """The file, open; until it is closed, `exclusive` fails for it. Any number of processes may share it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stream = _opened(path)
+    """The file, open; until it is closed, `exclusive` fails for it. Any number of processes may share it.
+
+    Where it cannot be written nobody else can either, and there is nothing to share.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = _opened(path)
+    except OSError:
+        return open(os.devnull, encoding="utf-8")
     with suppress(OSError):  # where files cannot be locked, `exclusive` fails too
         _take(stream, shared=True)
     return stream

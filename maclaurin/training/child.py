@@ -16,10 +16,10 @@ from maclaurin.processes.exits import errors_as_sentences
 from maclaurin.processes.stopping import STOPS, Terminated, end_stopped, raise_on_terminate
 from maclaurin.training.checkpoints import checkpoints
 from maclaurin.training.recipe import Recipe, checked
-from maclaurin.training.run import train
+from maclaurin.training.run import Result, train
 
 
-def execute(recipe: Recipe, *, resume: bool) -> None:
+def execute(recipe: Recipe, *, resume: bool) -> Result:
     keep_freed_memory()
     go_on = f"go on with: {command_line(['train', '--output', recipe.output, '--resume'])}"
     try:
@@ -32,6 +32,7 @@ def execute(recipe: Recipe, *, resume: bool) -> None:
         print(f"stopped after step {result.steps}; {go_on}")
         if result.stopped_by == signal.SIGTERM:
             raise Terminated
+    return result
 
 
 if __name__ == "__main__":

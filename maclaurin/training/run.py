@@ -23,11 +23,15 @@ from maclaurin.processes.lock import locked
 from maclaurin.training import card
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StochasticWindow, StopOnInterrupt
 from maclaurin.training.checkpoints import check_same_data, checkpoints, deliver, identity, last_whole, step_of, writing
+from maclaurin.training.names import trainer_fields
 from maclaurin.training.provenance import save_provenance
 from maclaurin.training.recipe import FREE_SIZES, Recipe
 from maclaurin.training.text import Text
 from maclaurin.training.trainer import LanguageTrainer, arguments
 from maclaurin.training.windows import WindowSchedule
+
+# newer versions of transformers warn about the older name
+CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in trainer_fields() else "gradient_checkpointing"
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ def train(
 
 
 def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callbacks: Sequence[TrainerCallback]) -> Result:
+    args = _arguments(recipe)  # before any work: it may refuse them
     if not resume and checkpoints(output):
         raise ValueError(f"{str(output)!r} holds a run already: resume it with --resume, or choose another output")
     checkpoint = last_whole(output) if resume else None
@@ -66,7 +71,6 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     text = Text(recipe, identity(output).get("data", ""))
     if _is_first():
         check_same_data(output, recipe.corpus, text.fingerprint)
-    args = _arguments(recipe)
     per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     tokenizer, train_sequences, validation = text.sequences(cache, recipe.steps * per_step)
     disable_progress_bar()
@@ -166,25 +170,32 @@ def _trackers(recipe: Recipe, first_step: int) -> list[TrainerCallback]:
 
 def _arguments(recipe: Recipe) -> TrainingArguments:
     tenth = math.ceil(recipe.steps / 10)
-    return arguments(
-        recipe.output,
-        recipe.steps,
-        per_device_train_batch_size=recipe.batch_size,
-        per_device_eval_batch_size=recipe.batch_size,
-        gradient_accumulation_steps=recipe.accumulation,
-        learning_rate=recipe.learning_rate,
-        lr_scheduler_type=recipe.schedule if recipe.schedule != "constant" else "constant_with_warmup",
-        warmup_steps=recipe.warmup_steps,
-        weight_decay=recipe.weight_decay,
-        max_grad_norm=recipe.clip,
-        bf16=_bf16(recipe.precision),
-        gradient_checkpointing=recipe.gradient_checkpointing,
-        eval_strategy="steps",
-        eval_steps=recipe.eval_every or tenth,
-        save_steps=recipe.save_every or tenth,
-        logging_steps=max(1, min(10, recipe.steps // 20)),
-        seed=recipe.seed,
-    )
+    fields = {
+        "per_device_train_batch_size": recipe.batch_size,
+        "per_device_eval_batch_size": recipe.batch_size,
+        "gradient_accumulation_steps": recipe.accumulation,
+        "learning_rate": recipe.learning_rate,
+        "lr_scheduler_type": recipe.schedule if recipe.schedule != "constant" else "constant_with_warmup",
+        "warmup_steps": recipe.warmup_steps,
+        "weight_decay": recipe.weight_decay,
+        "max_grad_norm": recipe.clip,
+        "bf16": _bf16(recipe.precision),
+        "eval_strategy": "steps",
+        "eval_steps": recipe.eval_every or tenth,
+        "save_steps": recipe.save_every or tenth,
+        "logging_steps": max(1, min(10, recipe.steps // 20)),
+        "seed": recipe.seed,
+    }
+    if recipe.gradient_checkpointing:
+        fields[CHECKPOINTING] = True
+    try:
+        return arguments(recipe.output, recipe.steps, **fields | recipe.trainer)
+    except (ValueError, TypeError, ImportError) as error:
+        if not recipe.trainer:
+            raise
+        given = ", ".join(f"{name} {value!r:.40}" for name, value in recipe.trainer.items())
+        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(f"transformers cannot train with {given}: {line}") from error
 
 
 def _bf16(precision: str) -> bool:

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from maclaurin.data import DocumentRows, PackedRows, StreamedRows, open_corpus, open_tokenizer, tokenise
-from maclaurin.data.corpus import beginning, validation_split
+from maclaurin.data.corpus import SAMPLE, beginning, validation_split
 from maclaurin.data.tokens import growing
 from maclaurin.training.recipe import Recipe
-
-SAMPLE = 2**25  # characters of a corpus that streams, on which a tokenizer is trained
 
 
 class Text:

@@ -27,6 +27,7 @@ class NonFiniteLossError(FloatingPointError):
 
 def arguments(output: str, steps: int, **fields: Any) -> TrainingArguments:
     """The arguments that all training here shares, and `fields` in which runs differ."""
+    fields.setdefault("use_cpu", not torch.cuda.is_available())
     return TrainingArguments(
         output_dir=output,
         max_steps=steps,
@@ -34,7 +35,6 @@ def arguments(output: str, steps: int, **fields: Any) -> TrainingArguments:
         logging_nan_inf_filter=False,
         report_to=[],
         disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(),
         remove_unused_columns=False,
         label_names=["labels"],
         **fields,

@@ -21,7 +21,6 @@ from maclaurin.commands.convert import plan_of
 from maclaurin.convert.evaluate import fidelity
 from maclaurin.convert.maclaurin_student import OPEN_FORGET
 from maclaurin.convert.objectives import with_low_rank
-from maclaurin.convert.plan import OWN, Plan
 from maclaurin.convert.run import convert
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.stage import Stage, rate_factor
@@ -34,6 +33,7 @@ from maclaurin.processes.lock import locked
 from maclaurin.processes.stopping import Terminated
 from maclaurin.report import build
 from maclaurin.training.callbacks import StopOnInterrupt
+from maclaurin.training.conversion import OWN, Plan
 from maclaurin.training.recipe import Recipe
 from tests.convert.conftest import SMALL, TEXT
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -258,6 +259,36 @@ def test_a_text_that_is_cut_is_said_to_be(tmp_path, monkeypatch, capsys):
     assert error.count("\n") == 1 and "a.txt has more than 400 characters: it, and any other that long, is read as" in error
     list(open_corpus(str(tmp_path / "c.jsonl")).documents("train"))
     assert capsys.readouterr().err == ""
+
+
+def test_large_files_and_datasets_of_the_hub_stream(tmp_path, monkeypatch):
+    (tmp_path / "one.txt").write_text(TEXT)
+    assert not open_corpus(str(tmp_path)).streams and not open_corpus("stdlib").streams
+    assert open_corpus("fineweb").streams and open_corpus("owner/name").streams
+    monkeypatch.setattr("maclaurin.data.corpus.LONGEST_WAIT", len(TEXT) - 1)
+    assert open_corpus(str(tmp_path)).streams
+
+
+def test_a_disk_that_is_full_is_one_sentence_and_what_is_there_stays(tmp_path):
+    part = entry(tmp_path, Endless())
+    part.grow(lambda file: len(file) >= 100)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"tokens\.bin could not be written: File too large$"):
+            part.grow(lambda file: len(file) >= 10_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(entry(tmp_path, Endless()).file) >= 100
+    assert seen(rows(tmp_path, Endless())) == seen(rows(tmp_path / "other", Endless()))
+
+
+def test_a_cache_that_cannot_be_written_is_read(tmp_path, monkeypatch):
+    expected = whole(tmp_path, 40).tokens.tolist()
+    (used,) = tmp_path.glob(".*.used")
+    used.unlink()
+    used.mkdir()  # it cannot be opened as a file
+    assert whole(tmp_path, 40).tokens.tolist() == expected
 
 
 def test_all_is_both_parts(tmp_path):

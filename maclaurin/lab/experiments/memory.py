@@ -24,6 +24,7 @@ from maclaurin.common.arguments import at_least_one
 from maclaurin.common.timing import Timing, interleaved
 from maclaurin.lab import claims
 from maclaurin.lab.result import Curve, Grid, Part, Plot, Result
+from maclaurin.machine.inventory import load, load_text
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.overview import crossover_length
@@ -255,7 +256,7 @@ def _plots(found: Costs, crossings: dict[str, int | None], dim: int, heads: int)
     marks = sorted(length for name in shown if (length := crossings[name]) is not None)
     nbytes.append(Curve("crossovers", marks, [softmax.state_nbytes(length) for length in marks], dashed=True))
     state = "Bytes of state by context; from the length in its name on a state is no larger than that of softmax."
-    timed = "Time of one token more by context, median and quartiles."
+    timed = f"Time of one token more by context, median and quartiles, {load_text(load())}."
     counted = "Multiply-adds of one token more by context, predicted from weights and state."
     return [
         Plot("bytes", state, "tokens", "bytes per sequence", nbytes, log_x=True, log_y=True),

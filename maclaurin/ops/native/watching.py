@@ -6,14 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-
-
-def has_numbers(x: Tensor) -> bool:
-    """Whether there is anything to look at: not in a compiled graph, on the meta device, or in a fake tensor."""
-    return not (torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor))
 
 
 def is_watched(arguments: tuple[Any, ...]) -> bool:
