@@ -82,6 +82,8 @@ class Growing:
 
     def _look(self) -> None:
         """Take in what is on the disk, and is as it was written."""
+        if self.ended:
+            return
         whole = open_complete(self.folder, self.key)
         if whole is not None:
             self.file, self.ended = whole, True
