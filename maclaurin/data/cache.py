@@ -10,7 +10,7 @@ from pathlib import Path
 from maclaurin.common.files import read_json
 from maclaurin.data.corpus import SPLITS
 from maclaurin.data.entry import FILES, GROWING, META, discard
-from maclaurin.data.growing import lock_file, used_file
+from maclaurin.data.partial_entry import lock_file, used_file
 from maclaurin.processes.lock import exclusive
 
 # what a killed process was removing has a dot and a number of its own around its name

@@ -21,7 +21,7 @@ import numpy as np
 from torch.utils.data import Dataset, get_worker_info
 
 from maclaurin.data.entry import TokenFile
-from maclaurin.data.growing import Growing
+from maclaurin.data.partial_entry import Growing
 from maclaurin.data.rows import DocumentRows, PackedRows
 
 FIRST_BLOCK, LARGEST_BLOCK = 256, 2**16  # sequences

@@ -16,7 +16,7 @@ from typing import Any
 
 from maclaurin.data.corpus import Corpus
 from maclaurin.data.entry import TokenFile
-from maclaurin.data.growing import Growing
+from maclaurin.data.partial_entry import Growing
 
 
 def default_cache() -> Path:

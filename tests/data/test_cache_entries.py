@@ -12,7 +12,7 @@ from maclaurin.common.sizes import size_bytes
 from maclaurin.data import byte_tokenizer, tokenise
 from maclaurin.data.cache import entries, remove, shrink
 from maclaurin.data.corpus import Corpus
-from maclaurin.data.growing import used_file
+from maclaurin.data.partial_entry import used_file
 
 NAMES = ("old", "middle", "new")
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from maclaurin.data import DocumentRows, PackedRows, StreamedRows, byte_tokenizer, open_corpus, streams, tokenise
 from maclaurin.data.corpus import Corpus
 from maclaurin.data.entry import PROGRESS
-from maclaurin.data.growing import RECORD
+from maclaurin.data.partial_entry import RECORD
 from maclaurin.data.tokens import growing
 
 KINDS = pytest.mark.parametrize("kind", [PackedRows, DocumentRows])
@@ -46,8 +46,8 @@ class Endless(Corpus):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Pieces and blocks small enough for many of them."""
-    monkeypatch.setattr("maclaurin.data.growing.FIRST_PIECE", 64)
-    monkeypatch.setattr("maclaurin.data.growing.LARGEST_PIECE", 256)
+    monkeypatch.setattr("maclaurin.data.partial_entry.FIRST_PIECE", 64)
+    monkeypatch.setattr("maclaurin.data.partial_entry.LARGEST_PIECE", 256)
     monkeypatch.setattr(streams, "FIRST_BLOCK", 4)
     monkeypatch.setattr(streams, "LARGEST_BLOCK", 16)
 

@@ -49,8 +49,8 @@ def endless(tmp_path, monkeypatch):
     # blocks of 4 and 8 sequences: ten steps of two go through several, and the cache grows between them
     monkeypatch.setattr("maclaurin.data.streams.FIRST_BLOCK", 4)
     monkeypatch.setattr("maclaurin.data.streams.LARGEST_BLOCK", 8)
-    monkeypatch.setattr("maclaurin.data.growing.FIRST_PIECE", 64)
-    monkeypatch.setattr("maclaurin.data.growing.LARGEST_PIECE", 64)
+    monkeypatch.setattr("maclaurin.data.partial_entry.FIRST_PIECE", 64)
+    monkeypatch.setattr("maclaurin.data.partial_entry.LARGEST_PIECE", 64)
     return tmp_path
 
 
