@@ -14,7 +14,7 @@ def bench(
     parts: Annotated[
         list[str] | None, typer.Argument(help="limits, attention, decode, mixers, peers, memory, training; all by default.")
     ] = None,
-    threads: Annotated[int, typer.Option(help="Threads of PyTorch and the kernels.")] = 2,
+    threads: Annotated[int, typer.Option(help="Threads of PyTorch and the kernels; with 1, times are CPU times.")] = 2,
     long: Annotated[bool, typer.Option("--long", help="Also the longest sequences, which take softmax minutes.")] = False,
     output: Annotated[Path, typer.Option(help="Folder of bench.json and of the page with the figures.")] = Path("results"),
 ) -> None:

@@ -28,7 +28,7 @@ class MaclaurinConfig(PretrainedConfig):
     """
 
     model_type = "maclaurin"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - the Trainer adds a list to it
 
     vocab_size: int = 32000
     hidden_size: int = 1024

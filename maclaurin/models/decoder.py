@@ -5,24 +5,26 @@ It differs from the model of the thesis (arXiv 2507.23632 and 2602.17363) only i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, MaxLengthCriteria, PreTrainedModel, StoppingCriteriaList
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import logging
+from transformers.utils import can_return_tuple, logging
 
 from maclaurin.mixers import MixerState, build_mixer
 from maclaurin.mixers.base import RMSNorm
+from maclaurin.models.arguments import refuse_unknown
 from maclaurin.models.cache import StateCache
 from maclaurin.models.checked import load_checked
 from maclaurin.models.config import MaclaurinConfig
+from maclaurin.models.documents import Bounds, document_bounds
+from maclaurin.models.outputs import TrainingOutput, when_read
+from maclaurin.models.weights import check_fit, saved_classes
 
 LOSS_CHUNK = 2048  # tokens whose logits exist at a time while the loss is computed
 
@@ -53,7 +55,7 @@ class MaclaurinLayer(GradientCheckpointingLayer):
         state: MixerState | None,
         return_state: bool,
         attention_mask: Tensor | None,
-        cu_seqlens: Tensor | Sequence[int] | None,
+        cu_seqlens: Bounds | None,
         form: str,
     ) -> tuple[Tensor, MixerState | None]:
         mixed, new_state = self.mixer(
@@ -79,24 +81,29 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Layers initialise themselves when they are built; `llama` draws all linear weights alike."""
-        is_head = module is getattr(self, "lm_head", None)
+        is_head = module in (getattr(self, "lm_head", None), getattr(self, "score", None))
         if isinstance(module, nn.Embedding) or (isinstance(module, nn.Linear) and (is_head or self.config.init == "llama")):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
+        if is_head and isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As in transformers, but a checkpoint that does not fit is refused and nothing is left half-initialised."""
+        """As in transformers, but weights that do not fit are refused, and nothing but a new head is left initialised.
+
+        A head is new where the folder holds another class, such as the base model or the language model. With
+        ignore_mismatched_sizes, heads and embeddings of another shape are new too.
+        """
         verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # one sentence below instead of its table
+        may_differ = kwargs.get("ignore_mismatched_sizes", False)
+        kwargs["ignore_mismatched_sizes"] = True  # they are in the report, which is checked below
+        if same := cls.__name__ in saved_classes(*args[:1], **kwargs):
+            logging.set_verbosity_error()  # one sentence below instead of its table
         try:
-            kwargs["ignore_mismatched_sizes"] = True  # they are in the report, which is checked below
             model, info = load_checked(cls, super().from_pretrained, *args, **kwargs)
         finally:
             logging.set_verbosity(verbosity)
-        for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-            if found := sorted(map(str, info.get(problem) or ())):
-                kind = problem.replace("_", " ")
-                raise ValueError(f"the checkpoint does not fit this configuration: {len(found)} {kind}, such as {found[0]}")
+        check_fit(model, info, same_class=same, may_differ=may_differ)
         return (model, info) if output_loading_info else model
 
 
@@ -111,42 +118,61 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: StateCache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        cu_seqlens: Tensor | Sequence[int] | None = None,
+        cu_seqlens: Bounds | None = None,
+        cu_seq_lens_q: Bounds | None = None,
+        seq_idx: Tensor | None = None,
         form: str = "auto",
         output_hidden_states: bool | None = None,
-        **_: Any,
+        **others: Any,
     ) -> BaseModelOutputWithPast:
+        """cu_seqlens bounds the documents that are packed in the sequences of the batch, which then never meet.
+
+        cu_seq_lens_q, seq_idx and position_ids that restart say the same in the words of collators (`document_bounds`).
+        Nothing else is read from position_ids: mixers count for themselves.
+        """
+        if others:
+            refuse_unknown(others, self.forward, MaclaurinForCausalLM.forward)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        T = hidden.shape[1]
+        B, T = hidden.shape[:2]
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and past_key_values is None:
             past_key_values = StateCache(len(self.layers))
         if past_key_values is not None and not isinstance(past_key_values, StateCache):
             raise TypeError(f"past_key_values must be a StateCache, got {type(past_key_values).__name__}")
-        if attention_mask is not None:
-            # generate() passes the mask of all tokens so far; the state has already seen the earlier ones
-            attention_mask = attention_mask[:, -T:]
-            if bool(attention_mask.all()):
-                attention_mask = None
+        attention_mask = _padding(attention_mask, T)
+        cu_seqlens = document_bounds(
+            (B, T),
+            attention_mask,
+            cu_seqlens=cu_seqlens,
+            cu_seq_lens_q=cu_seq_lens_q,
+            seq_idx=seq_idx,
+            position_ids=position_ids,
+        )
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         every_hidden = [hidden]
+        if packed := cu_seqlens is not None:
+            hidden, attention_mask = hidden.flatten(0, 1)[None], None
         for index, layer in enumerate(self.layers):
             cached = None if past_key_values is None else past_key_values.layers[index]
             state = None if cached is None else cached.state
             hidden, state = layer(hidden, state, cached is not None, attention_mask, cu_seqlens, form)
             if cached is not None:
                 cached.advance(state, T)
-            every_hidden.append(hidden)
-        hidden = self.norm(hidden)
+            every_hidden.append(hidden.reshape(B, T, -1) if packed else hidden)
+        hidden = self.norm(every_hidden[-1])
         return BaseModelOutputWithPast(
             last_hidden_state=hidden,
             past_key_values=past_key_values,
@@ -160,8 +186,19 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
         self.embed_tokens = value
 
 
+def _padding(attention_mask: Tensor | None, T: int) -> Tensor | None:
+    """The mask of the last T tokens, None where none of them is padding.
+
+    generate() passes the mask of all tokens so far; the state has already seen the earlier ones.
+    """
+    if attention_mask is None:
+        return None
+    attention_mask = attention_mask[:, -T:]
+    return None if bool(attention_mask.all()) else attention_mask
+
+
 class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
-    """The language model. With labels it returns the loss, whose logits exist only for LOSS_CHUNK tokens at a time."""
+    """The language model. With labels it returns the loss as well."""
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -171,70 +208,67 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: StateCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        cu_seqlens: Tensor | Sequence[int] | None = None,
+        cu_seqlens: Bounds | None = None,
+        cu_seq_lens_q: Bounds | None = None,
+        seq_idx: Tensor | None = None,
         logits_to_keep: int | Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """labels (batch, time) are the input ids, shifted here; −100 is ignored, and so is the first token of a document.
 
-        logits_to_keep: how many of the last tokens get logits; 0 or None for all. With labels no logits are returned
-        unless it is given.
+        logits_to_keep: how many of the last tokens get logits, or which; 0 for all. With labels, logits are those of all
+        tokens too, unless it is given; in training, where the loss has them for LOSS_CHUNK tokens at a time, all of them
+        exist only if they are read. Other arguments are those of MaclaurinModel.
         """
+        packing: dict[str, Any] = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "seq_idx": seq_idx}
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
+            position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            cu_seqlens=cu_seqlens,
+            return_dict=True,
+            **packing,
             **kwargs,
         )
         hidden = outputs.last_hidden_state
-        loss = None
-        if labels is not None:
-            loss = self._loss(hidden, labels, attention_mask, cu_seqlens, num_items_in_batch)
-        logits = None
-        if labels is None or logits_to_keep is not None:
+        loss: Tensor | None = None
+        logits: Any = None
+        in_chunks = labels is not None and (self.training or logits_to_keep is not None)
+        if logits_to_keep is not None or not in_chunks:
             kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-(logits_to_keep or 0), None)
             logits = self.lm_head(hidden[:, kept])
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
-        )
+        if labels is not None:
+            B, T = labels.shape
+            padding = _padding(attention_mask, T)
+            bounds = document_bounds((B, T), padding, position_ids=position_ids, **packing)
+            targets = _targets(labels, padding, bounds)
+            rows, head = (hidden, self.lm_head) if in_chunks else (logits, nn.Identity())
+            loss = _cross_entropy(rows, head, targets, num_items_in_batch)
+        rest = {"past_key_values": outputs.past_key_values, "hidden_states": outputs.hidden_states}
+        if logits is None and not torch.compiler.is_compiling():
+            return TrainingOutput(loss=loss, logits=when_read(self.lm_head, hidden), **rest)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **rest)
 
-    def _loss(
-        self,
-        hidden: Tensor,
-        labels: Tensor,
-        attention_mask: Tensor | None,
-        cu_seqlens: Tensor | Sequence[int] | None,
-        num_items: Tensor | int | None,
-    ) -> Tensor:
-        """Token-weighted cross entropy of every next token, in float32, a chunk of tokens at a time."""
-        targets = labels.clone()
-        if attention_mask is not None:
-            targets = targets.masked_fill(attention_mask == 0, -100)
-        if cu_seqlens is not None:
-            starts = torch.as_tensor(cu_seqlens, device=labels.device)[:-1].long()
-            targets[:, starts[starts < labels.shape[1]]] = -100
-        tokens, targets = hidden[:, :-1].flatten(0, 1), targets[:, 1:].flatten()
-        total = tokens.new_zeros((), dtype=torch.float32)
-        for some_tokens, some_targets in zip(tokens.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
-            total = total + checkpoint(self._summed_loss, some_tokens, some_targets, use_reentrant=False)
-        if num_items is None:
-            num_items = (targets != -100).sum().clamp(min=1)
-        return total / num_items
-
-    def _summed_loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.lm_head(tokens).float(), targets, ignore_index=-100, reduction="sum")
+    def _get_stopping_criteria(self, *args: Any, **kwargs: Any) -> StoppingCriteriaList:
+        """Without transformers' warning beyond max_position_embeddings: no mixer has a table of positions that ends."""
+        criteria = super()._get_stopping_criteria(*args, **kwargs)
+        for criterion in criteria:
+            if isinstance(criterion, MaxLengthCriteria):
+                criterion.max_position_embeddings = None
+        return criteria
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any) -> None:
         """generate() makes its cache here: a KV cache could not hold the states of mixers."""
@@ -253,8 +287,27 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         self.lm_head = value
 
 
-AutoConfig.register("maclaurin", MaclaurinConfig)
-AutoModel.register(MaclaurinConfig, MaclaurinModel)
-AutoModelForCausalLM.register(MaclaurinConfig, MaclaurinForCausalLM)
-# pipelines and evaluation tools look up by name what a model is for
-MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["maclaurin"] = MaclaurinForCausalLM.__name__
+def _targets(labels: Tensor, padding: Tensor | None, bounds: Bounds | None) -> Tensor:
+    """(batch, time): the labels that some token before them predicts; −100 at padding and where a document begins."""
+    targets = labels.clone()
+    if padding is not None:
+        targets = targets.masked_fill(padding == 0, -100)
+    if bounds is not None:
+        starts = torch.as_tensor(bounds, device=labels.device)[:-1].long()
+        targets.view(-1)[starts[starts < labels.numel()]] = -100
+    return targets
+
+
+def _cross_entropy(rows: Tensor, head: nn.Module, targets: Tensor, num_items: Tensor | int | None) -> Tensor:
+    """Token-weighted, of every next token, in float32. head: makes logits of the rows, a chunk at a time."""
+    rows, targets = rows[:, :-1].flatten(0, 1), targets[:, 1:].flatten()
+    total = rows.new_zeros((), dtype=torch.float32)
+    for some_rows, some_targets in zip(rows.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
+        total = total + checkpoint(_summed, head, some_rows, some_targets, use_reentrant=False)
+    if num_items is None:
+        num_items = (targets != -100).sum().clamp(min=1)
+    return total / num_items
+
+
+def _summed(head: nn.Module, rows: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(head(rows).float(), targets, ignore_index=-100, reduction="sum")

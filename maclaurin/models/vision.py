@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+from transformers.utils import can_return_tuple
 
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.base import initialise
+from maclaurin.models.arguments import refuse_unknown
 from maclaurin.models.decoder import MaclaurinPreTrainedModel
 from maclaurin.models.vision_config import MaclaurinVisionConfig
 from maclaurin.ops.checks import shape
@@ -98,7 +98,9 @@ class MaclaurinVisionModel(MaclaurinVisionPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def forward(self, pixel_values: Tensor, **_: Any) -> BaseModelOutputWithPooling:
+    @can_return_tuple
+    def forward(self, pixel_values: Tensor, **others: Any) -> BaseModelOutputWithPooling:
+        refuse_unknown(others, self.forward)
         size = self.config.image_size
         expected = (self.config.num_channels, *((size, size) if isinstance(size, int) else size))
         if pixel_values.dim() != 4 or tuple(pixel_values.shape[1:]) != expected:
@@ -126,14 +128,9 @@ class MaclaurinForImageClassification(MaclaurinVisionPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_sizes[-1], config.num_labels)
         self.post_init()
 
-    def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **_: Any) -> ImageClassifierOutput:
-        logits = self.classifier(self.model(pixel_values).pooler_output)
+    @can_return_tuple
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **others: Any) -> ImageClassifierOutput:
+        refuse_unknown(others, self.forward)
+        logits = self.classifier(self.model(pixel_values, return_dict=True).pooler_output)
         loss = None if labels is None else F.cross_entropy(logits.float(), labels)
         return ImageClassifierOutput(loss=loss, logits=logits)
-
-
-AutoConfig.register("maclaurin_vision", MaclaurinVisionConfig)
-AutoModel.register(MaclaurinVisionConfig, MaclaurinVisionModel)
-AutoModelForImageClassification.register(MaclaurinVisionConfig, MaclaurinForImageClassification)
-# pipelines and evaluation tools look up by name what a model is for
-MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES["maclaurin_vision"] = MaclaurinForImageClassification.__name__

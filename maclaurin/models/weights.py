@@ -1,4 +1,4 @@
-"""A model whose weights all come from its folder: missing ones are never initialised at random."""
+"""Whether all weights of a model came from its folder: missing ones are never initialised at random, but for a new head."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers.utils import logging
 
-from maclaurin.common.files import LONGEST_REASON
+from maclaurin.common.files import LONGEST_REASON, read_json
+from maclaurin.models.checked import CONFIG
 
 NAMED = 5  # weights that an error names
 
@@ -33,8 +35,43 @@ def load_whole(loader: Any, folder: Path, *, unused: Callable[[str], bool] = lam
     if lost:
         raise ValueError(f"{folder} lacks {_named(lost)}: its weights are not all there")
     if others := sorted(name for name, *_ in info["mismatched_keys"]):
-        raise ValueError(f"{folder} has other shapes than its config.json says for {_named(others)}")
+        raise ValueError(
+            f"{folder} does not fit this configuration: it has other shapes than its config.json says for {_named(others)}"
+        )
     return model
+
+
+def saved_classes(folder: str | Path, **options: Any) -> list[str]:
+    """The names of the classes whose weights a folder holds, as its config.json has them; [] where it is not here."""
+    config = Path(folder) / options.get("subfolder", "") / CONFIG
+    return (read_json(config).get("architectures") or []) if config.is_file() else []
+
+
+def check_fit(model: Any, info: dict[str, Any], *, same_class: bool, may_differ: bool) -> None:
+    """Refuses what transformers reports of a load, but for the head of another class.
+
+    may_differ: heads and embeddings may have other shapes as well. Layers may not: they are initialised as they are built,
+    and a model that is loaded is not.
+    """
+    base = model.base_model
+    parts = {name for name, _ in base.named_children()}
+
+    def of_a_head(name: str) -> bool:
+        """Names in the base model begin with that of one of its parts, in a model around it with the base model's."""
+        return not name.startswith(f"{model.base_model_prefix}.") and (base is not model or name.split(".")[0] not in parts)
+
+    def is_new(name: str) -> bool:
+        return of_a_head(name) or isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding)
+
+    allowed = {
+        "missing": lambda name: not same_class and of_a_head(name),
+        "mismatched": lambda name: may_differ and is_new(name),
+        "unexpected": lambda name: not same_class and of_a_head(name),
+    }
+    for kind, may in allowed.items():
+        names = sorted(name if isinstance(name, str) else name[0] for name in info.get(f"{kind}_keys") or ())
+        if found := [name for name in names if not may(name)]:
+            raise ValueError(f"the checkpoint does not fit this configuration: {len(found)} {kind} keys, such as {found[0]}")
 
 
 def check_generation_config(model: Any, folder: Path) -> None:

@@ -111,7 +111,8 @@ class LanguageTrainer(Trainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             for batch in dataloader:
                 inputs = self._prepare_inputs(batch)
-                total += model(**inputs, num_items_in_batch=1).loss.item()
+                # the logits of all tokens would be the largest tensor there is
+                total += model(**inputs, num_items_in_batch=1, logits_to_keep=1).loss.item()
                 tokens += int((inputs["labels"][:, 1:] != -100).sum())
         gathered = self.accelerator.reduce(torch.tensor([total, tokens], dtype=torch.float64, device=self.args.device))
         loss = (gathered[0] / gathered[1]).item()

@@ -1,5 +1,9 @@
 """Timing beside other people: candidates take turns."""
 
+import time
+
+import torch
+
 from maclaurin.common.timing import interleaved
 
 
@@ -14,3 +18,12 @@ def test_candidates_take_turns():
 def test_one_repeat_is_its_own_median():
     timing = interleaved({"a": lambda: None}, seconds=0, fewest=1)["a"]
     assert timing.low == timing.median == timing.high
+
+
+def test_one_thread_is_timed_by_its_own_work():
+    torch.set_num_threads(1)
+    timing = interleaved({"asleep": lambda: time.sleep(0.05)}, seconds=0)["asleep"]
+    assert timing.median < 25  # milliseconds of CPU time, where the wall clock shows 50
+    torch.set_num_threads(2)
+    timing = interleaved({"asleep": lambda: time.sleep(0.05)}, seconds=0)["asleep"]
+    assert timing.median >= 50

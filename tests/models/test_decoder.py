@@ -35,10 +35,10 @@ def test_the_loss_is_token_weighted_and_shifted(monkeypatch):
     labels[0, :9] = -100
     logits = model(ids).logits
     expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
-    output = model(ids, labels=labels)
-    assert output.logits is None
-    torch.testing.assert_close(output.loss, expected)
-    torch.testing.assert_close(model(ids, labels=labels, num_items_in_batch=40).loss, expected * 30 / 40)
+    for training in (True, False):
+        model.train(training)
+        torch.testing.assert_close(model(ids, labels=labels).loss, expected)
+        torch.testing.assert_close(model(ids, labels=labels, num_items_in_batch=40).loss, expected * 30 / 40)
 
 
 @every_mixer

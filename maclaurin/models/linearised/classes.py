@@ -14,7 +14,7 @@ from typing import Any
 
 import transformers
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.distilbert.modeling_distilbert import DistilBertSelfAttention
 from transformers.models.llama.modeling_llama import LlamaAttention
@@ -23,6 +23,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from transformers.models.vit.modeling_vit import ViTAttention
 
+from maclaurin.models.auto import register
 from maclaurin.models.checked import load_checked
 from maclaurin.models.decoder import MaclaurinForCausalLM
 from maclaurin.models.linearised.attention import NAME, hand_over, own_cache
@@ -153,12 +154,10 @@ def linearise(model: PreTrainedModel, students: Sequence[str], options: dict[str
 
 
 def _register() -> None:
-    for name, family in FAMILIES.items():
-        config = linear_config(family.config)
-        AutoConfig.register(PREFIX + name, config)
-        for auto in (getattr(transformers, kind) for kind in AUTO_CLASSES):
-            if family.config in auto._model_mapping:
-                auto.register(config, linear_class(auto._model_mapping[family.config]))
+    for family in FAMILIES.values():
+        mappings = {auto: getattr(transformers, auto)._model_mapping for auto in AUTO_CLASSES}
+        sources = {auto: mapping[family.config] for auto, mapping in mappings.items() if family.config in mapping}
+        register(linear_config(family.config), {auto: linear_class(source) for auto, source in sources.items()})
 
 
 _register()

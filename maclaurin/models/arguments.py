@@ -1,0 +1,32 @@
+"""Keyword arguments of a model's call: what callers in transformers, TRL and peft pass is known, the rest is a mistake."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+# generate, Trainer and collators pass them to every model; here they say nothing that other arguments do not
+WITHOUT_EFFECT = frozenset(
+    ("cache_position", "cu_seq_lens_k", "max_length_k", "max_length_q", "num_items_in_batch", "token_type_ids")
+)
+IMPOSSIBLE = {
+    "output_attentions": (True, "mixers have no matrix of attention weights to return"),
+    "output_hidden_states": (True, "this model does not return them"),
+    "output_router_logits": (True, "there are no experts to route to"),
+    "is_causal": (False, "a language model sees only what came before"),
+}
+
+
+def refuse_unknown(given: dict[str, Any], *calls: Callable[..., Any]) -> None:
+    """Refuses what is left over of a call's keyword arguments. calls: whose parameters may have been meant."""
+    for name, value in given.items():
+        if name in IMPOSSIBLE:
+            refused, why = IMPOSSIBLE[name]
+            if value is refused:
+                raise ValueError(f"{name} must not be {value}: {why}")
+        elif name not in WITHOUT_EFFECT:
+            known = [parameter for call in calls for parameter in inspect.signature(call).parameters]
+            meant = difflib.get_close_matches(name, known, n=1)
+            raise TypeError(f"unknown argument {name!r}" + (f": did you mean {meant[0]!r}?" if meant else ""))
