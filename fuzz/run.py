@@ -24,7 +24,8 @@ from fuzz.case import READY, REFUSED, RIGHT, Target
 from fuzz.kinds import Kind
 
 ROOT = Path(__file__).parents[1]
-SECONDS_PER_CASE = 60  # after which a case counts as hanging; the machine may be busy
+SECONDS_PER_CASE = 60  # of CPU time, after which a case counts as hanging: the machine may be busy
+LONGEST_WAIT = 600  # seconds by the clock, for a case that waits and never ends
 CASES_PER_WORKER = 2000  # then a new one begins, so that what one case leaves behind does not pile up
 LONG = 2.0  # seconds: a first case that takes longer spends them on imports for all that follow
 SEEDS_APART = 10**9
@@ -165,11 +166,18 @@ class Worker:
             return self._ended()
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
-            if not selector.select(SECONDS_PER_CASE):
-                self.process.send_signal(signal.SIGABRT)  # faulthandler then writes where it was
-                return {**self._ended(), "cause": f"no end after {SECONDS_PER_CASE} s {self._place()}"}
+            start, used = time.monotonic(), self._cpu_seconds()
+            while not selector.select(5):
+                if self._cpu_seconds() - used > SECONDS_PER_CASE or time.monotonic() - start > LONGEST_WAIT:
+                    self.process.send_signal(signal.SIGABRT)  # faulthandler then writes where it was
+                    return {**self._ended(), "cause": f"no end after {SECONDS_PER_CASE} s {self._place()}"}
         line = self.process.stdout.readline()
         return json.loads(line) if line else self._ended()
+
+    def _cpu_seconds(self) -> float:
+        """Of the worker's process so far, whose state is all that Linux puts after the last bracket."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _ended(self) -> dict[str, Any]:
         code = self.process.wait()
