@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from maclaurin.ops.native.nan import any_nan
 from maclaurin.ops.one_operator import is_unrolled, one_operator
+from maclaurin.ops.values import has_values
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,8 +32,8 @@ def wide(x: Tensor) -> Tensor:
 
 
 def has_nan(x: Tensor) -> bool:
-    """False where there are no numbers to look at: in compiled graphs, and in tensors without storage."""
-    if torch.compiler.is_compiling() or x.is_meta:
+    """False where there are no numbers to look at."""
+    if not has_values(x):
         return False
     if (found := any_nan(x)) is not None:
         return found

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from maclaurin.common.arguments import number, one_of
 from maclaurin.ops.states import State, TokenState
+from maclaurin.ops.values import has_values
 
 S = TypeVar("S", bound=State)
 
@@ -64,8 +65,7 @@ def no_growth(decay: Tensor) -> None:
     """A tensor of log decays: no value > 0. NaN goes through to the output."""
     if not isinstance(decay, Tensor):
         raise TypeError(f"log_decay must be a tensor, got {type(decay).__name__}")
-    values_are_checkable = not torch.compiler.is_compiling()
-    if values_are_checkable and _any_positive(decay):
+    if has_values(decay) and _any_positive(decay):
         raise ValueError(
             f"log_decay must be <= 0 everywhere, got a largest value of {decay.nan_to_num(nan=0.0).max().item():g}"
         )
@@ -84,7 +84,7 @@ def beta(value: Tensor, q: Tensor, k: Tensor) -> None:
 
 def not_negative(name: str, value: Tensor) -> None:
     """No value < 0. NaN goes through to the output."""
-    if not torch.compiler.is_compiling() and _any_positive(-value):
+    if has_values(value) and _any_positive(-value):
         smallest = value.nan_to_num(nan=0.0).min().item()
         raise ValueError(f"{name} must be >= 0 everywhere, got a smallest value of {smallest:g}")
 
@@ -127,7 +127,7 @@ def token_state(state: TokenState | None, k: Tensor, v: Tensor) -> None:
                 f"state must have been made with the same heads and channels: it holds {name} of {tuple(kept.shape[2:])} "
                 f"(heads, channels), the new ones have {tuple(new.shape[2:])}"
             )
-    if state.lengths is not None and not torch.compiler.is_compiling():
+    if state.lengths is not None and has_values(state.lengths):
         state.check_lengths()
 
 

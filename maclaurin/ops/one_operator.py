@@ -37,14 +37,14 @@ def one_operator(schema: str, fake: Function) -> Callable[[Function], Function]:
 
     def define(function: Function) -> Function:
         def forward(*given: Any) -> Any:
-            with torch.no_grad():
+            with torch.no_grad(), _without_autocast(given):
                 outputs = function(*given)
             if isinstance(outputs, Tensor):
                 return outputs.contiguous()  # dense, as the fake ones are
             return tuple(given[0].new_empty(0) if y is None else y.contiguous() for y in outputs)
 
         def gradients(received: list[Tensor], *given: Any) -> list[Tensor]:
-            with torch.enable_grad():
+            with torch.enable_grad(), _without_autocast(given):
                 copies = [x.detach().requires_grad_() if _has_gradient(x) else x for x in given]
                 outputs = function(*copies)
             outputs = [outputs] if isinstance(outputs, Tensor) else outputs
@@ -78,6 +78,10 @@ def one_operator(schema: str, fake: Function) -> Callable[[Function], Function]:
         return found
 
     return define
+
+
+def _without_autocast(given: tuple[Any, ...]) -> torch.autocast:
+    return torch.autocast(given[0].device.type, enabled=False)  # the graph around the operator has chosen the dtypes
 
 
 def _has_gradient(x: Any) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from maclaurin.ops.fields import BATCH, SLOTS, WHOLE, Axes, Field, fields_of
+from maclaurin.ops.values import has_values
 
 
 @dataclass
@@ -208,7 +209,7 @@ def _checked_rows(batch_indices: Tensor | Sequence[int], state: State) -> Tensor
     if rows.dim() != 1 or not (is_whole or rows.numel() == 0):
         raise TypeError(f"batch_indices must be a list of whole numbers, got {rows.dtype} of shape {tuple(rows.shape)}")
     count = state.batch_size
-    if not torch.compiler.is_compiling() and bool(((rows < 0) | (rows >= count)).any()):
+    if has_values(rows) and bool(((rows < 0) | (rows >= count)).any()):
         raise ValueError(f"batch_indices must lie between 0 and {count - 1}, the last sequence, got {rows.tolist()[:16]}")
     return rows.long()
 
