@@ -61,7 +61,7 @@ def without_autocast(op: Callable[P, R]) -> Callable[P, R]:
     def protected(*args: P.args, **kwargs: P.kwargs) -> R:
         tensors = (x for group in args for x in (group if isinstance(group, tuple) else (group,)) if isinstance(x, Tensor))
         device = next((x.device.type for x in tensors), "cpu")
-        if not torch.is_autocast_enabled(device):
+        if device == "meta" or not torch.is_autocast_enabled(device):
             return op(*args, **kwargs)
         with torch.autocast(device, enabled=False):
             return op(*args, **kwargs)

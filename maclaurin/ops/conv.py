@@ -93,7 +93,7 @@ def with_past(x: Tensor, before: Tensor | None, width: int) -> Tensor:
 
 def last_inputs(x: Tensor, before: Tensor | None, count: int, lengths: Tensor | None) -> Tensor:
     """The last inputs of every sequence, those before the first new token included."""
-    if lengths is None and x.shape[1] >= count:
+    if lengths is None and not torch.compiler.is_compiling() and x.shape[1] >= count:
         return x[:, x.shape[1] - count :].clone()  # a view would keep all of the input alive
     padded = with_past(x, before, count + 1)
     if lengths is None:

@@ -148,7 +148,7 @@ class Kernel:
         if order_weights_NO is None:
             return weights_F[:, None]
         counts = torch.tensor(self.feature_counts(dim), dtype=torch.long, device=weights_F.device)
-        return (weights_F * order_weights_NO.repeat_interleave(counts, dim=1))[..., None]
+        return (weights_F * order_weights_NO.repeat_interleave(counts, dim=1, output_size=weights_F.shape[0]))[..., None]
 
     def features(self, x: Tensor) -> Tensor:
         """φ(x): (..., d) -> (..., F)."""
