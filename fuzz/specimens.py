@@ -97,8 +97,8 @@ def recall() -> Any:
 
 def _conversion(home: Path) -> None:
     """A small llama made linear."""
-    from maclaurin.convert.plan import Plan
     from maclaurin.convert.run import convert_all
+    from maclaurin.training.conversion import Plan
     from tests.convert.conftest import build, tokenizer
 
     source = home / "source"

@@ -19,16 +19,18 @@ limit_isa()  # before torch is imported
 if TYPE_CHECKING:
     from maclaurin import ops
     from maclaurin.mixers import Mixer, available_mixers, build_mixer
+    from maclaurin.mixers.explain import explain
     from maclaurin.ops import State
 
 __version__ = "0.1.0"
-__all__ = ["Mixer", "State", "available_mixers", "build_mixer", "ops"]
+__all__ = ["Mixer", "State", "available_mixers", "build_mixer", "explain", "ops"]
 
 _HOMES = {
     "Mixer": "maclaurin.mixers",
     "State": "maclaurin.ops",
     "available_mixers": "maclaurin.mixers",
     "build_mixer": "maclaurin.mixers",
+    "explain": "maclaurin.mixers.explain",
 }
 
 

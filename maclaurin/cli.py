@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from maclaurin import __version__
 from maclaurin.commands.lazy import BOTH_SPELLINGS, PLAIN, LazyGroup
 from maclaurin.processes.exits import errors_as_sentences
 from maclaurin.processes.stopping import raise_on_terminate
+from maclaurin.processes.waiting import wait_asleep
 
 # a command is the function of its name, in the module of its name
 COMMANDS = {
@@ -25,8 +27,11 @@ COMMANDS = {
     "lab": "Compute claims of the theory, beside the published numbers, and say which held.",
     "report": "Write one HTML page about runs, suites, conversions and the lab.",
     "bench": "Measure speed and memory against PyTorch's attention and other peers.",
+    "cache": "List the tokenised corpora on this disk, with their size and age; --clear and --limit remove them.",
     "lm_eval": "Run the lm-evaluation-harness on models of this package.",
 }
+
+MEASURING = {"bench", "doctor"}  # on an idle machine, with threads as libraries have them
 
 
 class Shell(LazyGroup):
@@ -34,15 +39,28 @@ class Shell(LazyGroup):
 
     @staticmethod
     def load(name: str) -> Callable[..., None] | typer.Typer:
+        if name not in MEASURING:
+            wait_asleep()
         made: Callable[..., None] | typer.Typer = getattr(import_module(f"maclaurin.commands.{name}"), name)
         return made
 
 
-app = typer.Typer(cls=Shell, **PLAIN, context_settings=BOTH_SPELLINGS)
+app = typer.Typer(cls=Shell, **PLAIN | {"add_completion": True}, context_settings=BOTH_SPELLINGS)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
 
 
 @app.callback(invoke_without_command=True)
-def maclaurin(context: typer.Context) -> None:
+def maclaurin(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
     """Attention from linear to softmax, exact in every form."""
     if context.invoked_subcommand is None:
         print(context.get_help())

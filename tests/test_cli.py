@@ -47,6 +47,7 @@ def test_mixers_as_json():
 def test_one_mixer_or_a_pattern():
     assert [row["name"] for row in json.loads(run("mixers", "2mamba*", "--json").stdout)] == [
         "2mamba",
+        "2mamba-gated",
         "2mamba-e",
         "2mamba-delta",
     ]
@@ -72,7 +73,7 @@ def test_doctor_reports_versions_devices_backends_and_checks():
     assert report["versions"]["maclaurin"] == maclaurin.__version__
     assert "cpu" in report["devices"]
     assert report["backends"]["torch"].startswith("ready")
-    assert report["checks"]["forms agree"].startswith("ok")
+    assert report["checks"]["torch backend in float64"].startswith("ok")
     assert isinstance(report["missing"], list)
     assert "versions" in run("doctor").stdout
 

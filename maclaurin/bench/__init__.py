@@ -41,7 +41,7 @@ def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> 
         threads=threads,
         cpu=devices()["cpu"],
         native=native.isa() if native.available() else None,
-        load=os.getloadavg()[0],
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )
     console.print(", ".join(f"{name} {value}" for name, value in setting.to_json().items()))
     return Results(setting, **{part: PARTS[part](console, long=long) for part in parts or PARTS})

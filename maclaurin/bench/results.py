@@ -17,14 +17,14 @@ from maclaurin.common.records import ABSENT, Record
 
 @dataclass(frozen=True)
 class Setting(Record):
-    """native: the instructions that the kernels use, None without kernels. load: of the machine as it began."""
+    """native: the instructions of the kernels, None without kernels. load: of the machine before it, None on Windows."""
 
     torch: str
     python: str
     threads: int
     cpu: str
     native: str | None
-    load: float
+    load: float | None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from maclaurin.commands.output import screen
+from maclaurin.commands.output import Json, print_json, screen, talk
 
 
 def bench(
@@ -17,14 +17,18 @@ def bench(
     threads: Annotated[int, typer.Option(help="Threads of PyTorch and the kernels; with 1, times are CPU times.")] = 2,
     long: Annotated[bool, typer.Option("--long", help="Also the longest sequences, which take softmax minutes.")] = False,
     output: Annotated[Path, typer.Option(help="Folder of bench.json and of the page with the figures.")] = Path("results"),
+    as_json: Json = False,
 ) -> None:
     """Measure speed and memory against PyTorch's attention and other peers, side by side in one process."""
     from maclaurin.bench import run
     from maclaurin.bench.page import page
     from maclaurin.common.files import write_json
 
-    results = run(parts or [], threads=threads, long=long, console=screen())
-    write_json(output / "bench.json", results.to_json())
-    page(results).write(output / "bench.html")
-    print(output / "bench.json")
-    print(output / "bench.html")
+    with talk(as_json=as_json):
+        results = run(parts or [], threads=threads, long=long, console=screen())
+        write_json(output / "bench.json", results.to_json())
+        page(results).write(output / "bench.html")
+        print(output / "bench.json")
+        print(output / "bench.html")
+    if as_json:
+        print_json(results.to_json())

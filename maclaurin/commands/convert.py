@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from maclaurin.commands.fields import takes
 from maclaurin.commands.output import Json, print_json, screen, write_report
-from maclaurin.convert.plan import Plan, whole_numbers
+from maclaurin.training.conversion import Plan, whole_numbers
 
 
 @takes("given", Plan)
@@ -46,7 +45,7 @@ def convert(
 
 def plan_of(given: dict[str, Any]) -> Plan:
     """The plan; flags that are not given have the defaults of the kind of source."""
-    from maclaurin.convert.plan import defaults
+    from maclaurin.convert.defaults import defaults
     from maclaurin.convert.sources import recognise
 
     Plan(**given)  # bad flags are refused before a source is opened
@@ -66,13 +65,14 @@ def _convert(plan: Plan, lengths: tuple[int, ...], *, as_json: bool) -> None:
     from maclaurin.convert.result import cost_table, result_table
     from maclaurin.convert.run import convert_all
     from maclaurin.machine.allocator import keep_freed_memory
-    from maclaurin.processes.stopping import STOPS, exit_code
+    from maclaurin.processes.command import command_line
+    from maclaurin.processes.stopping import STOPS, end_stopped
 
     keep_freed_memory()
     try:
         results = convert_all(plan, partial(print, file=sys.stderr), lengths=lengths)
     except STOPS as stop:  # between stages, or for the second time within one
-        _stop(exit_code(stop))
+        end_stopped(stop, f"go on with: {command_line()}")
     figures = [result.figures for result in results]
     if as_json:
         print_json([one.to_json() for one in figures])
@@ -82,9 +82,4 @@ def _convert(plan: Plan, lengths: tuple[int, ...], *, as_json: bool) -> None:
             if table is not None:
                 console.print(table)
     if not all(result.finished for result in results):
-        _stop(128 + signal.SIGINT)
-
-
-def _stop(code: int) -> NoReturn:
-    print("maclaurin: stopped; the same command resumes", file=sys.stderr)
-    raise SystemExit(code)
+        end_stopped(KeyboardInterrupt(), f"go on with: {command_line()}")

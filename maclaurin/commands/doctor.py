@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -18,8 +18,11 @@ def doctor(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print versions, devices, backends and what is missing, and check the arithmetic of this machine."""
-    from maclaurin.machine.doctor import examine
+    """Print versions, devices, backends and what is missing, and check the arithmetic of this machine.
+
+    Every native operator is compared with float64, forward and backward, in every form. If one is wrong, the exit code is 1.
+    """
+    from maclaurin.machine.doctor import WRONG, examine
 
     if tune:
         from maclaurin.bench.tune import measure
@@ -30,12 +33,25 @@ def doctor(
     report = examine()
     if as_json:
         print_json(report)
-        return
+    else:
+        screen().print(_table(report))
+    if report["wrong"]:
+        for sentence in report["wrong"]:
+            print(f"{WRONG}: {sentence}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _table(report: dict[str, Any]) -> Table:
     table = Table(show_header=False)
-    for section in ("versions", "devices", "backends", "checks"):
+    for section in ("versions", "devices", "backends"):
         for key, value in report[section].items():
             table.add_row(section, key, "not installed" if value is None else value)
+    for op, calls in report["native"].items():
+        for what, runs in calls.items():
+            table.add_row("native", f"{op}, {what}", runs)
+    for key, value in report["checks"].items():
+        table.add_row("checks", key, value)
     table.add_row("compiler", "C++", report["compiler"] or "not found")
     for sentence in report["missing"]:
         table.add_row("missing", "", sentence)
-    screen().print(table)
+    return table

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import track
 
 from maclaurin.commands.output import Json, print_json
 
@@ -52,15 +50,16 @@ def eval(
 
 
 def _score(model: str, text: str | None, text_field: str | None, context: int, *, as_json: bool) -> None:
+    from maclaurin.common.progress import counted
     from maclaurin.evals import score_text
     from maclaurin.evals.text import documents_of
     from maclaurin.models.folder import open_model
 
     opened, tokenizer = open_model(model)
-    console = Console(stderr=True)
     texts = iter([sys.stdin.read()]) if text == "-" else documents_of(model, text, text_field)
-    watched = track(texts, "documents", console=console, transient=True, disable=not console.is_terminal)
-    score = score_text(opened, tokenizer, watched, context=context or opened.config.max_position_embeddings)
+    score = score_text(
+        opened, tokenizer, counted(texts, "scoring", "documents"), context=context or opened.config.max_position_embeddings
+    )
     if as_json:
         print_json(dataclasses.asdict(score))
         return

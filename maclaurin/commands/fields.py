@@ -12,18 +12,34 @@ from typing import Annotated, Any
 
 import typer
 
+Read = Callable[[str], Any]  # the value that a text stands for
+
 
 def takes(
-    name: str, source: Callable[..., Any], *, defaults: Mapping[str, Any] | None = None, without: Collection[str] = ()
+    name: str,
+    source: Callable[..., Any],
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    without: Collection[str] = (),
+    aliases: Mapping[str, str] | None = None,
+    unlisted: Mapping[str, Read | None] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a command: its argument `name` becomes a dict of the given fields of `source`.
 
     source: a dataclass, whose fields have their help in metadata["help"], or a function. defaults: shown instead of its
     own. A field that is not given is not in the dict, so that files and earlier runs can decide it.
+    aliases: other names of fields. unlisted: more flags, with what reads their values, None for those that are true or
+    false. Both are in the dict under the names that were typed; help does not list them.
     """
-    flags = [
-        _parameter(parameter, help, defaults or {}) for parameter, help in _fields(source) if parameter.name not in without
+    listed = [(parameter, help) for parameter, help in _fields(source) if parameter.name not in without]
+    others = {field: alias for alias, field in (aliases or {}).items()}
+    flags = [_parameter(parameter, _also(help, others.get(parameter.name)), defaults or {}) for parameter, help in listed]
+    flags += [
+        _parameter(parameter.replace(name=others[parameter.name], default=None), "", {}, hidden=True)
+        for parameter, _ in listed
+        if parameter.name in others
     ]
+    flags += [_unlisted(flag, read) for flag, read in (unlisted or {}).items()]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True)
@@ -55,7 +71,19 @@ def _fields(source: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, str
         yield parameter.replace(annotation=hints[name]), about.get(name, "")
 
 
-def _parameter(field: inspect.Parameter, help: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
+def _also(help: str, alias: str | None) -> str:
+    return f"{help.rstrip('.')}; also --{alias}." if alias else help
+
+
+def _unlisted(name: str, read: Read | None) -> inspect.Parameter:
+    spelled, hint = (f"--{name}/--no_{name}", bool | None) if read is None else (f"--{name}", str | None)
+    option = typer.Option(spelled, hidden=True, show_default=False, parser=read)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint, option])
+
+
+def _parameter(
+    field: inspect.Parameter, help: str, defaults: Mapping[str, Any], *, hidden: bool = False
+) -> inspect.Parameter:
     """A flag that is None if it is not given, spelled as in Python and YAML."""
     name, kind = field.name, inspect.Parameter.KEYWORD_ONLY
     if field.kind is inspect.Parameter.VAR_POSITIONAL:
@@ -66,7 +94,7 @@ def _parameter(field: inspect.Parameter, help: str, defaults: Mapping[str, Any])
     if default not in (None, "") and default is not False and "(default:" not in help:
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
         help = f"{help} (default: {shown})".strip()
-    settings: dict[str, Any] = {"help": help, "show_default": False}
+    settings: dict[str, Any] = {"help": help, "show_default": False, "hidden": hidden}
     if typing.get_origin(hint) is tuple:
         settings |= {"parser": _several(typing.get_args(hint)[0]), "metavar": "A,B,…"}
         hint = str

@@ -13,12 +13,15 @@ from maclaurin.commands.output import Json, print_json
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="Folder of a trained model.")],
+    model: Annotated[str, typer.Argument(help="Folder of a trained model, or its owner/name on the hub.")],
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     file: Annotated[Path | None, typer.Option(help="File with the text to continue; by default standard input.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 200,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 for the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Sample from this many of the likeliest tokens; 0 for all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens with this total probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Sample from tokens at least this much as likely as the likeliest.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1, tokens that were there become less likely.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -39,7 +42,10 @@ def generate(
         text,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
+        top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
         seed=seed,
         write=None if as_json else _write,
     )

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
+from maclaurin.commands.declared import declared
 from maclaurin.commands.fields import takes
 from maclaurin.commands.lazy import PLAIN, LazyGroup
 from maclaurin.commands.output import print_json, screen
-from maclaurin.lab import EXPERIMENTS, Result
+from maclaurin.lab import EXPERIMENTS, HELPERS, Result
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,9 @@ class Settings:
     quick: bool = field(default=False, metadata={"help": "Fewer draws and smaller sizes: all in minutes."})
     seed: int = field(default=0, metadata={"help": "Seed of all random numbers."})
     jobs: int | None = field(default=None, metadata={"help": "Of `all`: parallel processes; as many as cores if not given."})
-    output: Path = field(default=Path("results/lab"), metadata={"help": "Folder of the figures and the page."})
+    output: Path = field(
+        default=Path("results/lab"), metadata={"help": "Folder of the figures and the pages, one for each experiment."}
+    )
     png: Path | None = field(default=None, metadata={"help": "Also write every figure as a PNG file into this folder."})
     json: bool = field(default=False, metadata={"help": "Print JSON instead of a table."})
 
@@ -56,20 +57,26 @@ def group(context: typer.Context, given: dict[str, Any]) -> None:
 
 def _experiment(name: str) -> Callable[..., None]:
     """The command of one experiment, or of the card, with the arguments of the function."""
-    from maclaurin import lab as experiments
-    from maclaurin.lab.run import function_of, keep, run_one
-
     card = name == "card"
-    function = experiments.card if card else function_of(name)
+    own = name.replace("-", "_")
+    function = declared(HELPERS[name] if card else f"maclaurin.lab.experiments.{own}", own)
 
     @takes("given", Settings)
     @takes("options", function, without=("quick", "seed"))
     def command(of_shell: typer.Context, given: dict[str, Any], options: dict[str, Any]) -> None:  # none has such a flag
+        from maclaurin import lab as experiments
+        from maclaurin.lab.run import keep, run_one
+        from maclaurin.processes.command import command_line
+        from maclaurin.processes.stopping import STOPS, end_stopped
+
         settings = Settings(**of_shell.obj | given)
         options |= {"quick": settings.quick, "seed": settings.seed}
-        result = function(*options.pop("names", ()), **options) if card else run_one(name, options)
+        try:
+            result = experiments.card(*options.pop("names", ()), **options) if card else run_one(name, options)
+        except STOPS as stop:
+            end_stopped(stop, f"start again with: {command_line()}")
         keep(result, settings.output)
-        _publish([result], settings)
+        _publish([result], settings, f"{name}.html")
 
     command.__doc__ = function.__doc__
     return command
@@ -80,29 +87,39 @@ def _everything(context: typer.Context, given: dict[str, Any]) -> None:
     """All experiments, and a table of all claims. Each is saved when it is finished, even if others fail."""
     from maclaurin.common.cores import cores
     from maclaurin.lab.run import keep, run_all
+    from maclaurin.processes.command import command_line
+    from maclaurin.processes.stopping import STOPS, end_stopped
 
     settings = Settings(**context.obj | given)
-    results = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("experiments", total=len(EXPERIMENTS))
-        options = {"quick": settings.quick, "seed": settings.seed}
-        for result in run_all(list(EXPERIMENTS), options, settings.jobs or cores()):
+    results: list[Result] = []
+    options = {"quick": settings.quick, "seed": settings.seed}
+    order, jobs = list(EXPERIMENTS), settings.jobs or cores()
+    print(f"{len(order)} experiments, {min(jobs, len(order))} at a time", file=sys.stderr)
+    try:
+        for result in run_all(order, options, jobs):
             keep(result, settings.output)
             results.append(result)
-            progress.update(task, advance=1, description=f"{result.name}: {result.seconds:.0f} s")
-    order = list(EXPERIMENTS)
-    _publish(sorted(results, key=lambda result: order.index(result.name)), settings)
+            print(f"[{len(results)}/{len(order)}] {result.name}: {result.seconds:.0f} s", file=sys.stderr)
+    except STOPS as stop:
+        kept = f"{len(results)} of {len(order)} experiments are in {settings.output}"
+        end_stopped(stop, f"{kept}; start again with: {command_line()}")
+    _publish(sorted(results, key=lambda result: order.index(result.name)), settings, "lab.html")
 
 
-def _publish(results: Sequence[Result], settings: Settings) -> None:
-    """On the screen: one result in full, or the claims of several; and the page."""
+def _publish(results: Sequence[Result], settings: Settings, page: str) -> None:
+    """On the screen: one result in full, or the claims of several; and the page of this name, or why there is none."""
+    from maclaurin.page import missing
+
     if settings.json:
         print_json([json.loads(result.to_json()) for result in results])
     elif len(results) == 1:
         screen().print(results[0].renderable())
     else:
         _show_claims(results)
-    for path in _write_page(results, settings.output, settings.png):
+    if sentence := missing():
+        print(f"no page: {sentence}", file=sys.stderr)
+        return
+    for path in _write_page(results, settings.output / page, settings.png):
         print(path, file=sys.stderr if settings.json else sys.stdout)
 
 
@@ -117,15 +134,11 @@ def _show_claims(results: Sequence[Result]) -> None:
     console.print(f"{held} of {len(applying)} claims held, in {sum(result.seconds for result in results):.0f} s of one core")
 
 
-def _write_page(results: Sequence[Result], folder: Path, png: Path | None) -> list[Path]:
+def _write_page(results: Sequence[Result], path: Path, png: Path | None) -> list[Path]:
     """The page, and the figures as PNG files if a folder for them is given."""
-    from maclaurin.page import missing
-
-    if sentence := missing():
-        raise ValueError(sentence)
     from maclaurin.lab.page import page
     from maclaurin.page.png import export
 
     made = page(results)
-    made.write(folder / "lab.html")
-    return [*(export(made.charts(), png) if png is not None else ()), folder / "lab.html"]
+    made.write(path)
+    return [*(export(made.charts(), png) if png is not None else ()), path]

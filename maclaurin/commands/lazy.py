@@ -42,7 +42,8 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         flags = {_dashed(name) for option in self.params if option.secondary_opts for name in option.opts}
-        return super().parse_args(ctx, list(_as_flags(args, flags)))
+        words = any(option.param_type_name == "argument" for option in self.params)
+        return super().parse_args(ctx, list(_as_flags(args, flags, words)))
 
 
 def command_of(made: Callable[..., Any] | typer.Typer, name: str) -> Any:
@@ -54,15 +55,18 @@ def command_of(made: Callable[..., Any] | typer.Typer, name: str) -> Any:
     return get_command(app)
 
 
-def _as_flags(args: Sequence[str], flags: Collection[str]) -> Iterator[str]:
-    """`--flag true`, `--flag=true` -> `--flag`; `--flag false` -> `--no-flag`, for those that can be either."""
+def _as_flags(args: Sequence[str], flags: Collection[str], words: bool) -> Iterator[str]:
+    """`--flag true`, `--flag=true` -> `--flag`; `--flag false` -> `--no-flag`, for those that can be either.
+
+    words: whether the command takes words of its own. If not, one behind a flag is meant as its value.
+    """
     rest = list(args)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         if not name.startswith("--") or _dashed(name) not in flags:
             yield name + equals + value
             continue
-        if not equals and rest and rest[0].lower() in YES | NO:
+        if not equals and rest and (rest[0].lower() in YES | NO or not (words or rest[0].startswith("-"))):
             equals, value = "=", rest.pop(0)
         if equals and value.lower() not in YES | NO:
             raise ValueError(f"{name} must be true or false, got {value!r}")

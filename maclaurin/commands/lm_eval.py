@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
 import typer
 
 
 def lm_eval(context: typer.Context) -> None:
-    """Run the lm-evaluation-harness on models of this package: all flags are those of lm_eval."""
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError("lm_eval is not installed: pip install 'lm-eval[hf]'")
+    """Run the lm-evaluation-harness on models of this package: all flags are those of lm_eval.
+
+    maclaurin lm_eval --model hf --model_args pretrained=FOLDER --tasks TASK; `maclaurin lm_eval run --help` lists the flags.
+    """
+    if context.args in (["--help"], ["-h"]):  # the harness would take seconds to say it
+        print(context.get_help())
+        return
     import lm_eval.__main__ as harness
 
     import maclaurin.models  # noqa: F401 - makes the Auto classes know them

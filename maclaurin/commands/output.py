@@ -5,18 +5,27 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and all else on standard error.")]
 
 
 def screen() -> Console:
     """As wide as the terminal, or as the text if the output goes to a file."""
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+
+
+@contextmanager
+def talk(*, as_json: bool) -> Iterator[None]:
+    """With JSON, standard output is for the result alone: whatever is printed within goes to standard error."""
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        yield
 
 
 def print_json(content: Any) -> None:

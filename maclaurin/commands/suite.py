@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import track
 
 from maclaurin.commands.output import Json, comma_list, print_json, screen, typed
 
@@ -19,7 +17,13 @@ if TYPE_CHECKING:
 def suite(
     name: Annotated[str, typer.Argument(help="recall, track, needle, lra, vision or swax.")],
     preset: Annotated[str, typer.Option(help="quick, standard or paper.")] = "quick",
-    mixers: Annotated[str | None, typer.Option(help="Models of the suite, or any mixers, separated by commas.")] = None,
+    mixers: Annotated[
+        str | None,
+        typer.Option(
+            help="Models of the suite, or any mixers, separated by commas, with options as in "
+            "gla,2mamba:conv_width=4,gate=true."
+        ),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds per model and learning rate; the preset's if not given.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps at most; the preset's if not given.")] = None,
     learning_rates: Annotated[str | None, typer.Option(help="The grid, separated by commas.")] = None,
@@ -38,7 +42,7 @@ def suite(
     from maclaurin.evals.results import SuiteResult
 
     rates = [_number("learning_rates", rate) for rate in comma_list(learning_rates)]
-    experiments = plan(name, preset, mixers=comma_list(mixers), seeds=seeds, steps=steps, learning_rates=rates, data=data)
+    experiments = plan(name, preset, mixers=mixers or (), seeds=seeds, steps=steps, learning_rates=rates, data=data)
     folder = output or Path("results") / f"{name}-{preset}"
     errors: dict[str, str] = {}
     if model is None:
@@ -60,7 +64,8 @@ def _trained(experiments: list[Any], folder: Path, jobs: int | None) -> tuple[li
     from maclaurin.evals.runner import load, run
     from maclaurin.evals.summary import summary
     from maclaurin.evals.tables import Watcher
-    from maclaurin.processes.stopping import STOPS, exit_code
+    from maclaurin.processes.command import command_line
+    from maclaurin.processes.stopping import STOPS, end_stopped
 
     try:
         cells = {cell.key: cell for experiment in experiments for cell in experiment.cells(experiment.seeds)}
@@ -71,20 +76,19 @@ def _trained(experiments: list[Any], folder: Path, jobs: int | None) -> tuple[li
         with Watcher(len(cells), done) as watch:
             errors = run(list(cells.values()), folder, jobs=cores() if jobs is None else jobs, watch=watch)
     except STOPS as stop:
-        print(f"maclaurin: stopped; the same command resumes with the cells in {folder}", file=sys.stderr)
-        raise SystemExit(exit_code(stop)) from None
+        end_stopped(stop, f"finished cells are in {folder}; go on with: {command_line()}")
     return [summary(experiment, folder, errors) for experiment in experiments], errors
 
 
 def _tested(model: str, experiments: list[Any]) -> list[ResultTable]:
+    from maclaurin.common.progress import counted
     from maclaurin.evals.saved import needle_table
     from maclaurin.models.folder import open_model
 
     opened, tokenizer = open_model(model)
-    console = Console(stderr=True)
     tables = []
     for experiment in experiments:
-        tests = track(experiment.test, "needles", console=console, transient=True, disable=not console.is_terminal)
+        tests = counted(experiment.test, f"needles, of {len(experiment.test)} tests", "done")
         tables.append(needle_table(opened, tokenizer, Path(model).name, experiment, tests))
     return tables
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+
+# what is fetched of a model: first what describes it, and if it is supported, its safetensors; never a pickle
+DESCRIPTION = ("*.json", "*.txt", "*.model", "*.jinja", "*/config.json")
+WEIGHTS = "*.safetensors"
 
 
 @contextmanager
@@ -23,3 +28,13 @@ def from_hub(what: str) -> Iterator[None]:
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(f"{what} cannot be had from the hub: {reason}") from error
+
+
+def fetched(what: str, spec: str, wanted: Sequence[str]) -> Path:
+    """The local folder of a model's files from the hub, or from the cache if the hub cannot be reached."""
+    if spec.count("/") > 1 or spec.startswith((".", "/", "~")):
+        raise ValueError(f"{what} {spec!r} is no folder here and no owner/name of the hub")
+    from huggingface_hub import snapshot_download
+
+    with from_hub(f"{what} {spec!r} is no folder here, and"):
+        return Path(snapshot_download(spec, allow_patterns=list(wanted)))

@@ -1,8 +1,10 @@
-"""The largest resident memory of this process, from a given moment on where the system can reset an earlier peak."""
+"""The largest resident memory of this process, from a given moment on where the system can reset an earlier peak.
+
+Windows, which has no module `resource`, is not asked: commands that measure memory refuse to run there.
+"""
 
 from __future__ import annotations
 
-import resource
 import sys
 from pathlib import Path
 
@@ -20,4 +22,8 @@ def resident_bytes() -> int:
 def peak_bytes() -> int:
     if CLEAR.exists():
         return int(STATUS.read_text().split("VmHWM:")[1].split()[0]) * 1024
+    try:
+        import resource
+    except ImportError:
+        raise OSError("the peak of a process's memory is measured on Linux and macOS only") from None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

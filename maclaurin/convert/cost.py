@@ -19,6 +19,7 @@ from transformers import AutoConfig, PreTrainedModel
 from maclaurin.common.peak_memory import peak_bytes, resident_bytes
 from maclaurin.common.timing import interleaved
 from maclaurin.convert.result import Cost
+from maclaurin.machine.inventory import load
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.linearised.classes import linear_class
 from maclaurin.processes.children import end_with_parent, lifeline
@@ -35,8 +36,20 @@ def cost_by_length(source: Path, converted: Path, lengths: tuple[int, ...]) -> t
         ids = _ids(length, models["source"])
         times = interleaved({name: partial(_forward, model, ids) for name, model in models.items()}, seconds=SECONDS)
         sizes = {name: _in_a_process_of_its_own(folder, length) for name, folder in folders.items()}
-        before, after = times["source"].median, times["converted"].median
-        rows.append(Cost(length, before / after, before, sizes["source"], after, sizes["converted"]))
+        before, after = times["source"], times["converted"]
+        rows.append(
+            Cost(
+                length,
+                before.median / after.median,
+                before.median,
+                sizes["source"],
+                after.median,
+                sizes["converted"],
+                (before.low, before.high),
+                (after.low, after.high),
+                load(),
+            )
+        )
     return tuple(rows)
 
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from maclaurin.convert.plan import Plan
 from maclaurin.convert.sources import Source
-from maclaurin.data import PackedRows, open_corpus, tokenise
-from maclaurin.data.corpus import Corpus, StandardLibrary, held_out
+from maclaurin.data import PackedRows, TokenFile, open_corpus, tokenise
+from maclaurin.data.corpus import Corpus, StandardLibrary, held_out, sample
+from maclaurin.training.conversion import Plan
 
 FEWEST_WORDS = 4
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`'\"(])|\n\s*\n")
@@ -56,12 +56,22 @@ def load_data(source: Source, plan: Plan) -> Data:
         tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
         return Data(batches, validation_batches, tokens // len(batches))
     own = source.kind == "maclaurin"
+    steps = {"train": plan.transfer_steps + plan.recover_steps, "held-out": -(-plan.eval_rows // plan.batch_size)}
     packed_train, packed_validation = (
-        PackedBatches(PackedRows(tokenise(corpus, split, tokenizer), plan.max_length), plan.batch_size, own)
-        for split in ("train", "held-out")
+        PackedBatches(
+            PackedRows(_tokens(corpus, split, tokenizer, rows * plan.max_length), plan.max_length), plan.batch_size, own
+        )
+        for split, rows in ((split, max(1, number) * plan.batch_size) for split, number in steps.items())
     )
     count = max(1, min(plan.eval_rows // plan.batch_size, len(packed_validation)))
     return Data(packed_train, [packed_validation[index] for index in range(count)], plan.batch_size * plan.max_length)
+
+
+def _tokens(corpus: Corpus, split: str, tokenizer: Any, most: int) -> TokenFile:
+    """All of a split, or as many tokens as are needed of a corpus that streams."""
+    return (
+        tokenise(corpus, split, tokenizer, tokens=most).first(most) if corpus.streams else tokenise(corpus, split, tokenizer)
+    )
 
 
 def _sample(items: Sequence[str], count: int) -> list[str]:
@@ -127,7 +137,7 @@ def sentences(corpus: Corpus, split: str) -> list[str]:
     """The distinct sentences of a split, in the order of the corpus."""
     is_code = isinstance(corpus, StandardLibrary)
     found: dict[str, None] = {}
-    for document in corpus.documents(split):
+    for document in sample(corpus, split):
         for text in _prose(document) if is_code else (document,):
             found.update(dict.fromkeys(_sentences(text)))
     if not found:

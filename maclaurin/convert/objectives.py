@@ -28,10 +28,10 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from maclaurin.convert.data import Batch
-from maclaurin.convert.plan import Plan
 from maclaurin.convert.sources import Source
 from maclaurin.convert.stage import Objective
 from maclaurin.convert.teacher_student import TracedTeacher, mixing_layers, new_parameters
+from maclaurin.training.conversion import Plan
 
 # the query and key projections, by the names of the model families
 PROJECTIONS = re.compile(r"\.(query|key|q_lin|k_lin|q_proj|k_proj|qkv_proj)\.(weight|bias)$")

@@ -32,15 +32,36 @@ def conversions(folders: Sequence[Path], broken: Callable[[str], None]) -> list[
 
 
 def headline(results: Sequence[Figures]) -> str:
-    """The best conversion, in a sentence."""
+    """The best conversion, in a sentence: the source, the conversion before and after training, and on what it trained."""
     last = [(result, list(result.stages.values())[-1]) for result in results]
-    vectors = [(stage.cosine, result) for result, stage in last if isinstance(stage, VectorAgreement)]
+    vectors = [(stage, result) for result, stage in last if isinstance(stage, VectorAgreement)]
     if vectors:
-        cosine, best = max(vectors, key=lambda pair: pair[0])
-        return f"{best.plan.title}: vectors at a cosine of {cosine:.4f} to those of the source"
-    tokens = [(stage.gap_closed(result.untrained), result) for result, stage in last if isinstance(stage, TokenAgreement)]
-    closed, best = max(tokens, key=lambda pair: pair[0])
-    return f"{best.plan.title}: {closed:.0%} of the loss gap of the conversion is closed"
+        stage, best = max(vectors, key=lambda pair: pair[0].cosine)
+        before = best.untrained
+        from_ = f", from {before.cosine:.4f} before" if isinstance(before, VectorAgreement) and before is not stage else ""
+        return f"{_both(best)}: vectors at a cosine of {stage.cosine:.4f} to those of the source{from_} {_training(best)}"
+    tokens = [(stage, result) for result, stage in last if isinstance(stage, TokenAgreement)]
+    found, best = min(tokens, key=lambda pair: pair[0].loss - pair[0].teacher_loss)
+    untrained = best.untrained
+    assert isinstance(untrained, TokenAgreement)
+    source = f"{_both(best)}: loss {found.loss:.4f}, the source {found.teacher_loss:.4f}"
+    if found is untrained:
+        return f"{source}; not trained yet"
+    return (
+        f"{source}, untrained {untrained.loss:.4f} ({found.gap_closed(untrained):.0%} of the gap closed) {_training(best)}"
+    )
+
+
+def _both(result: Figures) -> str:
+    return f"{Path(result.plan.source).name} as {result.plan.title}"
+
+
+def _training(result: Figures) -> str:
+    """What the stages that are done have seen."""
+    steps = {"transfer": result.plan.transfer_steps, "recover": result.plan.recover_steps}
+    done = sum(count for stage, count in steps.items() if stage in result.stages)
+    corpus = Path(result.plan.corpus).name or result.plan.corpus
+    return f"after {done:,} steps on {corpus}" if done else "without training"
 
 
 def section(results: Sequence[Figures]) -> Section:
@@ -48,7 +69,7 @@ def section(results: Sequence[Figures]) -> Section:
         "Trained softmax models converted to linear attention. Cosine and Spearman correlation compare the vectors of "
         "validation sentences, and the similarities of all pairs of them, with those of the source; losses are those of "
         "validation text. The error of a layer is that of its attention’s output for the source’s input, over the variance "
-        "of the source’s output; KL compares the attention weights."
+        "of the source’s output; KL compares the attention weights. Each is one conversion with one seed."
     )
     parts: list[Chart | DataTable] = [_table(results), _layers(results)]
     if measured := [result for result in results if result.cost]:
@@ -115,17 +136,25 @@ def _cost(results: Sequence[Figures]) -> list[Chart | DataTable]:
     for number, result in enumerate(results):
         cost = result.cost or ()
         lengths = [row.length for row in cost]
-        times = {"source": [row.source_ms for row in cost], result.plan.title: [row.converted_ms for row in cost]}
-        lines = [
-            Line(name, Style(color, symbol), lengths, [ms / 1000 for ms in values])
-            for (name, values), color, symbol in zip(times.items(), PALETTE, SYMBOLS, strict=False)
-        ]
-        caption = f"Forward of one sequence, {result.plan.title} from {Path(result.plan.source).name}."
+        times = {
+            "source": ([row.source_ms for row in cost], [row.source_quartiles for row in cost]),
+            result.plan.title: ([row.converted_ms for row in cost], [row.converted_quartiles for row in cost]),
+        }
+        lines = []
+        for (name, (medians, quartiles)), color, symbol in zip(times.items(), PALETTE, SYMBOLS, strict=False):
+            known = [ends for ends in quartiles if ends is not None]
+            low, high = zip(*known, strict=True) if len(known) == len(medians) else ((), ())
+            values, lows, highs = ([ms / 1000 for ms in several] for several in (medians, low, high))
+            lines.append(Line(name, Style(color, symbol), lengths, values, lows, highs))
+        loads = [row.load for row in cost if row.load is not None]
+        beside = f", at a load of {min(loads):.1f} to {max(loads):.1f}" if loads else ""
+        caption = f"Forward of one sequence, {result.plan.title} from {Path(result.plan.source).name}: medians{beside}."
         parts.append(Chart(f"conversion-time-{number}", figures.against_length(lines, "time of a forward", "s"), caption))
         rows = [
             [
                 _number(row.length, "{:,d}"),
-                *(_number(ms, "{:.0f} ms") for ms in (row.source_ms, row.converted_ms)),
+                _time(row.source_ms, row.source_quartiles),
+                _time(row.converted_ms, row.converted_quartiles),
                 _number(row.ratio, "{:.2f}"),
                 *(Cell(size_text(nbytes), nbytes) for nbytes in (row.source_bytes, row.converted_bytes)),
             ]
@@ -145,6 +174,12 @@ def _commands(results: Sequence[Figures]) -> DataTable:
 
 def _named(result: Figures) -> list[Cell]:
     return [Cell(Path(result.plan.source).name), Cell(result.plan.title)]
+
+
+def _time(median: float, quartiles: tuple[float, float] | None) -> Cell:
+    """Milliseconds, with the quartiles below them."""
+    note = "" if quartiles is None else f"{quartiles[0]:.0f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{quartiles[1]:.0f}"
+    return Cell(f"{median:.0f} ms", median, note)
 
 
 def _number(value: float | None, form: str) -> Cell:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from maclaurin.common.records import ABSENT, Record
 from maclaurin.common.sizes import size_text
-from maclaurin.convert.plan import Plan
+from maclaurin.training.conversion import Plan
 
 FIGURES = "evaluation.json"
 UNTRAINED = "untrained"
@@ -83,7 +83,10 @@ class TokenAgreement(Agreement):
 
 @dataclass(frozen=True)
 class Cost(Record):
-    """Forward of one sequence: milliseconds, speedup, and peak bytes beyond the model."""
+    """Forward of one sequence: milliseconds, speedup, and peak bytes beyond the model.
+
+    quartiles: of the times, around the medians. load: of the machine meanwhile. Both are absent from older files.
+    """
 
     length: int
     ratio: float
@@ -91,6 +94,9 @@ class Cost(Record):
     source_bytes: int
     converted_ms: float
     converted_bytes: int
+    source_quartiles: tuple[float, float] | None = field(default=None, metadata=ABSENT)
+    converted_quartiles: tuple[float, float] | None = field(default=None, metadata=ABSENT)
+    load: float | None = field(default=None, metadata=ABSENT)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from maclaurin.convert.objectives import (
     transfer_rates,
     with_low_rank,
 )
-from maclaurin.convert.plan import Plan
 from maclaurin.convert.result import FIGURES, UNTRAINED, Figures
 from maclaurin.convert.sources import Source, recognise
 from maclaurin.convert.stage import Objective, Stage
@@ -33,6 +32,7 @@ from maclaurin.models.checked import stays_inside
 from maclaurin.models.weights import check_generation_config, load_whole
 from maclaurin.processes.lock import locked
 from maclaurin.training.checkpoints import deliver, writing
+from maclaurin.training.conversion import Plan
 
 # files of the source's folder that are not copied: its weights, and what describes them
 LEFT_OUT = {

@@ -6,7 +6,6 @@ Weights are read from safetensors only, code that comes with a model is never ru
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -19,7 +18,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from maclaurin.common.files import naming, read_json
-from maclaurin.common.hub import from_hub
+from maclaurin.common.hub import DESCRIPTION, WEIGHTS, fetched, from_hub
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, fields
 from maclaurin.models.checked import check_size, checked_description, held_by
 from maclaurin.models.folder import best_device, tokenizer_in
@@ -27,9 +26,6 @@ from maclaurin.models.linearised.classes import FAMILIES, PREFIX
 from maclaurin.models.linearised.students import SOFTMAX
 from maclaurin.models.weights import check_generation_config, load_whole
 
-# what is fetched from the hub: first what describes a model, and if it is supported, its safetensors
-DESCRIPTION = ("*.json", "*.txt", "*.model", "*.jinja", "*/config.json")
-WEIGHTS = "*.safetensors"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 RELATIVE = ("bloom", "deberta", "deberta-v2", "falcon", "longt5", "mpt", "mpnet", "mt5", "t5", "xlnet")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
@@ -81,12 +77,12 @@ def recognise(spec: str) -> Source:
     path = Path(spec)
     remote = not path.is_dir()
     if remote:
-        path = _fetched(spec, DESCRIPTION)
+        path = fetched("source", spec, DESCRIPTION)
     described = _config_file(path, spec)
     kind = _kind(described, spec)
     _check_processor(path, spec, kind)
     if remote:
-        path = _fetched(spec, (*DESCRIPTION, WEIGHTS))
+        path = fetched("source", spec, (*DESCRIPTION, WEIGHTS))
     _check_weights(path, spec, remote)
     with naming(path / "config.json"):
         if kind == "maclaurin":
@@ -95,16 +91,6 @@ def recognise(spec: str) -> Source:
     architecture = _architecture(described, spec)
     check_size(path, described, lambda: architecture(copy.deepcopy(config)))
     return Source(path, config, architecture, kind)
-
-
-def _fetched(spec: str, wanted: Sequence[str]) -> Path:
-    """The local folder of its files from the hub, or from the cache if the hub cannot be reached."""
-    if spec.count("/") > 1 or spec.startswith((".", "/", "~")):
-        raise ValueError(f"source {spec!r} is no folder here and no owner/name of the hub")
-    from huggingface_hub import snapshot_download
-
-    with from_hub(f"source {spec!r} is no folder here, and"):
-        return Path(snapshot_download(spec, allow_patterns=list(wanted)))
 
 
 def _config_file(path: Path, spec: str) -> dict[str, Any]:

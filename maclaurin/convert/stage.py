@@ -6,7 +6,6 @@ A stage is done when its folder contains a model; until then it contains checkpo
 from __future__ import annotations
 
 import math
-import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from maclaurin.common.records import Record
 from maclaurin.convert.data import Batch
 from maclaurin.processes.stopping import Terminated
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
-from maclaurin.training.checkpoints import checkpoints, deliver, last_whole, made_by, writing
+from maclaurin.training.checkpoints import deliver, last_whole, remove_own, writing
 from maclaurin.training.trainer import LanguageTrainer, arguments
 
 Objective = Callable[[nn.Module, Batch], Tensor]
@@ -99,9 +98,7 @@ class Stage:
         with writing(self.folder):
             model.save_pretrained(trainer.staging)
             deliver(trainer.staging, self.folder)
-        for old in checkpoints(self.folder):
-            if made_by(old, trainer.run):
-                shutil.rmtree(old)
+        remove_own(self.folder)
 
     def times(self) -> Times:
         """Of all its runs together."""

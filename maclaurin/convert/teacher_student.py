@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from maclaurin.convert.maclaurin_student import convert_own
-from maclaurin.convert.plan import Plan
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.linearised.attention import HANDED_OVER
 from maclaurin.models.linearised.classes import attention_modules, linearise
 from maclaurin.models.linearised.students import SOFTMAX
+from maclaurin.training.conversion import Plan
 
 
 def student_of(teacher: PreTrainedModel, plan: Plan) -> PreTrainedModel:

@@ -1,4 +1,5 @@
-"""Where text comes from: documents, split by their content alone into "train" and "held-out", which is for validation.
+"""Where text comes from: documents, split by their content alone into "train" and "held-out", which is for validation;
+"all" has both, where the validation text is another one.
 
 `stdlib`, the default, needs no download: the source of the running Python's own standard library. Files and folders are
 streamed by `datasets`, never loaded whole; so is any dataset of the hub.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,14 @@ from typing import Any
 from maclaurin.common.arguments import one_of
 from maclaurin.common.hub import from_hub
 
-SPLITS = ("train", "held-out")
+SPLITS = ("train", "held-out", "all")
 HELD_OUT = 0.05  # share of the files or documents
 READERS = {".jsonl": "json", ".parquet": "parquet"}  # by which `datasets` reads them
 SUFFIXES = (".txt", *READERS)
 LONGEST_TEXT = 2**20  # characters: a longer .txt file is cut at line ends into documents of about this length
+LONGEST_WAIT = 2**30  # bytes: files that are larger together are tokenised beside training, not before it
+
+SAMPLE = 2**24  # characters of a corpus that streams, where something is made of all of a text
 
 # name -> (dataset, configuration, field of the text)
 HUB_PRESETS = {
@@ -36,10 +41,11 @@ class Corpus(ABC):
     """Documents by split, and a fingerprint of everything that determines them: content, and how it is read and split."""
 
     name: str
+    streams: bool = False  # too large, perhaps without an end, to be read before training
 
     @abstractmethod
     def documents(self, split: str) -> Iterator[str]:
-        """The documents of "train" or "held-out", in an order that never changes."""
+        """The documents of "train", "held-out" or "all", in an order that never changes."""
 
     @abstractmethod
     def fingerprint(self) -> str: ...
@@ -68,6 +74,30 @@ def held_out(key: str) -> bool:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) < HELD_OUT * 2**64
 
 
+def belongs(key: str, split: str) -> bool:
+    return split == "all" or held_out(key) == (split == "held-out")
+
+
+def beginning(documents: Iterable[str], characters: float) -> Iterator[str]:
+    """The first documents, up to the one with which they have so many characters."""
+    for text in documents:
+        yield text
+        characters -= len(text)
+        if characters <= 0:
+            return
+
+
+def sample(corpus: Corpus, split: str) -> Iterator[str]:
+    """The documents of a split; of a corpus that streams, those of about its first 2^24 characters."""
+    documents = corpus.documents(split)
+    return beginning(documents, SAMPLE * (HELD_OUT if split == "held-out" else 1)) if corpus.streams else documents
+
+
+def validation_split(corpus: Corpus) -> str:
+    """The split of a corpus that is for validation alone: all of a file or folder, the held-out part of others."""
+    return "all" if isinstance(corpus, LocalFiles) else "held-out"
+
+
 class StandardLibrary(Corpus):
     """The .py files of the standard library, without its tests. Split by file."""
 
@@ -84,7 +114,7 @@ class StandardLibrary(Corpus):
     def documents(self, split: str) -> Iterator[str]:
         one_of("split", split, SPLITS)
         for path in self.paths:
-            if held_out(path.as_posix()) == (split == "held-out"):
+            if belongs(path.as_posix(), split):
                 yield (self.root / path).read_text(encoding="utf-8", errors="replace")
 
     def fingerprint(self) -> str:
@@ -109,27 +139,39 @@ class LocalFiles(Corpus):
         self.files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
         if not self.files:
             raise ValueError(f"corpus {str(path)!r} holds no {', '.join(SUFFIXES)} file")
+        self.streams = sum(file.stat().st_size for file in self.files) > LONGEST_WAIT
+        self._told = False
 
     def documents(self, split: str) -> Iterator[str]:
         one_of("split", split, SPLITS)
-        few = self._few()
-        for text in self.everything():
+        few = split != "all" and self._few()
+        for text in self._everything():
             if few:
                 cut = int(len(text) * (1 - HELD_OUT))
                 yield text[cut:] if split == "held-out" else text[:cut]
-            elif held_out(text) == (split == "held-out"):
+            elif belongs(text, split):
                 yield text
 
-    def everything(self) -> Iterator[str]:
-        """All documents, whatever the split."""
+    def _everything(self) -> Iterator[str]:
         for file in self.files:
-            texts = self._rows(file) if file.suffix in READERS else _text_documents(file)
+            texts = self._rows(file) if file.suffix in READERS else self._cut(file)
             yield from (text for text in texts if text.strip())
+
+    def _cut(self, file: Path) -> Iterator[str]:
+        for place, text in enumerate(_text_documents(file)):
+            if place == 1 and text and not self._told:
+                self._told = True
+                print(
+                    f"maclaurin: {file} has more than {LONGEST_TEXT:,} characters: it, and any other that long, is read as "
+                    "several documents of about this length, cut at line ends",
+                    file=sys.stderr,
+                )
+            yield text
 
     def _few(self) -> bool:
         """Whether all documents fall into one part: then the end of each document is the validation part."""
         parts: set[bool] = set()
-        for text in self.everything():
+        for text in self._everything():
             parts.add(held_out(text))
             if len(parts) == 2:
                 return False
@@ -154,7 +196,11 @@ class LocalFiles(Corpus):
 
 
 class HubDataset(Corpus):
-    """A dataset of the Hugging Face hub, streamed. Its own test split is the validation part where it has one."""
+    """A dataset of the Hugging Face hub, streamed. Its own test split is the validation part where it has one, which never
+    is in "all".
+    """
+
+    streams = True
 
     def __init__(self, dataset: str, configuration: str | None, text_field: str) -> None:
         self.dataset, self.configuration, self.text_field = dataset, configuration, text_field
@@ -166,7 +212,7 @@ class HubDataset(Corpus):
         own_test = self._has_test()
         for row in self._rows("test" if own_test and split == "held-out" else "train"):
             text = _text(row, self.text_field, self._title)
-            if own_test or held_out(text) == (split == "held-out"):
+            if own_test or belongs(text, split):
                 yield text
 
     def fingerprint(self) -> str:

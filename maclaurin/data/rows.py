@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from maclaurin.data.tokens import TokenFile
+from maclaurin.data.entry import TokenFile
 
 
 class PackedRows(Dataset[dict[str, Any]]):

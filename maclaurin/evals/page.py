@@ -6,8 +6,9 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
-from maclaurin.evals.results import Point, ResultRow, ResultTable, SuiteResult
+from maclaurin.evals.results import ResultRow, ResultTable, SuiteResult
 from maclaurin.evals.tables import against_text, column_title, footnotes, state_text, steps_text, time_title
 from maclaurin.machine.inventory import devices, versions
 from maclaurin.page import figures
@@ -18,8 +19,7 @@ AXES = {"pairs": "pairs to remember", "length": "length", "longest": "letters"}
 
 LEAD = (
     "Every cell trains a model of its own at an equal budget. The learning rate of a mixer is the best of the grid by "
-    "validation accuracy; tests have no part in it. Intervals are 95 %: with one seed Wilson's over examples, with several "
-    "seeds the wider of Wilson's and the bootstrap over seeds."
+    "validation accuracy; tests have no part in it."
 )
 LEAD_OF_A_MODEL = (
     "A trained model continues every prompt greedily, with its own tokenizer. Intervals are 95 %: Wilson's over prompts."
@@ -38,8 +38,21 @@ def page(results: SuiteResult) -> Page:
             + [settings(table) for table in tables],
         )
     )
-    lead = LEAD if any(table.setting for table in tables) else LEAD_OF_A_MODEL
-    return Page(f"Maclaurin: {results.suite}", headline(tables[0]), [lead], sections)
+    return Page(f"Maclaurin: {results.suite}", headline(tables[0]), [lead(tables)], sections)
+
+
+def lead(tables: Sequence[ResultTable]) -> str:
+    """How the figures were made, and what their intervals are over."""
+    if not any(table.setting for table in tables):
+        return LEAD_OF_A_MODEL
+    seeds = {row.seeds for table in tables for row in table.measured()}
+    if seeds <= {1}:
+        return (
+            f"{LEAD} Each has one seed: intervals are 95 %, Wilson's over examples, and do not say what another seed would "
+            "change."
+        )
+    one = "with one seed Wilson's over examples, with several " if 1 in seeds else ""
+    return f"{LEAD} Intervals are 95 %: {one}the wider of Wilson's over examples and the bootstrap over seeds."
 
 
 def headline(table: ResultTable) -> str:
@@ -50,9 +63,18 @@ def headline(table: ResultTable) -> str:
     means = {row.label: statistics.fmean(point.value for point in table.at(row, value)) for row in rows}
     where = "" if value is None else f" at {column_title(table, value)}"
     best, worst = max(means, key=lambda label: means[label]), min(means, key=lambda label: means[label])
+    guessing = [row.label for row in rows if table.at_chance(row, value)]
+    if len(guessing) == len(rows):
+        which = f"{best} is" if len(rows) == 1 else f"none of {len(rows)} is"
+        ends = f"{means[best]:.3f}" if best == worst else f"{means[worst]:.3f} to {means[best]:.3f}"
+        return f"{table.experiment}{where}: {which} above chance, {table.chance(value):.3f}: {ends}"
     if best == worst:
         return f"{table.experiment}: {best} {means[best]:.3f}{where}"
-    return f"{table.experiment}{where}: from {worst} {means[worst]:.3f} to {best} {means[best]:.3f}"
+    intervals = {row.label: table.interval(row, value) for row in rows}
+    if intervals[best][0] <= intervals[worst][1]:
+        return f"{table.experiment}{where}: all level within their intervals, {means[worst]:.3f} to {means[best]:.3f}"
+    chance = f"; at chance, {table.chance(value):.3f}: {', '.join(guessing)}" if guessing else ""
+    return f"{table.experiment}{where}: from {worst} {means[worst]:.3f} to {best} {means[best]:.3f}{chance}"
 
 
 def section(table: ResultTable, key: str) -> Section:
@@ -84,7 +106,7 @@ def _curve(key: str, table: ResultTable, rows: Sequence[ResultRow], style: dict[
     figure = figures.accuracy(lines, AXES.get(table.axis, table.axis), last_trained)
     mean = f", mean over {table.across}" if table.across else ""
     note = "; shaded: beyond training" if values[-1] > last_trained else ""
-    return Chart(f"{key}-{table.axis}", figure, f"Accuracy by {table.axis}{mean}{note}.")
+    return Chart(f"{key}-{table.axis}", figure, f"Accuracy by {table.axis}{mean}{note}.{figures.hidden(lines)}")
 
 
 def _trained(table: ResultTable) -> list[float]:
@@ -100,7 +122,8 @@ def _spread(key: str, rows: Sequence[ResultRow], style: dict[str, Style]) -> Cha
         for row, point in zip(rows, points, strict=True)
     ]
     figure = figures.spread(lines, [point.by_seed for point in points], "accuracy")
-    return Chart(f"{key}-test", figure, "Accuracy with its 95 % interval; pale: each seed.")
+    pale = "; pale: each seed" if any(len(point.by_seed) > 1 for point in points) else ""
+    return Chart(f"{key}-test", figure, f"Accuracy with its 95 % interval{pale}.")
 
 
 def _heat_map(key: str, table: ResultTable, row: ResultRow) -> Chart:
@@ -122,7 +145,8 @@ def _by_distance(key: str, rows: Sequence[ResultRow], style: dict[str, Style]) -
         buckets = row.points[-1].by_distance
         lines.append(Line(row.label, style[row.label], [b.start for b in buckets], [b.accuracy for b in buckets]))
     figure = figures.accuracy(lines, "tokens since the key occurred, from")
-    return Chart(f"{key}-distance", figure, "Accuracy of the last test by distance, in doublings.")
+    caption = f"Accuracy of the last test by distance, in doublings.{figures.hidden(lines)}"
+    return Chart(f"{key}-distance", figure, caption)
 
 
 def _table(key: str, table: ResultTable, style: dict[str, Style]) -> DataTable:
@@ -149,7 +173,7 @@ def _cells(table: ResultTable, row: ResultRow, compared: bool) -> list[Cell]:
     grid = ", ".join(f"{tried.learning_rate:g}:\N{NO-BREAK SPACE}{tried.accuracy:.3f}" for tried in row.validation)
     return [
         Cell(f"{row.learning_rate:g}", row.learning_rate, f"validation {grid}") if grid else Cell("–"),
-        *(_accuracy(table.at(row, value)) for value in table.columns()),
+        *(_accuracy(table, row, value) for value in table.columns()),
         *([_against(row)] if compared else []),
         Cell(steps_text(row) or "–", max(row.steps, default=0)),
         Cell(f"{row.parameters:,}", row.parameters),
@@ -158,10 +182,13 @@ def _cells(table: ResultTable, row: ResultRow, compared: bool) -> list[Cell]:
     ]
 
 
-def _accuracy(points: Sequence[Point]) -> Cell:
+def _accuracy(table: ResultTable, row: ResultRow, value: Any) -> Cell:
+    """With its interval, and with a word where guessing would do as well."""
+    points = table.at(row, value)
     mean = statistics.fmean(point.value for point in points)
     note = f"{points[0].low:.3f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{points[0].high:.3f}" if len(points) == 1 else ""
-    return Cell(f"{mean:.3f}", mean, note)
+    notes = [note] * bool(note) + ["chance"] * table.at_chance(row, value)
+    return Cell(f"{mean:.3f}", mean, ", ".join(notes))
 
 
 def _against(row: ResultRow) -> Cell:

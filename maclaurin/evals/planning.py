@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from maclaurin.common.arguments import at_least_one, one_of
+from maclaurin.common.choices import choices, near_miss, spelled
 from maclaurin.evals.cells import Problem, Row
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.suites import OTHER_ROWS, PRESETS, SUITES
@@ -20,7 +22,7 @@ def plan(
     suite: str,
     preset: str = "quick",
     *,
-    mixers: Sequence[str] = (),
+    mixers: str | Sequence[str] = (),
     seeds: int | None = None,
     steps: int | None = None,
     learning_rates: Sequence[float] = (),
@@ -28,7 +30,8 @@ def plan(
 ) -> list[Experiment]:
     """The experiments of a suite, with the given changes; ValueError for what cannot be trained.
 
-    mixers: names of the suite's models, or of any registered mixers, which then have their default options.
+    mixers: names of the suite's models, or of any registered mixers, with the options that are given beside their own, as
+    in `gla,2mamba:conv_width=4,gate=true`; or a list with one of them in each item.
     data: a folder with a subfolder per dataset (`aan`, `imdb`, `cifar10`); one that is missing comes from the hub.
     """
     one_of("suite", suite, tuple(SUITES))
@@ -40,12 +43,13 @@ def plan(
             raise ValueError(f"learning_rates must be above 0, got {rate}")
     if data is not None and not data.is_dir():
         raise ValueError(f"data must be a folder with one for each dataset, {str(data)!r} is none here")
+    named = choices("mixers", mixers if isinstance(mixers, str) else ",".join(mixers))
     found = []
     for experiment in SUITES[suite](preset):
         setting = experiment.setting if steps is None else replace(experiment.setting, steps=steps)
         changed = replace(
             experiment,
-            rows={name: _row(name, experiment) for name in mixers} or experiment.rows,
+            rows={spelled(*one): _row(*one, experiment) for one in named} or experiment.rows,
             setting=setting,
             seeds=experiment.seeds if seeds is None else seeds,
             learning_rates=tuple(dict.fromkeys(learning_rates)) or experiment.learning_rates,
@@ -65,13 +69,17 @@ def _stored(problem: Problem, data: Path | None) -> Problem:
     return replace(problem, options={**problem.options, "source": str(data / problem.name)})
 
 
-def _row(name: str, experiment: Experiment) -> Row:
-    if name in experiment.rows:
-        return experiment.rows[name]
-    if name in OTHER_ROWS:
-        return OTHER_ROWS[name]
-    one_of("mixers", name, tuple(dict.fromkeys([*experiment.rows, *OTHER_ROWS, *available_mixers()])))
-    return Row((name,))
+def _row(name: str, options: dict[str, Any], experiment: Experiment) -> Row:
+    known = {**{name: Row((name,)) for name in available_mixers()}, **OTHER_ROWS, **experiment.rows}
+    if name not in known:
+        raise ValueError(f"mixers has {name!r}{near_miss(name, known)}; it may have {', '.join(known)}")
+    row = known[name]
+    if not options:
+        return row
+    if len(set(row.mixers)) > 1:
+        raise ValueError(f"mixers must not have options of {name!r}, whose layers have several mixers, got {options!r:.80}")
+    mixer = row.mixers[0]
+    return replace(row, options={mixer: {**row.options.get(mixer, {}), **options}})
 
 
 def check(experiment: Experiment) -> None:

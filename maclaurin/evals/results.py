@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from maclaurin.common.intervals import wilson
 from maclaurin.common.records import ABSENT, Json, Record
 from maclaurin.evals.cells import Problem, Setting
 
@@ -153,6 +155,31 @@ class ResultTable(Record):
     def at(self, row: ResultRow, value: Any) -> list[Point]:
         """The points of a row at a value of the axis: one, or one per value across it."""
         return [point for point in row.points if point.options.get(self.axis) == value]
+
+    def interval(self, row: ResultRow, value: Any) -> tuple[float, float]:
+        """The 95 % interval there: that of the point, or Wilson's over the examples of all points."""
+        points = self.at(row, value)
+        if len(points) == 1:
+            return points[0].low, points[0].high
+        examples = sum(point.examples * len(point.by_seed) for point in points)
+        return wilson(statistics.fmean(point.value for point in points), examples)
+
+    def chance(self, value: Any) -> float | None:
+        """What guessing gives there; None of a task that is not known here."""
+        first = next((point for row in self.measured() for point in self.at(row, value)), None)
+        if first is None:
+            return None
+        if self.metric == "exact":  # all answers of an example
+            return 0.0
+        try:
+            return Problem(first.task, first.options).task().chance
+        except (TypeError, ValueError):
+            return None
+
+    def at_chance(self, row: ResultRow, value: Any) -> bool:
+        """Whether guessing would do as well, as far as the interval tells."""
+        chance = self.chance(value)
+        return chance is not None and self.interval(row, value)[0] <= chance
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,10 @@ from maclaurin.common.arguments import at_least_one
 from maclaurin.common.files import read_json, write_json
 from maclaurin.evals.cells import Cell
 from maclaurin.evals.learn import Outcome
+from maclaurin.processes.children import APART
+from maclaurin.processes.waiting import ASLEEP
 
-# threads that spin while they are idle take the core of another cell
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"} | ASLEEP  # threads that spin would take the core of another cell
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Worker(threading.Thread):
                 stderr=log,
                 text=True,
                 env=os.environ | ENVIRONMENT,
-                start_new_session=True,  # Ctrl-C goes to the run only, which then ends this process
+                **APART,
             )
 
     def stop(self) -> None:

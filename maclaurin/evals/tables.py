@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from maclaurin.common.progress import Every
 from maclaurin.common.sizes import size_text
 from maclaurin.evals.cells import Cell
 from maclaurin.evals.results import Point, ResultRow, ResultTable
@@ -17,7 +18,9 @@ from maclaurin.evals.runner import Event
 
 
 class Watcher:
-    """A bar for all cells and one per cell in training; a line per cell where the output is no terminal."""
+    """A bar for all cells and one per cell in training. Where the output is no terminal, a line as each cell ends, and every
+    few seconds how far one of them is.
+    """
 
     def __init__(self, total: int, done: int) -> None:
         self.console = Console(stderr=True, highlight=False)
@@ -26,9 +29,12 @@ class Watcher:
         self.all = self.progress.add_task("cells", total=total, completed=done)
         self.bars: dict[str, TaskID] = {}
         self.total, self.done = total, done
+        self.due = Every()
 
     def __enter__(self) -> Self:
         self.progress.start()
+        if self.progress.disable:
+            self.console.print(f"{self.total} cells to train, {self.done} of them done")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,7 +46,10 @@ class Watcher:
             bar = self.bars.get(cell.key)
             if bar is None:
                 bar = self.bars[cell.key] = self.progress.add_task(cell.name, total=cell.setting.steps)
-            self.progress.update(bar, completed=event.step, description=f"{cell.name}, loss {event.loss:.3f}")
+            text = f"{cell.name}, loss {event.loss:.3f}"
+            self.progress.update(bar, completed=event.step, description=text)
+            if self.progress.disable and self.due():
+                self.console.print(f"{text}, step {event.step}/{cell.setting.steps}", markup=False, soft_wrap=True)
             return
         self.done += 1
         self.progress.update(self.all, completed=self.done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.data import DocumentRows, open_corpus
-from maclaurin.data.corpus import LocalFiles
-from maclaurin.data.tokens import in_batches
+from maclaurin.data.corpus import validation_split
 from maclaurin.training.recipe import Recipe
 
 TOKENS_AT_ONCE = 8192  # per forward
@@ -34,14 +34,20 @@ class TextScore:
 
 
 def documents_of(model: str, text: str | None, text_field: str | None = None) -> Iterator[str]:
-    """All documents of a file or folder; the validation part of any other corpus, by default the model's own."""
+    """All documents of a file or folder; the validation part of any other corpus, by default the model's own, of which a
+    corpus that streams gives the first `eval_rows` documents of the model's recipe.
+    """
     if text is None:
         if not (Path(model) / "recipe.json").is_file():
             raise ValueError(f"model {model!r} does not say what it was trained on: give a text")
         recipe = Recipe.load(Path(model))
-        return open_corpus(recipe.corpus, text_field=recipe.text_field).documents("held-out")
+        if recipe.validation:
+            return documents_of(model, recipe.validation, recipe.text_field)
+        corpus = open_corpus(recipe.corpus, text_field=recipe.text_field)
+        documents = corpus.documents("held-out")
+        return islice(documents, recipe.eval_rows) if corpus.streams else documents
     corpus = open_corpus(text, text_field=text_field or "text")
-    return corpus.everything() if isinstance(corpus, LocalFiles) else corpus.documents("held-out")
+    return corpus.documents(validation_split(corpus))
 
 
 @torch.no_grad()
@@ -63,7 +69,8 @@ def score_text(model: Any, tokenizer: Any, documents: Iterable[str], *, context:
             for start in range(0, max(len(ids) - 1, 1), context):
                 yield ids[start : start + context + 1]
 
-    for batch in in_batches(windows(), max(TOKENS_AT_ONCE // (context + 1), 1)):
+    rest = windows()
+    while batch := list(islice(rest, max(TOKENS_AT_ONCE // (context + 1), 1))):
         inputs = {name: tensor.to(model.device) for name, tensor in DocumentRows.collate(batch).items()}
         nats += model(**inputs, use_cache=False, num_items_in_batch=1).loss.item()
         tokens += sum(len(window) - 1 for window in batch)

@@ -20,15 +20,14 @@ from maclaurin.evals.cells import Cell, Setting
 from maclaurin.evals.learn import learn
 from maclaurin.evals.suites.rows import mqar, rows_of
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
-from maclaurin.lab.experiments.draws import generator, normal, ranks
+from maclaurin.lab.experiments.draws import block_ranks, generator, normal
 from maclaurin.lab.experiments.dynamics import to_dsf
 from maclaurin.lab.experiments.dynamics.convert import UnknownSystemError, drawn
 from maclaurin.lab.experiments.injectivity import SAME, TOLERANCE, TOLERANCES, confusion, told_apart
 from maclaurin.lab.experiments.separation import Setting as Separation
 from maclaurin.lab.experiments.separation import probe
 from maclaurin.lab.mechanisms import mechanism
-from maclaurin.lab.result import Curve, Grid, Plot, Result
+from maclaurin.lab.result import Curve, Grid, Part, Plot, Result
 from maclaurin.lab.traces import Layer, OfTransformers, Traced, checkpoint
 from maclaurin.mixers import weights
 from maclaurin.mixers.attention import Attention
@@ -41,6 +40,10 @@ COST_AT, PHASES = (1024, 4096), ("training", "decoding")
 NEAR = 3  # tokens, the last ones
 PAIRS = 8  # to remember in the recall
 SHARE = 0.9  # of the weights that lie within its reach
+NOTES = (
+    "Mixers are as they start: decays and gates that training would change are those of the initialisation.",
+    "A needle is found if the threshold a1*(n) does not grow with n: softmax n^0, order p n^(1/(p+1)).",
+)
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,18 @@ class Subject:
         return self.kinds[0]
 
     @property
+    def known(self) -> bool:
+        return len(self.weights) == len(self.layers)
+
+    @property
     def known_weights(self) -> Sequence[Tensor]:
-        if len(self.weights) < len(self.layers):
+        if not self.known:
             raise ValueError("not applicable: its weights are not written out")
         return self.weights
+
+    def ranks(self) -> list[int]:
+        """The largest of the heads, per layer."""
+        return [max(block_ranks(weights_HTT)) for weights_HTT in self.known_weights]
 
     def shares(self) -> Tensor:
         """(T,): the mean share of a weight by its distance, for the last quarter of the queries, over heads and layers."""
@@ -102,7 +113,7 @@ def card(
     subjects = [_subject(name, d_model, num_heads, tokens, seed) for name in names]
     properties: dict[str, Callable[[Subject], str]] = {
         **{f"state at {length:,} tokens": partial(_state, length=length) for length in STATE_AT},
-        f"block rank of the weights, of {tokens // 2}": _rank,
+        f"block rank of the weights, of {tokens // 2}": lambda one: str(statistics.median_low(one.ranks())),
         "needle among n tokens": lambda one: _separation(one, 200 if quick else 1000, seed),
         "queries with the same output": lambda one: _injectivity(one, seed),
         f"weight on the last {NEAR} tokens": _locality,
@@ -112,18 +123,10 @@ def card(
     }
     rows = [[text, *(_answer(of, one) for one in subjects)] for text, of in properties.items()]
     settings = {"mechanisms": list(names), "d_model": d_model, "num_heads": num_heads, "tokens": tokens}
-    return Result(
-        "card",
-        "Report card",
-        settings | {"recall_steps": recall_steps, "seed": seed},
-        [_rank_claim(one) for one in subjects],
-        [Grid("", ("", *names), rows)],
-        [_distance_plot(subjects, tokens)],
-        [
-            "Mixers are as they start: decays and gates that training would change are those of the initialisation.",
-            "A needle is found if the threshold a1*(n) does not grow with n: softmax n^0, order p n^(1/(p+1)).",
-        ],
-    )
+    settings |= {"recall_steps": recall_steps, "seed": seed}
+    claimed = [_rank_claim(one) for one in subjects]
+    part = Part(claimed, [Grid("", ("", *names), rows)], [_distance_plot(subjects, tokens)])
+    return Result.of("card", "Report card", settings, [part], NOTES)
 
 
 def _subject(name: str, d_model: int, num_heads: int, tokens: int, seed: int) -> Subject:
@@ -177,16 +180,6 @@ def _state(subject: Subject, length: int) -> str:
     return size_text(sum(mixer.state_nbytes(length) for mixer in subject.layers))
 
 
-def block_rank(weights_HTT: Tensor) -> int:
-    """What the second half of the tokens can know of the first, in numbers per value channel; the largest of the heads."""
-    T = weights_HTT.shape[1]
-    return int(ranks(weights_HTT[:, T // 2 :, : T // 2]).max())
-
-
-def _rank(subject: Subject) -> str:
-    return str(statistics.median_low([block_rank(weights_HTT) for weights_HTT in subject.known_weights]))
-
-
 def _separation(subject: Subject, networks: int, seed: int) -> str:
     report = probe(mechanism(subject.mixer), Separation(), networks=networks, seed=seed)
     if report.verdict == "does not apply" or report.growth is None:
@@ -236,18 +229,17 @@ def _cost(subject: Subject, phase: str) -> str:
     return f"{len(subject.layers) * counted:,}"
 
 
-def _rank_claim(subject: Subject) -> Claim:
+def _rank_claim(subject: Subject) -> claims.Claim:
     text = f"{subject.name}: the rank of what later tokens know of earlier ones is at most the number of states"
-    if len(subject.weights) < len(subject.layers):
-        return claims.not_applicable("rank", text, "its weights are not written out")
-    if len(subject.states) < len(subject.weights):
-        return claims.not_applicable("rank", text, "it keeps all tokens")
-    shares = [block_rank(weights_HTT) / states for weights_HTT, states in zip(subject.weights, subject.states, strict=True)]
+    if not subject.known or len(subject.states) < len(subject.weights):
+        why = "it keeps all tokens" if subject.known else "its weights are not written out"
+        return claims.not_applicable("rank", text, why)
+    shares = [rank / states for rank, states in zip(subject.ranks(), subject.states, strict=True)]
     return claims.at_most("rank", text, max(shares), 1)
 
 
 def _distance_plot(subjects: Sequence[Subject], tokens: int) -> Plot:
     distances = [float(d) for d in range(1, tokens + 1)]
-    left = {one.name: 1 - one.shares().cumsum(0) for one in subjects if len(one.weights) == len(one.layers)}
+    left = {one.name: 1 - one.shares().cumsum(0) for one in subjects if one.known}
     curves = [Curve(name, distances, shares.clamp(min=0).tolist()) for name, shares in left.items()]
     return Plot("distance", "Share of the weight farther back than this.", "tokens back", "share of the weight", curves)

@@ -71,6 +71,7 @@ def _grid(key: str, grid: Grid) -> DataTable:
 
 def chart(experiment: str, plot: Plot | Matrix, setting: str) -> Chart:
     """The settings and the seed are part of the caption."""
+    hidden = ""
     if isinstance(plot, Matrix):
         figure = figures.matrix(plot.values, plot.x_title, plot.y_title)
     else:
@@ -80,4 +81,5 @@ def chart(experiment: str, plot: Plot | Matrix, setting: str) -> Chart:
             for curve in plot.curves
         ]
         figure = figures.curves(lines, plot.x_title, plot.y_title, log_x=plot.log_x, log_y=plot.log_y)
-    return Chart(f"{experiment}-{plot.key}", figure, f"{plot.caption} ({setting})")
+        hidden = figures.hidden(lines, log=plot.log_y)
+    return Chart(f"{experiment}-{plot.key}", figure, f"{plot.caption}{hidden} ({setting})")

@@ -84,6 +84,7 @@ class Traced:
     tokens: int
     kinds: Sequence[str]
     attends: ClassVar[type[nn.Module]] = ProjectedMixer  # the modules that keys can be hidden from
+    sought: ClassVar[str] = "queries and keys"
 
     @torch.no_grad()
     def inputs(self) -> dict[Mixer, Tensor]:
@@ -104,15 +105,15 @@ class Traced:
     @torch.no_grad()
     def layers(self) -> list[Layer]:
         """Every layer with queries and keys."""
-        found = [
-            Layer.of(index, kind, mixer, x)
-            for index, (kind, (mixer, x)) in enumerate(zip(self.kinds, self.inputs().items(), strict=True))
-            if isinstance(mixer, ProjectedMixer)
-        ]
-        if not found:
+        if not (found := list(self.found())):
             kinds = ", ".join(dict.fromkeys(self.kinds))
-            raise ValueError(f"{self.name!r} has no layer with queries and keys: its mixers are {kinds}")
+            raise ValueError(f"{self.name!r} has no layer with {self.sought}: its mixers are {kinds}")
         return found
+
+    def found(self) -> Iterator[Layer]:
+        for index, (kind, (mixer, x)) in enumerate(zip(self.kinds, self.inputs().items(), strict=True)):
+            if isinstance(mixer, ProjectedMixer):
+                yield Layer.of(index, kind, mixer, x)
 
     @contextmanager
     def hiding(self, hidden: Hidden) -> Iterator[None]:
@@ -142,19 +143,14 @@ class OfTransformers(Traced):
     """A model of `transformers`, whose layers are softmax attention. Layers that were converted have no part in it."""
 
     attends = Softmax
+    sought = "softmax attention"
 
-    @torch.no_grad()
-    def layers(self) -> list[Layer]:
+    def found(self) -> Iterator[Layer]:
         with watching() as views:
             self.run()
-        found = [
-            Layer(index, kind, view.student.mechanism, view.q, view.k, view.v)
-            for index, (kind, view) in enumerate(zip(self.kinds, views, strict=True))
-            if isinstance(view.student, Softmax)
-        ]
-        if not found:
-            raise ValueError(f"{self.name!r} has no layer of softmax attention: its layers are {', '.join(set(self.kinds))}")
-        return found
+        for index, (kind, view) in enumerate(zip(self.kinds, views, strict=True)):
+            if isinstance(view.student, Softmax):
+                yield Layer(index, kind, view.student.mechanism, view.q, view.k, view.v)
 
     def change(self, student: Any, args: tuple[Any, ...], hidden_TS: Tensor) -> Tensor:
         return Layer(0, SOFTMAX, student.mechanism, *args[:3]).change(hidden_TS)

@@ -17,6 +17,6 @@ def keep_freed_memory() -> bool:
     """Let this process keep what it frees for what it allocates next. False where the C library has no such setting."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, TypeError):  # TypeError: Windows has no library of the whole process
         return False
     return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))

@@ -6,48 +6,73 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from maclaurin.machine.bfloat16 import bf16_verdict
 from maclaurin.machine.inventory import devices, versions
-from maclaurin.ops import native, power_attention, reference
+from maclaurin.machine.kernels import Finding, examine_native, examine_torch
+from maclaurin.machine.natives import what_is_native
+from maclaurin.ops import native
+from maclaurin.ops.crossover import tuned_file
+from maclaurin.ops.native.library import BACKEND_VARIABLE
+
+WRONG = "WRONG"
 
 
 def examine() -> dict[str, Any]:
-    """Versions, devices, backends, checks, and a list of what is missing."""
+    """Versions, devices, backends, checks, a list of what is wrong and a list of what is missing."""
+    torch_findings, native_findings = list(examine_torch()), list(examine_native()) if native.available() else []
+    checks = {
+        "torch backend in float64": verdict(torch_findings, "of what float64 may be off by"),
+        **{f"native {op}": text for op, text in _by_op(native_findings).items()},
+        "bfloat16 matrix product": bf16_verdict(),
+    }
     report: dict[str, Any] = {
         "versions": versions(),
         "devices": devices(),
-        "backends": {"torch": "ready: every op", "native": _native()},
+        "backends": _backends(),
+        "native": what_is_native(),
         "compiler": shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++"),
-        "checks": {"forms agree": _forms_agree(), "bfloat16 matrix product": bf16_verdict()},
+        "checks": checks,
+        "wrong": [f"{x.op}, {x.what}: {x.wrong}" for x in torch_findings + native_findings if x.wrong],
     }
     report["missing"] = _missing(report)
     return report
 
 
+def verdict(findings: Iterable[Finding], unit: str) -> str:
+    """All of them in a line: the first that is wrong, or how close the worst came to what is allowed."""
+    found = list(findings)
+    wrong = [x for x in found if x.wrong]
+    if wrong:
+        more = f" ({len(wrong)} of {len(found)} checks)" if len(wrong) > 1 else ""
+        return f"{WRONG}: {wrong[0].what}: {wrong[0].wrong}{more}; do not train here"
+    return f"ok ({len(found)} {'check' if len(found) == 1 else 'checks'}, at most {max(x.share for x in found):.0%} {unit})"
+
+
+def _by_op(findings: list[Finding]) -> dict[str, str]:
+    names = dict.fromkeys(x.op for x in findings)
+    return {name: verdict((x for x in findings if x.op == name), "of the error allowed") for name in names}
+
+
+def _backends() -> dict[str, str]:
+    tuned = tuned_file()
+    return {
+        "torch": "ready: every op, on every device of PyTorch",
+        "native": _native(),
+        "GPU": "the torch backend: there are no kernels for CUDA or MPS, and the native ones are for the CPU",
+        BACKEND_VARIABLE: os.environ.get(BACKEND_VARIABLE) or "not set: the faster one that can",
+        "lengths at which forms change": f"measured here: {tuned}" if tuned.exists() else f"built in ({tuned} is not there)",
+    }
+
+
 def _native() -> str:
     if not native.available():
         return "not built: reinstall maclaurin where a C++ compiler is found, or use the slower torch backend"
-    return f"ready ({native.isa()}): power_attention of order 2 and softmax_attention with decay, in float32 on the CPU"
-
-
-def _forms_agree() -> str:
-    """The hand-derived backward pass against autograd through the reference, on this machine."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (
-        torch.randn(1, 40, 2, 8, dtype=torch.float64, device="cpu", generator=generator).requires_grad_() for _ in range(3)
-    )
-    log_decay = -torch.rand(1, 40, 2, dtype=torch.float64, device="cpu", generator=generator)
-    y, _ = power_attention(q, k, v, log_decay, form="chunked", chunk_size=16)
-    expected = reference.power_attention(q, k, v, log_decay)
-    error = (y - expected).abs().max()
-    gradients = zip(torch.autograd.grad(y.sum(), (q, k, v)), torch.autograd.grad(expected.sum(), (q, k, v)), strict=True)
-    gradient_error = max((got - wanted).abs().max() for got, wanted in gradients)
-    verdict = "ok" if error < 1e-10 and gradient_error < 1e-8 else "WRONG: do not train here"
-    return f"{verdict} (float64 error {error:.0e}, gradients {gradient_error:.0e})"
+    return f"ready: {native.isa()}, {torch.get_num_threads()} threads"
 
 
 def _missing(report: dict[str, Any]) -> list[str]:

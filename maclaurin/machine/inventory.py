@@ -38,6 +38,15 @@ def devices() -> dict[str, str]:
     return found
 
 
+def load() -> float | None:
+    """The load average of the last minute, what is measured here included; None where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def load_text(average: float | None) -> str:
+    return "at an unknown load" if average is None else f"at a load of {average:.1f} on {os.cpu_count()} cores"
+
+
 def _cpu_name() -> str:
     """Linux names the model in a file only; `platform` then knows no more than the architecture."""
     try:

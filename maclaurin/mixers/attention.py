@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, one_of
@@ -25,14 +24,14 @@ from maclaurin.mixers.mechanisms import Linear, Mechanism, Power, Softmax
 from maclaurin.mixers.near_window import NearWindow
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
-from maclaurin.ops.arithmetic import repeat_heads, wide
+from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.folding import MOST_FEATURES, buffered
 from maclaurin.ops.power import FOLD_EVERY
 from maclaurin.ops.states import LinearState, PowerState, State, TokenState
 
 FEATURE_MAPS = ("identity", "relu", "leaky-relu", "silu", "elu", "exp", "cosine")
-NORMS = ("sum", "output", "none")
+NORMS = ("sum", "output", "sum-output", "none")
 VALUE_NORMS = ("none", "position")
 
 
@@ -43,15 +42,17 @@ class Attention(ProjectedMixer):
     learn_order_weights: one factor 2σ(w) per head and order, initially 1.
     feature_map: of q and k, after the rotation: "relu", "leaky-relu", "silu", "elu" (elu + 1), "exp" (e^(0.2x)), "cosine"
     (unit length).
-    norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
+    norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "sum-output" is one after the
+    other, "none".
     value_norm: "position" divides v_t by t^σ(c), with one c per head (paper 1's cosine attention).
     window: for softmax only, how many tokens a query sees, itself included; may be changed at any time.
     near_window: for all other orders, how many of the last tokens a softmax beside them sees (`near_window.py`).
-    skip: adds D⊙v. gate: multiplies by silu(x·W_z). init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     fold_at, fold_every: when tokens are folded into the recurrent state; by default as soon as that makes the state smaller.
     """
 
     bidirectional = True
+    gate_bias = True
 
     def __init__(
         self,
@@ -65,8 +66,6 @@ class Attention(ProjectedMixer):
         value_norm: str = "none",
         window: int | None = None,
         near_window: int | None = None,
-        skip: bool = False,
-        gate: bool = False,
         fold_at: int | None = None,
         fold_every: int = FOLD_EVERY,
         init: str = "torch",
@@ -104,14 +103,12 @@ class Attention(ProjectedMixer):
         if near_window is not None:
             self.near = NearWindow(num_heads, near_window, causal=self.causal)
 
-        heads = (num_heads, self.head_dim)
         orders = 0 if self.kernel is None else len(self.kernel.orders)
         self._folds: dict[torch.dtype, int] = {}
         self.order_logits = nn.Parameter(torch.zeros(num_heads, orders)) if learn_order_weights else None
         self.position_power = nn.Parameter(torch.full((self.num_kv_heads,), 0.5)) if value_norm == "position" else None
-        self.skip = nn.Parameter(torch.ones(heads)) if skip else None
-        self.gate_proj = nn.Linear(d_model, self.inner_dim) if gate else None
-        self.out_norm = RMSNorm(self.inner_dim) if norm == "output" else None
+        self.add_skip_and_gate()
+        self.out_norm = RMSNorm(self.inner_dim) if norm in ("output", "sum-output") else None
         initialise(self, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
@@ -124,15 +121,11 @@ class Attention(ProjectedMixer):
         if self.norm == "output" and self.kernel is not None:
             q = wide(q)  # and with it y: sums of any size, until they are normalised
         y, attention = self.mechanism(q, p.k, v, p.log_decay, None if state is None else state.attention, call)
-        if self.skip is not None:
-            y = y + repeat_heads(p.plain_v, self.num_heads) * self.skip
-        return self.finish(y, x), self.state_after(p, attention)
+        return self.finish(self.with_skip(y, p), x), self.state_after(p, attention)
 
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
-        y = y_BTHV.flatten(2)
-        if self.gate_proj is not None:
-            y = y * F.silu(self.gate_proj(x))
-        return super().finish(y if self.out_norm is None else self.out_norm(y), x)
+        y = self.gated(y_BTHV, x)
+        return self.to_output(y if self.out_norm is None else self.out_norm(y), x)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -141,7 +134,7 @@ class Attention(ProjectedMixer):
         if self.kernel is None:
             # before an output norm the sum cancels, and keeps exp(score) in range
             return Softmax(self.feature_map, scale, self.causal, window=self.window)
-        normalize = self.norm == "sum"
+        normalize = self._divides
         far: Mechanism
         if self.order == 1:
             far = Linear(self.feature_map, scale, self.causal, normalize=normalize)
@@ -159,6 +152,11 @@ class Attention(ProjectedMixer):
         return far if self.near is None else self.near.beside(far)
 
     @property
+    def _divides(self) -> bool:
+        """Whether outputs are divided by the sum of their weights."""
+        return self.norm in ("sum", "sum-output")
+
+    @property
     def _features_fit(self) -> bool:
         return self.kernel is not None and self.kernel.feature_count(self.key_dim) <= MOST_FEATURES
 
@@ -173,7 +171,7 @@ class Attention(ProjectedMixer):
 
     def _recurrent_shape(self) -> tuple[int, int, int]:
         assert self.kernel is not None
-        return self._state_heads, self.kernel.feature_count(self.key_dim), self.head_dim + (self.norm == "sum")
+        return self._state_heads, self.kernel.feature_count(self.key_dim), self.head_dim + self._divides
 
     def _fold_at(self, dtype: torch.dtype) -> int:
         """The first length at which the folded state takes fewer bytes than the KV cache of softmax would.
@@ -267,6 +265,17 @@ register(
     order=2,
     conv_width=2,
     decay="softplus",
+)
+register(
+    "2mamba-gated",
+    Attention,
+    "2Mamba in the surroundings of Mamba-2: convolution of 4 taps, skip and output gate",
+    "defined here, on the mechanism of " + PAPER_2,
+    order=2,
+    conv_width=4,
+    decay="softplus",
+    skip=True,
+    gate=True,
 )
 register(
     "2mamba-e",

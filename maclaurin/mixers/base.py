@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.machine.bfloat16 import check_bf16
 from maclaurin.ops import checks
+from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.fields import WHOLE, Axes
 from maclaurin.ops.ragged import Inputs, over_documents
@@ -84,6 +85,8 @@ class Mixer(nn.Module, ABC):
     """Base class. A mixer keeps no state of its own: one module may serve any number of sequences at a time."""
 
     bidirectional: ClassVar[bool] = False  # whether causal=False is possible
+    has_block: ClassVar[bool] = False  # whether what surrounds its mechanism can be chosen, see `blocks.py`
+    own_gate: ClassVar[bool] = False  # whether its mechanism has an output gate of its own
 
     def __init__(self, d_model: int, num_heads: int, *, causal: bool = True) -> None:
         super().__init__()
@@ -148,6 +151,16 @@ class Mixer(nn.Module, ABC):
         parameter = next(self.parameters())
         return self.state_of(0, Zeros(batch_size, device or parameter.device, dtype or parameter.dtype))
 
+    @property
+    def has_states(self) -> bool:
+        return self.causal
+
+    def on_zeros(self, tokens: int, state: MixerState | None, return_state: bool) -> tuple[Tensor, MixerState | None]:
+        """One call on a sequence of so many zeros: to see what it would do (`explain.py`)."""
+        parameter = next(self.parameters())
+        x = torch.zeros(1, tokens, self.d_model, dtype=parameter.dtype, device=parameter.device)
+        return self(x, state, return_state=return_state)  # type: ignore[no-any-return]
+
     def state_nbytes(self, length: int) -> int:
         """How many bytes the state of one sequence of `length` tokens takes, in the dtype of the parameters."""
         return self.state_of(length, Zeros(1, "meta", next(self.parameters()).dtype)).nbytes
@@ -186,6 +199,19 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
         return F.rms_norm(x.to(dtype), self.weight.shape, self.weight.to(dtype), self.eps).to(x.dtype)
+
+
+class WideLinear(nn.Linear):
+    """A linear layer in the dtype of its input, whatever that of its weights, also under autocast: its outputs are summed
+    over time, or are exponents."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _in_dtype_of_input(x, self.weight, self.bias)
+
+
+@without_autocast
+def _in_dtype_of_input(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 class ShortConv(nn.Conv1d):

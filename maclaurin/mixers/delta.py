@@ -29,7 +29,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, one_of
@@ -51,7 +50,7 @@ class Delta(ProjectedMixer):
 
     order: of the features of q and k: 1 for q and k themselves, 2 for their symmetric squares.
     allow_negative_eigenvalues: β = 2σ(x·W_β), so that a token may flip the sign of what the state holds for its key.
-    norm: "head" is an RMS norm of each head's output with norm_eps, or "none". gate: multiplies by silu(x·W_z) after it.
+    norm: "head" is an RMS norm of each head's output with norm_eps, before the gate, or "none".
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
 
@@ -64,7 +63,6 @@ class Delta(ProjectedMixer):
         allow_negative_eigenvalues: bool = False,
         norm: str = "head",
         norm_eps: float = 1e-5,
-        gate: bool = False,
         init: str = "torch",
         **projection: Any,
     ) -> None:
@@ -75,7 +73,7 @@ class Delta(ProjectedMixer):
         self.largest_beta = 2.0 if allow_negative_eigenvalues else 1.0
         self.beta_proj = nn.Linear(d_model, self.num_kv_heads, bias=False)
         self.out_norm = RMSNorm(self.head_dim, norm_eps) if norm == "head" else None
-        self.gate_proj = nn.Linear(d_model, self.inner_dim, bias=False) if gate else None
+        self.add_skip_and_gate()
         initialise(self, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
@@ -92,11 +90,10 @@ class Delta(ProjectedMixer):
             scale=1.0,
             **call.with_state(None if state is None else state.attention),
         )
-        return self.finish(y, x), self.state_after(p, after)
+        return self.finish(self.with_skip(y, p), x), self.state_after(p, after)
 
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
-        y = (y_BTHV if self.out_norm is None else self.out_norm(y_BTHV)).flatten(2)
-        return super().finish(y if self.gate_proj is None else y * F.silu(self.gate_proj(x)), x)
+        return super().finish(y_BTHV if self.out_norm is None else self.out_norm(y_BTHV), x)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         recurrent = zeros(self.num_kv_heads, monomial_count(self.key_dim, self.order), self.head_dim, dtype=zeros.wide)

@@ -65,6 +65,7 @@ class FeatureAttention(ProjectedMixer):
         self.norm = norm
         if near_window is not None:
             self.near = NearWindow(num_heads, near_window, causal=self.causal)
+        self.add_skip_and_gate()
         self.out_norm = RMSNorm(self.inner_dim) if norm == "output" else None
         initialise(self, init)
         self.feature_map = feature_map(self.key_dim)
@@ -74,10 +75,11 @@ class FeatureAttention(ProjectedMixer):
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
         y, attention = self.mechanism(p.q, p.k, p.v, p.log_decay, None if state is None else state.attention, call)
-        return self.finish(y, x), self.state_after(p, attention)
+        return self.finish(self.with_skip(y, p), x), self.state_after(p, attention)
 
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
-        return super().finish(y_BTHV if self.out_norm is None else self.out_norm(y_BTHV.flatten(2)), x)
+        y = self.gated(y_BTHV, x)
+        return self.to_output(y if self.out_norm is None else self.out_norm(y), x)
 
     @property
     def mechanism(self) -> Mechanism:

@@ -45,6 +45,8 @@ class GatedSoftmax(ProjectedMixer):
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
 
+    own_gate = True
+
     def __init__(
         self,
         d_model: int,
@@ -86,6 +88,7 @@ class GatedSoftmax(ProjectedMixer):
             self.out_norm = nn.LayerNorm(self.head_dim)
         elif norm == "rms":
             self.out_norm = RMSNorm(self.head_dim)
+        self.add_skip_and_gate()
         initialise(self, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
@@ -102,7 +105,7 @@ class GatedSoftmax(ProjectedMixer):
             gate_sum = grown[:, -1].clone()  # a view would keep the sums of all tokens alive
             y = y / grown.clamp(min=1)[..., None]
         after = self.state_after(p, attention)
-        return self.finish(y, x), None if after is None else replace(after, gate_sum=gate_sum)
+        return self.finish(self.with_skip(y, p), x), None if after is None else replace(after, gate_sum=gate_sum)
 
     @property
     def mechanism(self) -> Softmax:

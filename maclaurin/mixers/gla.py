@@ -64,17 +64,17 @@ class GLA(ProjectedMixer):
         decays = self.num_kv_heads * (self.key_dim // 2 if tie_decay_pairs else self.key_dim)
         self.decay_down = nn.Linear(d_model, decay_rank, bias=False)
         self.decay_up = nn.Linear(decay_rank, decays)
-        self.gate_proj = nn.Linear(d_model, self.inner_dim, bias=False)
+        self.add_skip_and_gate()
         self.out_norm = RMSNorm(self.head_dim, norm_eps)
         initialise(self, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
         y, after = self.mechanism(wide(p.q), p.k, p.v, p.log_decay, None if state is None else state.attention, call)
-        return self.finish(y, x), self.state_after(p, after)
+        return self.finish(self.with_skip(y, p), x), self.state_after(p, after)
 
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
-        return super().finish(self.out_norm(y_BTHV).flatten(2) * F.silu(self.gate_proj(x)), x)
+        return super().finish(self.out_norm(y_BTHV), x)
 
     @property
     def mechanism(self) -> Linear:
@@ -105,4 +105,5 @@ register(
     GLA,
     "gated linear attention: first order behind a low-rank decay per key channel, head norm, output gate",
     "Yang et al.: Gated Linear Attention Transformers with Hardware-Efficient Training, arXiv 2312.06635, 2023",
+    gate=True,
 )

@@ -49,27 +49,32 @@ class FilteredInlineState(State):
     values: ConvState | None = None
 
 
+class HeadwiseLinear(nn.Conv1d):
+    """A grouped convolution of width 1, as one matrix product per head, so that time need not be the last dimension."""
+
+    def __init__(self, inputs: int, outputs: int, heads: int) -> None:
+        super().__init__(inputs, outputs, 1, groups=heads)
+
+    def forward(self, x_BTHI: Tensor) -> Tensor:
+        assert self.bias is not None
+        weight_HOI, bias_HO = self.weight.view(self.groups, -1, x_BTHI.shape[-1]), self.bias.view(self.groups, -1)
+        return torch.einsum("bthi,hoi->btho", x_BTHI, weight_HOI) + bias_HO
+
+
 class LocalFilter(nn.Module):
     """From a mean token to the taps of a filter per channel; each head sees its own part of the token only."""
 
     def __init__(self, d_model: int, channels: int, heads: int, taps: int) -> None:
         super().__init__()
         self.taps = taps
-        self.hidden = nn.Conv1d(d_model, channels, 1, groups=heads)
-        self.out = nn.Conv1d(channels, taps * channels, 1, groups=heads)
+        self.hidden = HeadwiseLinear(d_model, channels, heads)
+        self.out = HeadwiseLinear(channels, taps * channels, heads)
 
     def forward(self, mean_BTD: Tensor) -> Tensor:
         """Taps (B, T, heads, channels per head, taps)."""
-        hidden = F.gelu(self._of_heads(self.hidden, mean_BTD.unflatten(-1, (self.hidden.groups, -1))))
-        taps_BTHVW: Tensor = self._of_heads(self.out, hidden).unflatten(-1, (-1, self.taps))
+        hidden = F.gelu(self.hidden(mean_BTD.unflatten(-1, (self.hidden.groups, -1))))
+        taps_BTHVW: Tensor = self.out(hidden).unflatten(-1, (-1, self.taps))
         return taps_BTHVW
-
-    @staticmethod
-    def _of_heads(conv: nn.Conv1d, x_BTHI: Tensor) -> Tensor:
-        """A grouped convolution of width 1, as one matrix product per head, so that time need not be the last dimension."""
-        assert conv.bias is not None
-        weight_HOI, bias_HO = conv.weight.view(conv.groups, -1, x_BTHI.shape[-1]), conv.bias.view(conv.groups, -1)
-        return torch.einsum("bthi,hoi->btho", x_BTHI, weight_HOI) + bias_HO
 
 
 class Inline(ProjectedMixer):
@@ -115,6 +120,7 @@ class Inline(ProjectedMixer):
         self.scale = nn.Parameter(torch.full((num_heads, 1), self.key_dim**-0.5)) if learn_scale else None
         taps = local_width if grid is None else local_width**2
         self.local = LocalFilter(d_model, self.inner_dim, num_heads, taps) if local_residual else None
+        self.add_skip_and_gate()
         initialise(self, init)
 
     def _check_grid(self, grid: tuple[int, int], local_width: int) -> None:
@@ -139,7 +145,7 @@ class Inline(ProjectedMixer):
         elif self.local is not None:
             y = y + self._local_of_all(x, p.v, call.lengths)
         after = None if not isinstance(attention, InlineState) else FilteredInlineState(attention, input_sum, values)
-        return self.finish(y, x), self.state_after(p, after)
+        return self.finish(self.with_skip(y, p), x), self.state_after(p, after)
 
     @property
     def mechanism(self) -> mechanisms.Inline:

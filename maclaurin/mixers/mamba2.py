@@ -22,16 +22,18 @@ Dao, Gu: Transformers are SSMs, arXiv 2405.21060. Sieber et al.: DSF, arXiv 2405
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.mixers.base import Call, Mixer, MixerState, RMSNorm, ShortConv, Zeros, initial_dt_bias, initialise
+from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, RMSNorm, ShortConv, Zeros, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.states import LinearState
+from maclaurin.ops.states import ConvState, LinearState
 
 
 class Mamba2(Mixer):
@@ -93,17 +95,7 @@ class Mamba2(Mixer):
         initialise(self, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
-        parts = self.in_proj(x).split(self.in_sizes, dim=-1)
-        conv = None
-        if self.conv1d is None:
-            values, (keys, queries, dt) = x, parts
-        else:
-            mlp_gate, mlp, gate, xbc, dt = parts
-            xbc, conv = self.conv1d.run(xbc, None if state is None else state.conv, call, activation="silu")
-            values, keys, queries = xbc.split(self.xbc_sizes, dim=-1)
-        v = values.unflatten(-1, (self.ssm_heads, self.head_dim))
-        k, q = (repeat_heads(part.unflatten(-1, (self.n_groups, self.d_state)), self.ssm_heads) for part in (keys, queries))
-        dt = F.softplus(dt.to(torch.promote_types(dt.dtype, torch.float32)) + self.dt_bias)
+        (q, k, v, dt), gates, conv = self.project(x, None if state is None else state.conv, call)
         y, after = linear_attention(
             wide(q),
             k,
@@ -113,12 +105,36 @@ class Mamba2(Mixer):
             normalize=False,
             **call.with_state(None if state is None else state.attention),
         )
-        y = torch.addcmul(y, v, self.D.view(self.ssm_heads, -1).to(y.dtype)).flatten(2)
+        y = self.finish(torch.addcmul(y, v, self.D.view(self.ssm_heads, -1).to(y.dtype)), gates, x.dtype)
+        return y, None if after is None else MixerState(after, conv, kind=self.kind)
+
+    def project(
+        self, x: Tensor, conv: ConvState | None = None, call: Call = AT_ONCE
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Sequence[Tensor], ConvState | None]:
+        """q, k, v and dt of every head; the gates that `finish` takes; the state of the convolution."""
+        parts = self.in_proj(x).split(self.in_sizes, dim=-1)
+        gates: Sequence[Tensor] = ()
+        if self.conv1d is None:
+            values, (keys, queries, dt) = x, parts
+        else:
+            *gates, xbc, dt = parts
+            xbc, conv = self.conv1d.run(xbc, conv, call, activation="silu")
+            values, keys, queries = xbc.split(self.xbc_sizes, dim=-1)
+        v = values.unflatten(-1, (self.ssm_heads, self.head_dim))
+        k, q = (repeat_heads(part.unflatten(-1, (self.n_groups, self.d_state)), self.ssm_heads) for part in (keys, queries))
+        dt = F.softplus(dt.to(torch.promote_types(dt.dtype, torch.float32)) + self.dt_bias)
+        return (q, k, v, dt), gates, conv
+
+    def finish(self, y: Tensor, gates: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """The output of the recurrence (B,T,H,V) normalised, gated and projected."""
+        y = y.flatten(2)
         if self.norm is not None:
+            mlp_gate, mlp, gate = gates
             y = self.norm(y * F.silu(gate))
-        if self.mlp_dim:
-            y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)
-        return self.out_proj(y.to(x.dtype)), None if after is None else MixerState(after, conv, kind=self.kind)
+            if self.mlp_dim:
+                y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)
+        projected: Tensor = self.out_proj(y.to(dtype))
+        return projected
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         recurrent = zeros(self.ssm_heads, self.d_state, self.head_dim, dtype=zeros.wide)

@@ -23,13 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of, positive
-from maclaurin.mixers.base import Call, Mixer, MixerState, ShortConv, Zeros, initialise
+from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Zeros, initialise
 from maclaurin.mixers.gla import log_sigmoid_decay
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.linear import linear_attention
-from maclaurin.ops.states import LinearState
+from maclaurin.ops.states import ConvState, LinearState
 
 AUGMENTATIONS = ("off", "code", "linear", "gate")
 
@@ -91,23 +91,32 @@ class MetaLA(Mixer):
         initialise(self, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
-        conv = None
-        if self.conv is not None:
-            x, conv = self.conv.run(x, None if state is None else state.conv, call, activation=self.activation)
-        elif self.activation == "silu":
-            x = F.silu(x)
-        parts = self.in_proj(x).split(self.in_sizes, dim=-1)
-        q, decay_logits, v, *own_key = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
-        log_decay = log_sigmoid_decay(decay_logits, self.tau)
-        # expm1, because 1 − α of a decay near 1 would keep only its last digits
-        k = own_key[0] if own_key else -torch.expm1(log_decay)
+        x, conv = self.convolved(x, None if state is None else state.conv, call)
+        q, k, v, log_decay = self.project(x)
         kept = call.with_state(None if state is None else state.attention)
         y, after = linear_attention(wide(q), k, v, log_decay, normalize=False, causal=self.causal, **kept)
         if self.aug_weight is not None:
             y = y + self.augmentation(q, k, v, self.aug_weight)
+        return self.finish(y, x), None if after is None else MixerState(after, conv, kind=self.kind)
+
+    def convolved(self, x: Tensor, conv: ConvState | None = None, call: Call = AT_ONCE) -> tuple[Tensor, ConvState | None]:
+        if self.conv is not None:
+            return self.conv.run(x, conv, call, activation=self.activation)
+        return F.silu(x) if self.activation == "silu" else x, None
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v and log α (B,T,H,…) of what was convolved."""
+        parts = self.in_proj(x).split(self.in_sizes, dim=-1)
+        q, decay_logits, v, *own_key = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
+        log_decay = log_sigmoid_decay(decay_logits, self.tau)
+        # expm1, because 1 − α of a decay near 1 would keep only its last digits
+        return q, own_key[0] if own_key else -torch.expm1(log_decay), v, log_decay
+
+    def finish(self, y: Tensor, x: Tensor) -> Tensor:
+        """The output of the recurrence (B,T,H,V) normalised, gated by what was convolved, and projected."""
         y = F.layer_norm(y, (self.head_dim,), eps=self.norm_eps).flatten(2) * F.silu(self.gate_proj(x))
-        y = self.out_proj(y.to(x.dtype))
-        return y, None if after is None else MixerState(after, conv, kind=self.kind)
+        projected: Tensor = self.out_proj(y.to(x.dtype))
+        return projected
 
     def augmentation(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
         """A token's own term."""

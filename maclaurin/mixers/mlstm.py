@@ -68,6 +68,7 @@ class MLSTM(ProjectedMixer):
     """
 
     key_divisor = 2
+    own_gate = True
 
     def __init__(
         self,
@@ -102,6 +103,7 @@ class MLSTM(ProjectedMixer):
         self.gates = Gate(d_model, 2 * G, torch.cat([torch.full((G,), INPUT_BIAS, **start_of_parameters()), forget_bias]))
         self.out_gate = Gate(d_model, self.inner_dim)
         self.norm_weight = nn.Parameter(torch.ones(num_heads, self.head_dim))
+        self.add_skip_and_gate()
         initialise(self, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
@@ -120,7 +122,7 @@ class MLSTM(ProjectedMixer):
             eps=self.eps,
             **call.with_state(None if state is None else state.attention),
         )
-        return self.finish(h, x), self.state_after(p, after)
+        return self.finish(self.with_skip(h, p), x), self.state_after(p, after)
 
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
         norm = F.layer_norm if self.norm == "layer" else F.rms_norm

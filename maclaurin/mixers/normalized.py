@@ -68,12 +68,13 @@ class Normalized(ProjectedMixer):
         self.feature_map = feature_map
         self.eta_proj = nn.Linear(d_model, num_heads)
         self.offset = nn.Parameter(torch.linspace(4, 9, num_heads)) if eta == "softplus_offset" else None
+        self.add_skip_and_gate()
         initialise(self, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
         y, attention = self.mechanism(wide(p.q), p.k, p.v, p.log_decay, None if state is None else state.attention, call)
-        return self.finish(y * self.gain(x)[..., None], x), self.state_after(p, attention)
+        return self.finish(self.with_skip(y * self.gain(x)[..., None], p), x), self.state_after(p, attention)
 
     @property
     def mechanism(self) -> Linear:

@@ -20,6 +20,7 @@ from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Z
 from maclaurin.mixers.mechanisms import Mechanism
 from maclaurin.mixers.near_window import NearState, NearWindow
 from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
+from maclaurin.ops.arithmetic import repeat_heads
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.rotary import rotary as turn_by_position
 from maclaurin.ops.rotary import rotate
@@ -28,6 +29,7 @@ from maclaurin.ops.states import ConvState, State, TokenState
 ROTARIES = ("none", "rope", "selective")
 DECAYS = ("none", "softplus", "forget", "mamba")
 DISCRETISATIONS = ("none", "dt", "sigmoid")
+WHERE_ACTIVE = (*ACTIVATIONS, "silu-v")
 
 S = TypeVar("S", bound=TokenState)
 
@@ -53,16 +55,22 @@ class ProjectedMixer(Mixer):
 
     num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads. head_dim: d_model / num_heads.
     key_dim: channels of a query and a key; head_dim unless given, or the fraction of it in the mechanism's paper.
-    conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it.
+    shared_keys: one query and one key per token for all heads, which differ in values and decays, as in Mamba-2.
+    conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it,
+    or "silu-v" on v alone.
     rotary: "rope" rotates q and k by exact positions, with rope_theta; "selective" by angles computed from the tokens, with
     rotary_options (`selective_rope.py`). rotary_interleaved pairs channels (0,1), (2,3)… rounded_positions: rounds
     those of "rope" to bfloat16, so that beyond 256 tokens share positions; for checkpoints that were trained so.
     decay: "softplus" a = −softplus(x·W), "forget" a = log σ(x·W + b), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
+    decay_bias: a bias, initially 0, in "softplus" too.
     value_discretization: v·dt with dt = softplus(x·W_dt), or its sigmoid; dt_bias adds Mamba's bias to dt.
     projection_bias: biases on the projections to q, k, v and to the output, as vision transformers have them.
+    skip: adds D⊙v to the weighted values, with D = 1 at the start. gate: multiplies the output by silu(x·W_z).
     """
 
+    has_block = True
     key_divisor: ClassVar[int] = 1  # key_dim is head_dim divided by it, unless given
+    gate_bias: ClassVar[bool] = False  # of the projection of the gate
 
     def __init__(
         self,
@@ -72,6 +80,7 @@ class ProjectedMixer(Mixer):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         key_dim: int | None = None,
+        shared_keys: bool = False,
         conv_width: int = 0,
         conv_bias: bool = True,
         activation: str = "identity",
@@ -82,24 +91,39 @@ class ProjectedMixer(Mixer):
         rounded_positions: bool = False,
         decay: str = "none",
         decay_scale: float = 1.0,
+        decay_bias: bool = False,
         value_discretization: str = "none",
         dt_bias: bool = False,
         projection_bias: bool = False,
+        skip: bool = False,
+        gate: bool = False,
         causal: bool = True,
     ) -> None:
         super().__init__(d_model, num_heads, causal=causal)
-        one_of("activation", activation, ACTIVATIONS)
+        if gate and self.own_gate:
+            raise ValueError("gate must be False: this mixer has an output gate of its own")
+        one_of("activation", activation, WHERE_ACTIVE)
         at_least(0, "conv_width", conv_width)
         self.activation = activation
-        self._set_sizes(num_kv_heads, head_dim, key_dim)
+        self._set_sizes(num_kv_heads, head_dim, key_dim, shared_keys)
         self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=projection_bias)
         self.conv = ShortConv(sum(self.qkv_sizes), conv_width, conv_bias) if conv_width else None
         self._set_rotary(rotary, rope_theta, rotary_options or {}, rotary_interleaved, rounded_positions)
-        self._set_decay(decay, decay_scale, value_discretization, dt_bias)
+        self._set_decay(decay, decay_scale, decay_bias, value_discretization, dt_bias)
         self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
         self.near: NearWindow | None = None  # for mechanisms that have the option near_window
+        self.skip: nn.Parameter | None = None
+        self.gate_proj: nn.Linear | None = None
+        self._has_skip, self._has_gate = skip, gate
 
-    def _set_sizes(self, num_kv_heads: int | None, head_dim: int | None, key_dim: int | None) -> None:
+    def add_skip_and_gate(self) -> None:
+        """To be called by every mixer after its own weights, which are then drawn as they would be without a gate."""
+        if self._has_skip:
+            self.skip = nn.Parameter(torch.ones(self.num_heads, self.head_dim))
+        if self._has_gate:
+            self.gate_proj = nn.Linear(self.d_model, self.inner_dim, bias=self.gate_bias)
+
+    def _set_sizes(self, num_kv_heads: int | None, head_dim: int | None, key_dim: int | None, shared_keys: bool) -> None:
         heads = self.num_heads
         if head_dim is None and self.d_model % heads:
             raise ValueError(
@@ -114,7 +138,8 @@ class ProjectedMixer(Mixer):
         self.key_dim = key_dim or max(1, self.head_dim // self.key_divisor)
         self.num_kv_heads = num_kv_heads or heads
         self.inner_dim = heads * self.head_dim
-        self.qkv_sizes = [heads * self.key_dim, self.num_kv_heads * self.key_dim, self.num_kv_heads * self.head_dim]
+        queries, keys = (1, 1) if shared_keys else (heads, self.num_kv_heads)
+        self.qkv_sizes = [queries * self.key_dim, keys * self.key_dim, self.num_kv_heads * self.head_dim]
 
     def _set_rotary(
         self, rotary: str, rope_theta: float, options: dict[str, Any], interleaved: bool, rounded_positions: bool
@@ -139,20 +164,22 @@ class ProjectedMixer(Mixer):
         if rotary == "selective":
             self.selective = SelectiveRotary(self.d_model, self.num_kv_heads, self.key_dim // 2, **options)
 
-    def _set_decay(self, decay: str, decay_scale: float, value_discretization: str, dt_bias: bool) -> None:
+    def _set_decay(self, decay: str, decay_scale: float, decay_bias: bool, value_discretization: str, dt_bias: bool) -> None:
         one_of("decay", decay, DECAYS)
         one_of("value_discretization", value_discretization, DISCRETISATIONS)
         positive("decay_scale", decay_scale)
         needs_dt = decay == "mamba" or value_discretization != "none"
         if dt_bias and not needs_dt:
             raise ValueError("dt_bias=True needs a time step: decay='mamba' or a value_discretization")
+        if decay_bias and decay not in ("softplus", "forget"):
+            raise ValueError(f"decay_bias=True needs decay='softplus' or 'forget', got {decay!r}")
         self.decay = decay
         self.decay_scale = decay_scale
         self.value_discretization = value_discretization
         G = self.num_kv_heads
         self.decay_proj: nn.Linear | None = None
         if decay in ("softplus", "forget"):
-            self.decay_proj = nn.Linear(self.d_model, G, bias=decay == "forget")
+            self.decay_proj = nn.Linear(self.d_model, G, bias=decay_bias or decay == "forget")
             if self.decay_proj.bias is not None:
                 nn.init.zeros_(self.decay_proj.bias)
         self.dt_proj = nn.Linear(self.d_model, G, bias=False) if needs_dt else None
@@ -164,12 +191,16 @@ class ProjectedMixer(Mixer):
         conv_state = None
         if self.conv is not None:
             before = None if state is None else state.conv
-            qkv, conv_state = self.conv.run(qkv, before, call, activation=self.activation)
+            everywhere = self.activation if self.activation in ACTIVATIONS else "identity"
+            qkv, conv_state = self.conv.run(qkv, before, call, activation=everywhere)
         elif self.activation == "silu":
             qkv = F.silu(qkv)
         widths = (self.key_dim, self.key_dim, self.head_dim)
         parts = zip(qkv.split(self.qkv_sizes, dim=-1), widths, strict=True)
         q, k, v = (part.unflatten(-1, (-1, width)) for part, width in parts)
+        q, k = repeat_heads(q, self.num_heads), repeat_heads(k, self.num_kv_heads)
+        if self.activation == "silu-v":
+            v = F.silu(v)
         positions, position = advanced(state, x, call.lengths) if self._needs_position else (None, None)
         rotation, interleaved = None, self.rotary_interleaved
         if self.rotary == "rope":
@@ -212,10 +243,22 @@ class ProjectedMixer(Mixer):
         """The mechanism between the projections and `finish`. None if it needs more than q, k, v and a decay."""
         return None
 
+    def with_skip(self, y_BTHV: Tensor, p: Projections) -> Tensor:
+        """The weighted values, and the token's own value where there is a skip."""
+        return y_BTHV if self.skip is None else y_BTHV + repeat_heads(p.plain_v, self.num_heads) * self.skip
+
+    def gated(self, y: Tensor, x: Tensor) -> Tensor:
+        """(B, T, inner_dim)"""
+        y = y.flatten(2)
+        return y if self.gate_proj is None else y * F.silu(self.gate_proj(x))
+
     def finish(self, y: Tensor, x: Tensor) -> Tensor:
-        """From the weighted values y (B, T, H, head_dim) to the output: norms and gates, if any, and the projection."""
-        finished: Tensor = self.out_proj(y.flatten(2).to(x.dtype))
-        return finished
+        """From the weighted values y (B, T, H, head_dim) to the output: norms, if any, gate and projection."""
+        return self.to_output(self.gated(y, x), x)
+
+    def to_output(self, y: Tensor, x: Tensor) -> Tensor:
+        projected: Tensor = self.out_proj(y.flatten(2).to(x.dtype))
+        return projected
 
     def state_after(self, p: Projections, attention: State | None) -> MixerState | None:
         """The mixer's state after a call: the attention's state, and that of everything in `project`."""

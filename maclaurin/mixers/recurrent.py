@@ -73,7 +73,7 @@ class QLSTM(ScannedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         gate, u = self.in_proj(x).chunk(2, dim=-1)
-        u, conv = self._convolved(u, state, call)
+        u, conv = self.convolved(u, state, call)
         f, i, o = self.gate_proj(u).chunk(3, dim=-1)
         h, after = linear_scan(
             torch.sigmoid(i) * u,
@@ -130,7 +130,7 @@ class RGLRU(ScannedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         *gate, u = self.in_proj(x).split(self.state_shape[0], dim=-1)
-        u, conv = self._convolved(u, state, call)
+        u, conv = self.convolved(u, state, call)
         log_decay, input_gate = self.gates(u)
         h, after = linear_scan(
             (complement(log_decay) * input_gate * u).to(u.dtype),

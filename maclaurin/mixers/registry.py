@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from maclaurin.mixers.base import Mixer
+from maclaurin.mixers.blocks import block_options
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,14 @@ class Entry:
                     options.setdefault(parameter.name, self.preset.get(parameter.name, parameter.default))
             if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
                 break
-        return options
+        return {**options, "block": None} if self.mixer.has_block else options
 
 
 _entries: dict[str, Entry] = {}
 
 # options that not every mixer can have, and why
 WHY_NOT = {
+    "block": "it is a block of its own",
     "num_kv_heads": "its heads cannot be grouped",
     "rotary": "it does not have both queries and keys",
     "tie_decay_pairs": "it needs a decay per key channel and rotary positions",
@@ -74,7 +76,8 @@ def build_mixer(name: str, d_model: int, num_heads: int, *, causal: bool = True,
         if not entry.mixer.bidirectional:
             raise ValueError(f"mixer {name!r} is causal only, causal=False is not possible")
         options["causal"] = False
-    mixer = entry.mixer(d_model, num_heads, **{**entry.preset, **options})
+    around = block_options(options.pop("block", None), own_gate=entry.mixer.own_gate)
+    mixer = entry.mixer(d_model, num_heads, **{**entry.preset, **around, **options})
     mixer.kind = name
     return mixer
 

@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.mechanisms import Linear
@@ -34,7 +34,7 @@ class RetNet(ProjectedMixer):
         super().__init__(d_model, num_heads, **projection)
         if self.decay != "none":
             raise ValueError(f"decay must be 'none', because retnet has its own fixed decays, got {self.decay!r}")
-        self.gate_proj = nn.Linear(d_model, self.inner_dim, bias=False)
+        self.add_skip_and_gate()
         self.out_norm = RMSNorm(self.head_dim, 1e-5)
         initialise(self, init)
 
@@ -49,12 +49,11 @@ class RetNet(ProjectedMixer):
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
         y, after = self.mechanism(wide(p.q), p.k, p.v, p.log_decay, None if state is None else state.attention, call)
-        y = self.out_norm(y).flatten(2) * nn.functional.silu(self.gate_proj(x))
-        return self.finish(y, x), self.state_after(p, after)
+        return self.finish(self.out_norm(self.with_skip(y, p)), x), self.state_after(p, after)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         return self.carrying(LinearState(zeros(self.num_kv_heads, self.key_dim, self.head_dim, dtype=zeros.wide)), zeros)
 
 
 summary = "RetNet: first order behind a fixed decay per head, head norm, output gate"
-register("retnet", RetNet, summary, "Sun et al.: Retentive Network, arXiv 2307.08621, 2023", rotary="rope")
+register("retnet", RetNet, summary, "Sun et al.: Retentive Network, arXiv 2307.08621, 2023", rotary="rope", gate=True)

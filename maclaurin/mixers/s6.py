@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.mixers.base import Call, MixerState, initial_dt_bias, initialise
+from maclaurin.mixers.base import Call, MixerState, WideLinear, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
 from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
@@ -50,7 +50,7 @@ class S6(ScannedMixer):
         self.conv = None
 
         self.x_proj = nn.Linear(d_model, self.dt_rank + 2 * d_state, bias=False)
-        self.dt_proj = nn.Linear(self.dt_rank, d_model)
+        self.dt_proj = WideLinear(self.dt_rank, d_model)
         self.A_log = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(d_model, 1))
         self.D = nn.Parameter(torch.ones(d_model))
         self.out_proj = nn.Linear(d_model, d_model, bias=False)
@@ -73,8 +73,8 @@ class S6(ScannedMixer):
         return y, None if after is None else MixerState(after, kind=self.kind)
 
     def time_step(self, r: Tensor) -> Tensor:
-        """dt (B, T, d_model) in float32 at least; the bias is added there."""
-        return F.softplus(wide(F.linear(r, self.dt_proj.weight)) + wide(self.dt_proj.bias))
+        """dt (B, T, d_model) in float32 at least: bfloat16 would round the bias to three digits."""
+        return F.softplus(self.dt_proj(wide(r)))
 
 
 register(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from maclaurin.mixers.base import Call, Mixer, MixerState, ShortConv, Zeros
+from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Zeros
 from maclaurin.ops.states import ConvState, ScanState
 
 
@@ -12,7 +12,7 @@ class ScannedMixer(Mixer):
     state_shape: tuple[int, ...]  # of one sequence
     conv: ShortConv | None
 
-    def _convolved(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, ConvState | None]:
+    def convolved(self, x: Tensor, state: MixerState | None = None, call: Call = AT_ONCE) -> tuple[Tensor, ConvState | None]:
         if self.conv is None:
             return x, None
         return self.conv.run(x, None if state is None else state.conv, call)

@@ -27,10 +27,10 @@ from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, normalize
+from torch.nn.functional import normalize
 
 from maclaurin.common.arguments import at_least_one, number, one_of, positive
-from maclaurin.mixers.base import AT_ONCE, Call, ShortConv, Zeros
+from maclaurin.mixers.base import AT_ONCE, Call, ShortConv, WideLinear, Zeros
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.decay import widest
@@ -107,15 +107,15 @@ class SelectiveRotary(nn.Module):
         if rank is None:
             self.proj = _UnitColumns(heads, d_model // heads, planes)
         else:
-            self.proj = nn.Sequential(_WideLinear(d_model, rank, bias=False), _WideLinear(rank, channels, bias=False))
+            self.proj = nn.Sequential(WideLinear(d_model, rank, bias=False), WideLinear(rank, channels, bias=False))
         self.conv = None if increments == "difference" else ShortConv(channels, CONV_WIDTH, bias=False)
         self.bias = nn.Parameter(torch.zeros(heads, planes)) if bias else None
         self.gate: nn.Module | None = None
         if gate == "standard":
-            self.gate = _WideLinear(d_model, heads)
+            self.gate = WideLinear(d_model, heads)
         elif gate != "none":
             gates = heads if gate == "low-rank" else channels
-            self.gate = nn.Sequential(_WideLinear(d_model, GATE_RANK, bias=False), _WideLinear(GATE_RANK, gates))
+            self.gate = nn.Sequential(WideLinear(d_model, GATE_RANK, bias=False), WideLinear(GATE_RANK, gates))
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv1d)):
                 nn.init.normal_(module.weight, std=0.02)
@@ -186,13 +186,6 @@ class SelectiveRotary(nn.Module):
     def _remembered(self) -> int:
         """How many tokens the increments look back."""
         return 1 if self.conv is None else CONV_WIDTH - 1
-
-
-class _WideLinear(nn.Linear):
-    """A linear layer in the dtype of its input, whatever that of its weights: what is summed over time is not rounded."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 class _UnitColumns(nn.Module):

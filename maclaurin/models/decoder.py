@@ -26,7 +26,7 @@ from maclaurin.models.config import MaclaurinConfig
 from maclaurin.models.documents import Bounds, document_bounds
 from maclaurin.models.outputs import TrainingOutput, when_read
 from maclaurin.models.weights import check_fit, saved_classes
-from maclaurin.ops.values import has_values
+from maclaurin.ops.transforms import has_numbers
 
 LOSS_CHUNK = 2048  # tokens whose logits exist at a time while the loss is computed
 
@@ -196,7 +196,7 @@ def _padding(attention_mask: Tensor | None, T: int) -> Tensor | None:
     if attention_mask is None:
         return None
     attention_mask = attention_mask[:, -T:]
-    return None if has_values(attention_mask) and bool(attention_mask.all()) else attention_mask
+    return None if has_numbers(attention_mask) and bool(attention_mask.all()) else attention_mask
 
 
 class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):

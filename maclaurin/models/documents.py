@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maclaurin.ops.values import has_values
+from maclaurin.ops.transforms import has_numbers
 
 Bounds = Tensor | Sequence[int]
 NOT_IN_GRAPHS = "position_ids must not restart, nor seq_idx change, in a compiled model: it cannot separate packed documents"
@@ -42,7 +42,7 @@ def document_bounds(
         begins = _restarts(position_ids.expand(size), attention_mask)
     else:
         return None
-    if not has_values(begins):
+    if not has_numbers(begins):
         # how many documents there are is not known before the graph runs
         torch._assert_async(begins.any().logical_not(), NOT_IN_GRAPHS)
         return None

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils.logging import disable_progress_bar
 
 from maclaurin.common.files import naming
+from maclaurin.common.hub import DESCRIPTION, WEIGHTS, fetched
 from maclaurin.models.checked import check_size, checked_description
 from maclaurin.models.weights import load_whole
 
@@ -19,11 +20,10 @@ TRIAL = "a b"
 def open_model(folder: str | Path) -> tuple[Any, Any]:
     """The model, ready to run on the best device here, and its tokenizer.
 
-    The folder is that of a run, one of its checkpoints, or anything `save_pretrained` wrote. Only safetensors are read.
+    The folder is that of a run, one of its checkpoints, anything `save_pretrained` wrote, or the owner/name of such a folder
+    on the hub. Only safetensors are read.
     """
-    path = Path(folder)
-    if not path.is_dir():
-        raise ValueError(f"model {str(folder)!r} is no folder here")
+    path = Path(folder) if Path(folder).is_dir() else _from_hub(str(folder))
     if not (path / "config.json").is_file():
         steps = [int(step) for found in path.glob("checkpoint-*") if (step := found.name.split("-", 1)[1]).isdecimal()]
         hint = f"; its run is not finished, {path / f'checkpoint-{max(steps)}'} is its last checkpoint" if steps else ""
@@ -46,6 +46,19 @@ def open_model(folder: str | Path) -> tuple[Any, Any]:
     check_vocabulary(tokenizer, model.config.vocab_size)
     model.generation_config = _special_tokens(path, model)
     return model.to(best_device()), tokenizer
+
+
+def _from_hub(name: str) -> Path:
+    """The folder of a model that the hub has. Its weights are fetched once its description may be read."""
+    if name.count("/") != 1:
+        raise ValueError(f"model {name!r} is no folder here and no owner/name of the hub")
+    path = fetched("model", name, DESCRIPTION)
+    if (path / "config.json").is_file():
+        checked_description(path)
+        path = fetched("model", name, (*DESCRIPTION, WEIGHTS))
+        if not any(path.glob(WEIGHTS)):
+            raise ValueError(f"model {name!r} has no .safetensors file on the hub, and pickles are never loaded")
+    return path
 
 
 def tokenizer_in(folder: Path) -> Any:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import TextStreamer
 
+from maclaurin.common.arguments import positive
+
 PREFILL_CHUNK = 4096  # tokens of a long prompt that are processed at once
 
 
@@ -33,28 +35,43 @@ def continue_text(
     *,
     max_new_tokens: int = 200,
     temperature: float = 0.8,
+    top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     seed: int = 0,
     write: Callable[[str], None] | None = None,
 ) -> Continuation:
-    """temperature 0 takes the most likely token each time. `write` gets the text piece by piece as it comes."""
+    """Sampled from the `top_k` likeliest tokens, 0 for all, of which the likeliest with the total probability `top_p` stay,
+    and of these the ones at least `min_p` times as likely as the first. temperature 0 takes the likeliest token each time.
+    repetition_penalty: logits of tokens that were there are divided by it. `write` gets the text piece by piece as it comes.
+    """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     if temperature < 0:
         raise ValueError(f"temperature must not be negative, got {temperature}")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p must lie in (0, 1], got {top_p}")
+    if top_k < 0:
+        raise ValueError(f"top_k must not be negative, got {top_k}")
+    if not 0 <= min_p <= 1:
+        raise ValueError(f"min_p must lie between 0 and 1, got {min_p}")
+    positive("repetition_penalty", repetition_penalty)
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
     length = inputs["input_ids"].shape[1]
     if not length:
         raise ValueError("the prompt is empty: give it at least one character")
-    sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature else {"do_sample": False}
+    sampling: dict[str, Any] = {"do_sample": False}
+    if temperature:
+        # a top_k of 0 is no limit; left out, transformers would have one of 50
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p or None}
     stream = _Stream(tokenizer, write)
     torch.manual_seed(seed)
     started = time.perf_counter()
     output = model.generate(
         **inputs,
         **sampling,
+        repetition_penalty=repetition_penalty,
         max_new_tokens=max_new_tokens,
         prefill_chunk_size=PREFILL_CHUNK if length > PREFILL_CHUNK else None,
         streamer=stream,

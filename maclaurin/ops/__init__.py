@@ -1,6 +1,7 @@
 """Tensors in, tensors out: the mechanisms, each exact in every form. `reference` states their maths."""
 
 from maclaurin.ops import reference
+from maclaurin.ops.backends import SlowPathWarning
 from maclaurin.ops.bidirectional import bidirectional_linear, bidirectional_power, bidirectional_softmax
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.delta import delta_rule
@@ -25,6 +26,7 @@ __all__ = [
     "MLSTMState",
     "PowerState",
     "ScanState",
+    "SlowPathWarning",
     "State",
     "TokenState",
     "bidirectional_inline",

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from maclaurin.ops.native.nan import any_nan
 from maclaurin.ops.one_operator import is_unrolled, one_operator
-from maclaurin.ops.values import has_values
+from maclaurin.ops.transforms import has_numbers, numbers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,12 +33,11 @@ def wide(x: Tensor) -> Tensor:
 
 def has_nan(x: Tensor) -> bool:
     """False where there are no numbers to look at."""
-    if not has_values(x):
+    if not has_numbers(x):
         return False
     if (found := any_nan(x)) is not None:
         return found
-    if x.requires_grad:
-        x = x.detach()
+    x = numbers(x)
     return math.isnan(x.sum().item()) and bool(x.isnan().any())  # +inf and -inf make a NaN of the sum alone
 
 

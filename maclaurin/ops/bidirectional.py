@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from maclaurin.common.arguments import one_of
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
+from maclaurin.ops.backends import note, reason_for_torch
 from maclaurin.ops.crossover import longest_direct, side
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES
@@ -85,13 +86,13 @@ def bidirectional_power(
         return bidirectional_linear(q, k, v, log_decay, scale=scale, normalize=normalize, form=form, lengths=lengths)
     features = kernel.feature_count(q.shape[3])
     call = _Call.of(q, k, v, log_decay, scale, normalize, lengths)
-    is_native = _is_native(kernel, order_weights, call)
-    # the kernels take a chunk pair by pair themselves, which pays off where torch would have to make a matrix of decays
-    short = q.shape[1] <= longest_direct("torch", features) and (log_decay is None or not is_native)
-    if form == "parallel" or (form == "auto" and short):
-        return _pair_by_pair(call, kernel, order_weights)
-    if is_native:
+    pair_by_pair = form == "parallel" or (form == "auto" and q.shape[1] <= longest_direct("torch", features))
+    reason = _reason_for_torch(kernel, order_weights, call, form, pair_by_pair)
+    note("bidirectional_power", "parallel" if reason is not None and pair_by_pair else "chunked", reason)
+    if reason is None:
         return _squares_natively(call) if kernel.squared else _taylor_natively(call)
+    if pair_by_pair:
+        return _pair_by_pair(call, kernel, order_weights)
     if log_decay is None and order_weights is None and features <= MOST_FEATURES:
         return _one_power_state(call, kernel)
     terms = kernel.orders if isinstance(order, Iterable) else kernel.orders[0]
@@ -138,6 +139,8 @@ def bidirectional_linear(
     if log_decay is None or log_decay.dim() == 3:  # a decay per channel is not one number per pair
         if form == "auto":
             form = "parallel" if q.shape[1] <= _longest_direct_of_first_order(call) else "chunked"
+        if form == "parallel" or log_decay is None:
+            note("bidirectional_linear", form, "whole sequences of first order have no kernel but that of a decay")
         if form == "parallel":
             return _pair_by_pair(call, Kernel.of(1))
     if log_decay is None:
@@ -201,16 +204,25 @@ def _longest_direct_of_first_order(call: _Call) -> int:
     if call.log_decay is None:
         # a state is made once for the query heads of a group, and read by each of them
         return longest_direct("one state", features * (1 + call.k.shape[2] / call.q.shape[2]) / 2)
-    return longest_direct("native decay" if native.refusal(call.q, call.q.dtype) is None else "torch decay", features)
+    return longest_direct(
+        "native decay" if reason_for_torch("auto", call.q, call.q.dtype) is None else "torch decay", features
+    )
 
 
-def _is_native(kernel: Kernel, order_weights: Tensor | None, call: _Call) -> bool:
-    if order_weights is not None or call.q.shape[1] == 0:
-        return False
+def _reason_for_torch(
+    kernel: Kernel, order_weights: Tensor | None, call: _Call, form: str, pair_by_pair: bool
+) -> str | None:
+    """The kernels take a chunk pair by pair themselves, which pays off where torch would have to make a matrix of decays."""
     a = call.log_decay
     squared = kernel.squared and (a is None or a.shape[2] == call.k.shape[2])
     taylor = kernel == Kernel.of((0, 1, 2)) and a is None
-    return (squared or taylor) and native.refusal(call.q, call.q.dtype) is None
+    no_kernel = None
+    if order_weights is not None or not (squared or taylor):
+        no_kernel = "order=2 with a decay per key-value head or none, or order=(0, 1, 2) without one, and no order_weights"
+    elif form == "parallel" or call.q.shape[1] == 0:
+        no_kernel = "another form than 'parallel' and at least one token"
+    faster = "PyTorch's matrix product is faster for so few tokens" if pair_by_pair and a is None else None
+    return reason_for_torch("auto", call.q, call.q.dtype, no_kernel=no_kernel, torch_is_faster=faster)
 
 
 @without_autocast

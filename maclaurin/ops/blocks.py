@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+
+from maclaurin.ops.transforms import recomputed
 
 
 def over_query_blocks(
@@ -23,10 +24,7 @@ def over_query_blocks(
     pieces = []
     for q_block, end in zip(q.split(block, dim=-2), ends, strict=True):
         seen = min(end, slots)
-        if recompute and torch.is_grad_enabled():
-            pieces.append(checkpoint(attend, q_block, seen, use_reentrant=False))
-        else:
-            pieces.append(attend(q_block, seen))
+        pieces.append(recomputed(attend, q_block, seen) if recompute else attend(q_block, seen))
     return torch.cat(pieces, dim=-2)
 
 

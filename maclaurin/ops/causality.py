@@ -17,6 +17,7 @@ from torch import Tensor
 from maclaurin.ops.arithmetic import has_nan
 from maclaurin.ops.ragged import DenseOp, Inputs, part
 from maclaurin.ops.states import State
+from maclaurin.ops.transforms import numbers
 
 S = TypeVar("S", bound=State)
 Result = tuple[Tensor, S | None]
@@ -48,12 +49,12 @@ def _in_parts(
     y, new_state = op(inputs, state, lengths, return_state)
     own = q.isfinite().all(-1, keepdim=True).logical_not()
     unexplained = y.isnan() & ~own
-    if not forgets and bool(unexplained.any()):
+    if not forgets and bool(numbers(unexplained).any()):
         # what is NaN at the first token, whose query is not to blame, is NaN in the state
         first_inputs, first_lengths = part(inputs, lengths, 0, 1)
         first, _ = op(first_inputs, state, first_lengths, False)
-        unexplained &= ~first.isnan() | own[:, :1]
-    if T == 1 or not bool(unexplained.any()):
+        unexplained = unexplained & (~first.isnan() | own[:, :1])
+    if T == 1 or not bool(numbers(unexplained).any()):
         return y, new_state
     inputs_left, lengths_left = part(inputs, lengths, 0, T // 2)
     left, between = _in_parts(op, inputs_left, state, lengths_left, True, forgets)

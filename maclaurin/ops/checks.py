@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from maclaurin.common.arguments import number, one_of
+from maclaurin.ops.native.library import BACKENDS
 from maclaurin.ops.states import State, TokenState
-from maclaurin.ops.values import has_values
+from maclaurin.ops.transforms import has_numbers, numbers
 
 S = TypeVar("S", bound=State)
 
 FORMS = ("auto", "parallel", "chunked", "recurrent")
 FEW_NUMBERS = 64
 LARGEST_SCALE = 1e18  # its square is in the range of float32
-BACKENDS = ("auto", "torch")
-BACKENDS_WITH_NATIVE = (*BACKENDS, "native")
 
 
 def shape(tensor: Tensor) -> str:
@@ -65,10 +63,9 @@ def no_growth(decay: Tensor) -> None:
     """A tensor of log decays: no value > 0. NaN goes through to the output."""
     if not isinstance(decay, Tensor):
         raise TypeError(f"log_decay must be a tensor, got {type(decay).__name__}")
-    if has_values(decay) and _any_positive(decay):
-        raise ValueError(
-            f"log_decay must be <= 0 everywhere, got a largest value of {decay.nan_to_num(nan=0.0).max().item():g}"
-        )
+    if has_numbers(decay) and _any_positive(decay):
+        largest = numbers(decay).nan_to_num(nan=0.0).max().item()
+        raise ValueError(f"log_decay must be <= 0 everywhere, got a largest value of {largest:g}")
 
 
 def beta(value: Tensor, q: Tensor, k: Tensor) -> None:
@@ -84,16 +81,17 @@ def beta(value: Tensor, q: Tensor, k: Tensor) -> None:
 
 def not_negative(name: str, value: Tensor) -> None:
     """No value < 0. NaN goes through to the output."""
-    if has_values(value) and _any_positive(-value):
-        smallest = value.nan_to_num(nan=0.0).min().item()
+    if has_numbers(value) and _any_positive(-value):
+        smallest = numbers(value).nan_to_num(nan=0.0).min().item()
         raise ValueError(f"{name} must be >= 0 everywhere, got a smallest value of {smallest:g}")
 
 
 def _any_positive(x: Tensor) -> bool:
     """The few numbers of a decoding step are looked at in Python, which is faster than two operators."""
+    x = numbers(x)
     if x.numel() <= FEW_NUMBERS and x.is_cpu:
         return any(value > 0 for value in x.flatten().tolist())
-    largest = x.detach().max().item() if x.numel() else 0.0
+    largest = x.max().item() if x.numel() else 0.0
     return largest > 0 or (math.isnan(largest) and bool((x > 0).any()))  # what stands beside a NaN is looked at by itself
 
 
@@ -127,7 +125,7 @@ def token_state(state: TokenState | None, k: Tensor, v: Tensor) -> None:
                 f"state must have been made with the same heads and channels: it holds {name} of {tuple(kept.shape[2:])} "
                 f"(heads, channels), the new ones have {tuple(new.shape[2:])}"
             )
-    if state.lengths is not None and has_values(state.lengths):
+    if state.lengths is not None and has_numbers(state.lengths):
         state.check_lengths()
 
 
@@ -155,6 +153,6 @@ def not_traced() -> None:
         raise RuntimeError("torch.jit.trace cannot record maclaurin's ops: use torch.export or torch.compile")
 
 
-def form_and_backend(form: str, backend: str, backends: Sequence[str] = BACKENDS) -> None:
+def form_and_backend(form: str, backend: str) -> None:
     one_of("form", form, FORMS)
-    one_of("backend", backend, backends)
+    one_of("backend", backend, BACKENDS)

@@ -33,7 +33,7 @@ def short_conv(
 
     activation: "silu" returns y·σ(y). The forms differ only in how many tokens are taken at a time, and natively not at all.
     """
-    call = Options(**options)
+    call = Options.of(short_conv, options)
     call.check()
     checks.tensor("x", x, "batch, time, channels")
     checks.tensor("weight", weight, "channels, width")
@@ -52,7 +52,7 @@ def short_conv(
         )
     at_once = call.form in ("auto", "parallel") or torch.compiler.is_compiling()  # a compiler would unroll the loop
     step = call.at_once(x.shape[1], CHUNK)
-    natively = call.natively(x)
+    natively = call.natively("short_conv", x, auto="parallel")
 
     @without_autocast
     def dense(inputs: Inputs, state: ConvState | None, lengths: Tensor | None) -> tuple[Tensor, ConvState | None]:

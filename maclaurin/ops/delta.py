@@ -26,11 +26,13 @@ from torch import Tensor
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.ops import checks, decay, delta_chunked
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
+from maclaurin.ops.backends import note
 from maclaurin.ops.causality import causally
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import DeltaState, State
+from maclaurin.ops.transforms import is_transformed
 
 CHUNKS = {1: 64}  # by order
 CHUNK_OF_HIGHER_ORDERS = 256  # a larger state is better read and written by more tokens at a time
@@ -81,6 +83,7 @@ def delta_rule(
         )
     if form == "auto":
         form = "recurrent" if q.shape[1] == 1 else "chunked"
+    note("delta_rule", "recurrent" if q.shape[1] == 1 else form, "the delta rule has no kernel")
     rule = _Rule(order, default_scale(scale, q), form == "recurrent", q.shape[1] if form == "parallel" else chunk_size)
     return over_documents(
         causally(rule.run, form=form, return_state=return_state),
@@ -182,6 +185,8 @@ def _recurrent(
     if state_NFV is None:
         state_NFV = v_NTV.new_zeros(v_NTV.shape[0], kernel.feature_count(k_NTK.shape[2]), v_NTV.shape[2])
     root_F1 = kernel.feature_weights(k_NTK.shape[2], v_NTV)[:, None].sqrt()
+    # in place, because a second copy of a large state is slow; under vmap it may be that of all examples
+    add_product = torch.baddbmm if is_transformed() else Tensor.baddbmm_
     outputs = []
     for t in range(v_NTV.shape[1]):
         q_NRK, k_N1K, beta_N11 = q_NRTK[:, :, t], k_NTK[:, t, None], beta_NT[:, t, None, None]
@@ -196,5 +201,5 @@ def _recurrent(
         u_N1V = beta_N11 * (v_NTV[:, t, None] - read_NXV[:, :1])
         own_NR1 = kernel(torch.bmm(q_NRK, k_N1K.transpose(1, 2)))
         outputs.append(torch.baddbmm(read_NXV[:, 1:], own_NR1, u_N1V))
-        state_NFV = kept_NFV.baddbmm_(features_NFX[:, :, :1], u_N1V)  # in place: a second copy of a large state is slow
+        state_NFV = add_product(kept_NFV, features_NFX[:, :, :1], u_N1V)
     return torch.stack(outputs, dim=2), state_NFV

@@ -31,13 +31,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.linalg import solve_triangular
 
 from maclaurin.ops import decay
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.features import Kernel
-from maclaurin.ops.power_chunked import Chunk, Plan, initial_state, some_heads_at_a_time
+from maclaurin.ops.power_chunked import Chunk, Chunked, Plan, initial_state, some_heads_at_a_time
+from maclaurin.ops.transforms import twice_differentiable
 
 
 def chunked(
@@ -58,48 +58,28 @@ def chunked(
     return some_heads_at_a_time(_Chunked, inputs, plan, (1 + R) * plan.chunk)
 
 
-class _Chunked(torch.autograd.Function):
+class _Chunked(Chunked):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor | None]:
         """Those of `chunked`, with a plan in place of its options."""
-        q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, state_NFV, plan = arguments
-        R, T, K = q_NRTK.shape[1:]
-        y_NRTV, error_NTV = v_NTV.new_empty(*q_NRTK.shape[:3], v_NTV.shape[2]), torch.empty_like(v_NTV)
-        state, empty = initial_state(state_NFV, k_NTK, v_NTV, plan.kernel), state_NFV is None
-        c_F1 = plan.kernel.feature_weights(K, k_NTK)[:, None]
-        for start in range(0, T, plan.chunk):
-            chunk = _chunk(q_NRTK, k_NTK, v_NTV, log_decay_NT, plan, start)
-            now, C = chunk.keys, chunk.k_NCK.shape[1]
-            score_NXCC, between = chunk.scores()
-            weight_NXCC = plan.kernel(score_NXCC) * between
-            m_NFQ = None if empty else chunk.monomials_of_q()
-            read_NQV, unexplained_NCV = None, chunk.v_NCW
-            if m_NFQ is not None:
-                read_NQV = chunk.from_start(torch.bmm(m_NFQ.transpose(1, 2), c_F1 * state))
-                unexplained_NCV = chunk.v_NCW - read_NQV[:, :C]
-            system_NCC = weight_NXCC[:, 0] * beta_NT[:, None, now]
-            error_NCV = solve_triangular(system_NCC, unexplained_NCV, upper=False, unitriangular=True)
-            u_NCV = beta_NT[:, now, None] * error_NCV
-            y_NQV = torch.bmm(weight_NXCC[:, 1:].flatten(1, 2), u_NCV)
-            if read_NQV is not None:
-                y_NQV += read_NQV[:, C:]
-            y_NRTV[:, :, now] = y_NQV.unflatten(1, (R, C))
-            error_NTV[:, now] = error_NCV
-            if now.stop < T or plan.folded:
-                m_NFC = chunk.monomials_of_k() if m_NFQ is None else m_NFQ[:, :, :C]
-                state, empty = torch.baddbmm(chunk.across(state), m_NFC, chunk.to_end(u_NCV)), False
-        result = state if plan.folded else None
-        ctx.plan = plan
+        y_NRTV, result, error_NTV = _outputs(*arguments)
+        *inputs, ctx.plan = arguments
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, state_NFV, y_NRTV, error_NTV, result)
+        ctx.save_for_backward(*inputs, y_NRTV, error_NTV, result)
         return y_NRTV, result
 
     @staticmethod
-    @once_differentiable
+    def ordinary(*arguments: Any) -> tuple[Tensor, Tensor | None]:
+        return _outputs(*arguments)[:2]
+
+    @staticmethod
     @without_autocast
     def backward(ctx: Any, dy_NRTV: Tensor | None, d_result_NFV: Tensor | None) -> tuple[Tensor | None, ...]:
         q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, state_NFV, y_NRTV, error_NTV, result_NFV = ctx.saved_tensors
         plan: Plan = ctx.plan
+        if torch.is_grad_enabled():
+            inputs = ctx.saved_tensors[:6]
+            return (*twice_differentiable(_Chunked.ordinary, inputs, (dy_NRTV, d_result_NFV), plan), None)
         T, K = k_NTK.shape[1:]
         if dy_NRTV is None:
             dy_NRTV = torch.zeros_like(y_NRTV)
@@ -167,6 +147,44 @@ class _Chunked(torch.autograd.Function):
             d_decay_NT = given_NT.flip(1).cumsum(1).flip(1).to(log_decay_NT.dtype)
             d_decay_NT = d_decay_NT * (log_decay_NT > decay.SMALLEST_LOG_DECAY)
         return dq_NRTK, dk_NTK, dv_NTV, d_beta_NT, d_decay_NT, None if state_NFV is None else dstate, None
+
+
+def _outputs(
+    q_NRTK: Tensor,
+    k_NTK: Tensor,
+    v_NTV: Tensor,
+    beta_NT: Tensor,
+    log_decay_NT: Tensor | None,
+    state_NFV: Tensor | None,
+    plan: Plan,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Those of `chunked`, and the errors e (N,T,V). Nothing is written in place."""
+    R, T, K = q_NRTK.shape[1:]
+    state, empty = initial_state(state_NFV, k_NTK, v_NTV, plan.kernel), state_NFV is None
+    c_F1 = plan.kernel.feature_weights(K, k_NTK)[:, None]
+    outputs, errors = [], []
+    for start in range(0, T, plan.chunk):
+        chunk = _chunk(q_NRTK, k_NTK, v_NTV, log_decay_NT, plan, start)
+        now, C = chunk.keys, chunk.k_NCK.shape[1]
+        score_NXCC, between = chunk.scores()
+        weight_NXCC = plan.kernel(score_NXCC) * between
+        m_NFQ = None if empty else chunk.monomials_of_q()
+        read_NQV, unexplained_NCV = None, chunk.v_NCW
+        if m_NFQ is not None:
+            read_NQV = chunk.from_start(torch.bmm(m_NFQ.transpose(1, 2), c_F1 * state))
+            unexplained_NCV = chunk.v_NCW - read_NQV[:, :C]
+        system_NCC = weight_NXCC[:, 0] * beta_NT[:, None, now]
+        error_NCV = solve_triangular(system_NCC, unexplained_NCV, upper=False, unitriangular=True)
+        u_NCV = beta_NT[:, now, None] * error_NCV
+        y_NQV = torch.bmm(weight_NXCC[:, 1:].flatten(1, 2), u_NCV)
+        if read_NQV is not None:
+            y_NQV = y_NQV + read_NQV[:, C:]
+        outputs.append(y_NQV.unflatten(1, (R, C)))
+        errors.append(error_NCV)
+        if now.stop < T or plan.folded:
+            m_NFC = chunk.monomials_of_k() if m_NFQ is None else m_NFQ[:, :, :C]
+            state, empty = torch.baddbmm(chunk.across(state), m_NFC, chunk.to_end(u_NCV)), False
+    return torch.cat(outputs, dim=2), state if plan.folded else None, torch.cat(errors, dim=1)
 
 
 def _chunk(q_NRTK: Tensor, k_NTK: Tensor, v_NTV: Tensor, log_decay_NT: Tensor | None, plan: Plan, start: int) -> Chunk:

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from maclaurin.ops.transforms import is_transformed, outside_transforms, twice_differentiable
+
 R = TypeVar("R")
 
 GATHER_BELOW = 8  # tokens per head
@@ -33,36 +35,38 @@ def monomial_count(dim: int, order: int) -> int:
 
 def multiplicity(dim: int, order: int) -> Tensor:
     """How many ordered index tuples give each monomial, float64, in the order of the features."""
-    counts = torch.full((1,), float(math.factorial(order)), dtype=torch.float64, device="cpu")
-    for parent, run in _growing(dim, order):
-        counts = counts[parent] / run  # a run of m equal indices divides by m!, one factor at a time
-    return counts
+    counts = [float(math.factorial(order))]
+    for monomials in _growing(dim, order):
+        counts = [counts[parent] / run for parent, run in monomials]  # a run of m equal indices divides by m!, step by step
+    return torch.tensor(counts, dtype=torch.float64, device="cpu")
 
 
-def power_of_norm(dim: int, order: int) -> Tensor:
-    """For an even order, the weights of its monomials in |x|^order = (Σ x_i²)^(order/2): zero but for squares. float64."""
-    counts = torch.full((1,), float(math.factorial(order // 2)), dtype=torch.float64, device="cpu")
-    before = torch.zeros(1, dtype=torch.float64, device="cpu")
-    for parent, run in _growing(dim, order):
+def power_of_norm(dim: int, order: int) -> list[float]:
+    """For an even order, the weights of its monomials in |x|^order = (Σ x_i²)^(order/2): zero but for squares."""
+    counts, runs = [float(math.factorial(order // 2))], [0]
+    for monomials in _growing(dim, order):
         # an index that comes an odd number of times makes no square, and m pairs of it divide by m!
-        counts = torch.where((run == 1) & (before[parent] % 2 == 1), 0.0, counts[parent])
-        counts = torch.where(run % 2 == 0, counts / (run / 2), counts)
-        before = run
-    return torch.where(before % 2 == 1, 0.0, counts)
+        kept = [0.0 if run == 1 and runs[parent] % 2 else counts[parent] for parent, run in monomials]
+        counts = [count if run % 2 else count / (run / 2) for count, (_, run) in zip(kept, monomials, strict=True)]
+        runs = [run for _, run in monomials]
+    return [0.0 if run % 2 else count for count, run in zip(counts, runs, strict=True)]
 
 
-def _growing(dim: int, order: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _growing(dim: int, order: int) -> Iterator[list[tuple[int, int]]]:
     """The monomials of orders 1, 2, … in lexical order: which of one order less they continue, by what run of equal indices.
 
-    Behind each of those there are stands every index from the last one on.
+    Behind each of those there are stands every index from the last one on. In plain numbers, so that a graph which is
+    traced or exported holds the result and not the way to it.
     """
-    last, run = (torch.zeros(1, dtype=dtype, device="cpu") for dtype in (torch.long, torch.float64))
-    for n in range(1, order + 1):
-        size, children = monomial_count(dim, n), dim - last
-        parent = torch.repeat_interleave(torch.arange(len(last), dtype=torch.long, device="cpu"), children, output_size=size)
-        step = torch.arange(size, dtype=torch.long, device="cpu") - (children.cumsum(0) - children)[parent]
-        run, last = torch.where(step == 0, run[parent] + 1, 1.0), last[parent] + step
-        yield parent, run
+    ends = [(0, 0)]  # the last index, and how often it stands there
+    for _ in range(order):
+        grown = [
+            (parent, last, run + 1 if last == before else 1)
+            for parent, (before, run) in enumerate(ends)
+            for last in range(before, dim)
+        ]
+        ends = [(last, run) for _, last, run in grown]
+        yield [(parent, run) for parent, _, run in grown]
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,9 @@ class Kernel:
                 f"for those terms of the Taylor series, none above {HIGHEST_ORDER}, got {order!r:.80}"
             )
         return Kernel(orders, tuple(1 / math.factorial(n) if taylor else 1.0 for n in orders))
+
+    def __str__(self) -> str:
+        return f"order={self.orders[0] if self == Kernel.of(self.orders[-1]) else self.orders}"
 
     def __call__(self, score: Tensor, weights: Tensor | None = None) -> Tensor:
         """f(score), or Σ weights[n]·c_n·scoreⁿ with weights (orders, …) that broadcast against the score."""
@@ -165,10 +172,8 @@ def remembered(make: Callable[..., R]) -> Callable[..., R]:
     def found(*key: Hashable) -> R:
         if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
             return make(*key)
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):
-                return kept(*key)
-        return kept(*key)
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else outside_transforms():
+            return kept(*key)
 
     return found
 
@@ -185,9 +190,9 @@ def squares(kernel: Kernel, dim: int) -> list[tuple[int, Tensor, Tensor]]:
     found, start = [], 0
     for position, (n, c) in enumerate(zip(kernel.orders, kernel.coefficients, strict=True)):
         if n > 0 and n % 2 == 0:
-            weights_F = c * power_of_norm(dim, n)
-            index_E = weights_F.nonzero().squeeze(1)
-            found.append((position, start + index_E, weights_F[index_E]))
+            weights = {start + index: c * weight for index, weight in enumerate(power_of_norm(dim, n)) if weight}
+            index_E = torch.tensor(list(weights), dtype=torch.long, device="cpu")
+            found.append((position, index_E, torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")))
         start += monomial_count(dim, n)
     return found
 
@@ -211,15 +216,32 @@ class _Monomials(torch.autograd.Function):
         return expand(x_NKR, orders)
 
     @staticmethod
-    def backward(ctx, grad_NFR: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+    def backward(ctx, grad_NFR: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[no-untyped-def]
         (x_NKR,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            (again,) = twice_differentiable(_products, (x_NKR,), (grad_NFR,), ctx.orders)
+            return again, None
         return contract(x_NKR, grad_NFR, ctx.orders), None
 
 
 def monomials(x_NKR: Tensor, orders: tuple[int, ...]) -> Tensor:
     """All monomials of the given orders, differentiable: (N,K,R) -> (N,F,R)."""
+    if is_transformed():
+        return _products(x_NKR, orders)[0]
+    if not torch.is_grad_enabled():
+        return expand(x_NKR, orders)
     result: Tensor = _Monomials.apply(x_NKR, orders)
     return result
+
+
+def _products(x_NKR: Tensor, orders: tuple[int, ...]) -> tuple[Tensor]:
+    """`expand` in ordinary operators, out of place."""
+    made_NFR = {0: torch.ones_like(x_NKR[:, :1]), 1: x_NKR}
+    for order in range(2, max(orders) + 1):
+        lower_NFR = made_NFR[order - 1]
+        blocks = [x_NKR[:, p : p + 1] * lower_NFR[:, suffix] for p, _, suffix in _blocks(x_NKR.shape[1], order)]
+        made_NFR[order] = torch.cat(blocks, dim=1)
+    return (torch.cat([made_NFR[order] for order in orders], dim=1),)
 
 
 def expand(x_NKR: Tensor, orders: tuple[int, ...]) -> Tensor:

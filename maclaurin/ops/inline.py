@@ -57,7 +57,7 @@ def inline_attention(
 
     scale: s above, 1/√K unless given. Other arguments as in `linear_attention`.
     """
-    call = Options(**options)
+    call = Options.of(inline_attention, options)
     if not causal:
         return call.over_whole_documents(partial(bidirectional_inline, scale=scale), (q, k, v), state)
     checks.heads(q, k, v)

@@ -19,7 +19,6 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
@@ -30,6 +29,7 @@ from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import Plan, chunked
 from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import LinearState, PowerState, State
+from maclaurin.ops.transforms import recomputed
 
 CHUNK = 64
 SMALLEST_HALF = 16  # pairs of this many tokens are written out
@@ -55,7 +55,7 @@ def linear_attention(
     q (B,T,H,K), k (B,T,G,K), v (B,T,G,V); log_decay (B,T,G or H), or (B,T,G or H,K) for a decay per channel, <= 0. Feature
     maps are applied to q and k before the call. Other arguments as in `power_attention` and `Options`.
     """
-    call = Options(**options)
+    call = Options.of(linear_attention, options)
     if not causal:
         from maclaurin.ops.bidirectional import bidirectional_linear  # made of this op
 
@@ -76,7 +76,8 @@ def linear_attention(
             f"state must have been made with the same heads and channels: it holds {tuple(initial.recurrent.shape[1:])} "
             f"(heads, key channels, value channels), the new ones need {state_shape}"
         )
-    engine = _Engine(scale, normalize, call.form, chunk_size, not call.natively(q))
+    auto = "parallel" if not torch.compiler.is_compiling() and q.shape[1] <= PARALLEL_UP_TO else "chunked"
+    engine = _Engine(scale, normalize, call.form, chunk_size, not call.natively("linear_attention", q, auto))
     return call.causally(engine.run, (q, k, v, log_decay), initial)
 
 
@@ -149,9 +150,11 @@ class _Engine:
         return y, None if state_NKW is None else state_NKW.unflatten(0, (B, G))
 
 
-def _shapes(q: Tensor, k: Tensor, v: Tensor, log_decay: Any, recurrent: Any, keep: bool, *options: Any) -> tuple[Tensor, ...]:
+def _shapes(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Any, recurrent: Any, keep: bool, *options: Any
+) -> tuple[Tensor, ...]:
     dtype, (B, T, H, K), (G, V) = torch.promote_types(q.dtype, torch.float32), q.shape, v.shape[2:]
-    state = (B, G, K, V + options[1]) if keep else (0,)
+    state = (B, G, K, V + normalize) if keep else (0,)
     return q.new_empty(B, T, H, V, dtype=dtype), q.new_empty(state, dtype=dtype)
 
 
@@ -228,10 +231,7 @@ def _per_channel(
     outputs = []
     for now in (slice(start, start + (size or T)) for start in range(0, T, size or T)):
         pieces = (q_NRTK[:, :, now], k_NTK[:, now], v_NTW[:, now], a_NTK[:, now], state_NKW)
-        if torch.is_grad_enabled():
-            y, state_NKW = checkpoint(_chunk, *pieces, use_reentrant=False)
-        else:
-            y, state_NKW = _chunk(*pieces)
+        y, state_NKW = recomputed(_chunk, *pieces)
         outputs.append(y)
     return torch.cat(outputs, dim=2), state_NKW if keep else None
 

@@ -39,6 +39,7 @@ from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import LinearState, MLSTMState
 from maclaurin.ops.tokens import without_padding
+from maclaurin.ops.transforms import is_transformed
 
 INPUT_GATES = ("exp", "sigmoid")
 SMALLEST_LOG_FORGET = -1e5  # a gate that is shut must also shut out an input gate of e^1000
@@ -66,7 +67,7 @@ def mlstm(
     input_gate_kind: g, "exp" or "sigmoid". normalize: False leaves out the division (sigmoid only: exp would overflow).
     Other arguments as in `linear_attention`.
     """
-    call = Options(**options)
+    call = Options.of(mlstm, options)
     checks.heads(q, k, v)
     for name, gate in (("input_gate", input_gate), ("forget_gate", forget_gate)):
         checks.tensor(name, gate, "batch, time, heads")
@@ -128,7 +129,7 @@ class _Cell:
         recurrent = after.recurrent
         if m is None:
             return y.to(q.dtype), MLSTMState(recurrent)
-        if m.requires_grad:
+        if m.requires_grad or is_transformed():
             # a factor of 1: the state is in units of exp(m), which was a constant on the way here
             recurrent = recurrent * (m.detach() - m)[:, -1, :, None, None].exp().to(dtype)
         return y.to(q.dtype), MLSTMState(recurrent, m[:, -1].clone())

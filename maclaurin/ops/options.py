@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
-from maclaurin.ops import checks, native
+from maclaurin.ops import checks
+from maclaurin.ops.backends import note, reason_for_torch
 from maclaurin.ops.causality import StatefulOp, causally
+from maclaurin.ops.native import library
 from maclaurin.ops.ragged import DenseOp, Inputs, over_documents, over_whole_documents
 from maclaurin.ops.states import State
 
@@ -43,21 +45,33 @@ class Options(NamedTuple):
     cu_seqlens: Tensor | Sequence[int] | None = None
     lengths: Tensor | None = None
 
+    @classmethod
+    def of(cls, op: Callable[..., Any], options: CallOptions) -> Options:
+        """The keywords that an op was given beside its own."""
+        for name in options:
+            if name not in CallOptions.__annotations__:
+                known = ", ".join(inspect.signature(op).parameters)
+                raise TypeError(f"{op.__name__}() got an unexpected keyword argument {name!r}: it takes {known}")
+        return cls(**options)
+
     def check(self) -> None:
-        checks.form_and_backend(self.form, self.backend, checks.BACKENDS_WITH_NATIVE)
+        checks.form_and_backend(self.form, self.backend)
 
     @property
     def plain(self) -> bool:
         """Whether nothing is asked but the next tokens of a dense batch and the state after them."""
         ragged = self.attention_mask is not None or self.cu_seqlens is not None or self.lengths is not None
-        return self.return_state and self.backend == "auto" and self.form in ("auto", "recurrent") and not ragged
+        auto = self.backend == "auto" and library.default_backend != "torch"
+        return auto and self.return_state and self.form in ("auto", "recurrent") and not ragged
 
-    def natively(self, x: Tensor) -> bool:
-        """Whether the C++ kernels run, where they have no other conditions than those of `native.refusal`."""
-        refusal = native.refusal(x, torch.promote_types(x.dtype, torch.float32))
-        if self.backend == "native" and refusal is not None:
-            raise ValueError(f"backend='native' needs {refusal}")
-        return self.backend != "torch" and refusal is None
+    def natively(self, op: str, x: Tensor, auto: str = "chunked") -> bool:
+        """Whether the C++ kernels run, where they have no other conditions than those of `native.refusal`.
+
+        auto: the form that "auto" stands for.
+        """
+        reason = reason_for_torch(self.backend, x, torch.promote_types(x.dtype, torch.float32))
+        note(op, "recurrent" if x.shape[1] == 1 else auto if self.form == "auto" else self.form, reason)
+        return reason is None
 
     def at_once(self, time: int, chunk_size: int) -> int:
         """How many tokens are taken at a time, where that is all that the forms differ in."""

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.decay import widest
 from maclaurin.ops.one_operator import is_unrolled, one_operator
+from maclaurin.ops.transforms import is_transformed, twice_differentiable
 
 BLOCK = 2**16  # numbers that are looked up at a time, so that what is made for them stays in the cache
 DIRECT_UP_TO = 2  # numbers per hidden unit: for so few, as in decoding, the sum itself is quicker than the table
@@ -41,7 +42,8 @@ def _evaluate(u: Tensor, *weights: Tensor) -> Tensor:
         y_nL = torch.addmm(c_L, torch.relu(u_n[:, None] * w_N + b_N), A_NL)
     else:
         table = _table(*(weight.to(widest(u.device)) for weight in weights))
-        y_nL = _Lookup.apply(u_n, *(part.to(dtype) for part in table))
+        look_up = _looked_up if is_transformed() else _Lookup.apply
+        y_nL = look_up(u_n, *(part.to(dtype) for part in table))
     return y_nL.view(*u.shape, weights[3].shape[0])
 
 
@@ -75,13 +77,16 @@ class _Lookup(torch.autograd.Function):
         for u, row, y in zip(u_n.split(BLOCK), row_n.split(BLOCK), y_nL.split(BLOCK), strict=True):
             row.copy_(_knots_below(u, knots_N))
             torch.addcmul(intercept_ML.index_select(0, row), slope_ML.index_select(0, row), u[:, None], out=y)
-        ctx.save_for_backward(u_n, row_n, slope_ML)
+        ctx.save_for_backward(u_n, row_n, slope_ML, intercept_ML)
         return y_nL
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy_nL: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
-        u_n, row_n, slope_ML = ctx.saved_tensors
+    def backward(ctx: Any, dy_nL: Tensor) -> tuple[Tensor | None, None, Tensor | None, Tensor | None]:
+        u_n, row_n, slope_ML, intercept_ML = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            inputs = (u_n, slope_ML, intercept_ML)
+            du, dslope, dintercept = twice_differentiable(_at_rows, inputs, (dy_nL,), row_n)
+            return du, None, dslope, dintercept
         du_n, dslope_ML, dintercept_ML = (torch.zeros_like(x) for x in (u_n, slope_ML, slope_ML))
         blocks = (x.split(BLOCK) for x in (u_n, row_n, dy_nL, du_n))
         for u, row, dy, du in zip(*blocks, strict=True):
@@ -90,6 +95,16 @@ class _Lookup(torch.autograd.Function):
             dintercept_ML.index_add_(0, row, dy)
             dslope_ML.index_add_(0, row, dy * u[:, None])
         return du_n, None, dslope_ML, dintercept_ML
+
+
+def _looked_up(u_n: Tensor, knots_N: Tensor, slope_ML: Tensor, intercept_ML: Tensor) -> Tensor:
+    """`_Lookup` in ordinary operators."""
+    (y_nL,) = _at_rows(u_n, slope_ML, intercept_ML, torch.searchsorted(knots_N, u_n.detach()))
+    return y_nL
+
+
+def _at_rows(u_n: Tensor, slope_ML: Tensor, intercept_ML: Tensor, row_n: Tensor) -> tuple[Tensor]:
+    return (torch.addcmul(intercept_ML[row_n], slope_ML[row_n], u_n[:, None]),)
 
 
 def _knots_below(u: Tensor, knots_N: Tensor) -> Tensor:

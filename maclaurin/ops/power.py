@@ -26,6 +26,7 @@ from torch.nn.functional import pad
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
+from maclaurin.ops.backends import note, reason_for_torch, say_once
 from maclaurin.ops.blocks import over_query_blocks
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
@@ -37,6 +38,7 @@ from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
+from maclaurin.ops.transforms import is_transformed
 
 # queries, scaled keys, values, log decays, recurrent state, weights of the orders: heads first, time next to channels
 Heads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
@@ -78,10 +80,10 @@ def power_attention(
     fold_at, fold_every: when kept tokens are folded into the recurrent state; by default where it becomes the smaller one.
     Other arguments as in `Options`; the native backend has order 2 in float32.
     """
-    call = Options(**options)
+    call = Options.of(power_attention, options)
     usual = order == 2 and order_weights is None and scale is None and causal
     if usual and isinstance(state, PowerState) and call.plain and not torch.compiler.is_compiling():
-        transformed = native.is_transformed()
+        transformed = is_transformed()
         done = None if transformed else native.plain_step(q, k, v, log_decay, state, normalize, fold_at, fold_every)
         if done is not None:
             return done
@@ -149,11 +151,14 @@ class _Engine:
         recurrent = None if state is None else state.recurrent
         folded = self._folded(tokens, recurrent is not None) if return_state else 0
 
-        if self._is_native(q, tokens, dtype, recurrent is not None):
-            y, recurrent = self._natively(q, tokens, recurrent, folded)
+        reason = self._reason_for_torch(q, dtype, recurrent is not None)
+        through_state = self._through_state(q, "native" if reason is None else "torch", recurrent is not None)
+        note("power_attention", "recurrent" if q.shape[1] == 1 else "chunked" if through_state else "parallel", reason)
+        if reason is None:
+            y, recurrent = self._natively(q, tokens, recurrent, folded, through_state)
         else:
             attend = self._as_operator if is_unrolled(q) else self._in_torch
-            y, recurrent = attend(q, tokens, recurrent, folded, dtype)
+            y, recurrent = attend(q, tokens, recurrent, folded, dtype, through_state)
         if not return_state:
             return y.to(q.dtype), None
         kept = tokens.after(folded)
@@ -164,32 +169,32 @@ class _Engine:
         """Of all sums."""
         return decay.widest(q.device) if orders[-1] > LONG_SERIES else torch.promote_types(q.dtype, torch.float32)
 
-    def _is_native(self, q: Tensor, tokens: Tokens, dtype: torch.dtype, has_state: bool) -> bool:
-        """Whether the C++ kernels run. A few tokens at a time, but more than one, read a recurrent state in torch."""
-        if self.backend == "torch":
-            return False
-        refusal = None if self._squared else f"order=2 without order_weights, not {self.kernel}"
-        refusal = refusal or native.refusal(q, dtype)
-        if self.backend == "native":
-            if refusal is not None:
-                raise ValueError(f"backend='native' needs {refusal}")
-            return True
-        if refusal is not None or q.shape[1] == 1:
-            return refusal is None
-        return not has_state or q.shape[1] >= NATIVE_FROM
+    def _reason_for_torch(self, q: Tensor, dtype: torch.dtype, has_state: bool) -> str | None:
+        """None where the C++ kernels run. A few tokens at a time, but more than one, read a recurrent state in torch."""
+        weighted = "" if self.weights is None else " with them"
+        few = has_state and 1 < q.shape[1] < NATIVE_FROM
+        return reason_for_torch(
+            self.backend,
+            q,
+            dtype,
+            no_kernel=None if self._squared else f"order=2 without order_weights, not {self.kernel}{weighted}",
+            torch_is_faster=f"torch reads a recurrent state faster for 2 to {NATIVE_FROM - 1} tokens" if few else None,
+        )
 
     @property
     def _squared(self) -> bool:
         return self.weights is None and self.kernel.squared
 
-    def _natively(self, q: Tensor, tokens: Tokens, recurrent: Tensor | None, folded: int) -> tuple[Tensor, Tensor | None]:
+    def _natively(
+        self, q: Tensor, tokens: Tokens, recurrent: Tensor | None, folded: int, through_state: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Padding needs no mask: the score of a key of zeros is zero."""
         q, k, v = (x.float() for x in (q, tokens.keys, tokens.values))
         recurrent = None if recurrent is None else recurrent.float()
         options = (self.scale, self.normalize, self.chunk_size, folded)
-        if recurrent is None and self.form == "auto" and is_unrolled(q):
+        if self.form == "auto" and recurrent is None and is_unrolled(q):
             y, _ = torch.ops.maclaurin.squared(q, k, v, tokens.log_decay, self.scale, self.normalize, self.chunk_size)
-        elif recurrent is not None or self._through_state(q, "native"):
+        elif through_state:
             inputs = (q, k, v, tokens.log_decay, recurrent)
             if with_gradients := q.shape[1] == 1 < tokens.slots and native.needs_gradients(inputs):
                 # the kernel of one token meets buffered ones apart from the recurrent state, the backward of chunks within
@@ -203,13 +208,20 @@ class _Engine:
             _, _, recurrent = native.call("chunked", q[:, :0], k[:, :folded], v[:, :folded], a, None, *options)
         return y, recurrent
 
-    def _through_state(self, q: Tensor, backend: str) -> bool:
+    def _through_state(self, q: Tensor, backend: str, has_state: bool) -> bool:
+        """Whether chunks go through a recurrent state. The C++ kernels read one in no other way; torch does directly."""
+        if has_state and backend == "native":
+            return True
         T, K = q.shape[1], q.shape[3]
-        wanted = self.form == "chunked" or (self.form == "auto" and T > 1 and longest_direct(backend, self._features(K)) < T)
+        if self.form == "auto" and (T == 1 or is_unrolled(q)):
+            return False  # what a compiler sees decides by length when it runs
+        wanted = self.form == "chunked" or (self.form == "auto" and longest_direct(backend, self._features(K)) < T)
+        if wanted and not self._has_state(K):
+            say_once(f"power_attention with {self.kernel} and {K} channels has no recurrent state: its time is quadratic")
         return wanted and self._has_state(K)
 
     def _as_operator(
-        self, q: Tensor, tokens: Tokens, recurrent: Tensor | None, folded: int, dtype: torch.dtype
+        self, q: Tensor, tokens: Tokens, recurrent: Tensor | None, folded: int, *_: Any
     ) -> tuple[Tensor, Tensor | None]:
         tensors = (q, tokens.keys, tokens.values, tokens.log_decay, tokens.first, tokens.end, recurrent, self.weights)
         kernel = (list(self.kernel.orders), list(self.kernel.coefficients))
@@ -217,7 +229,7 @@ class _Engine:
         return y, new_state if folded else recurrent
 
     def _in_torch(
-        self, q: Tensor, tokens: Tokens, recurrent: Tensor | None, folded: int, dtype: torch.dtype
+        self, q: Tensor, tokens: Tokens, recurrent: Tensor | None, folded: int, dtype: torch.dtype, through_state: bool
     ) -> tuple[Tensor, Tensor | None]:
         B, T, H, _ = q.shape
         G = tokens.keys.shape[2]
@@ -228,7 +240,7 @@ class _Engine:
         state_NFW = None if recurrent is None else recurrent.to(dtype).flatten(0, 1)
         weights_NO = None if self.weights is None else self.weights.to(dtype).repeat(B, 1)
 
-        if self._through_state(q, "torch"):
+        if through_state:
             y_NRTW, new_NFW = self._chunked((q_NRTK, k_NSK, v_NSW, a_NS, state_NFW, weights_NO), folded)
         else:
             block = {"auto": DIRECT_BLOCK, "chunked": self.chunk_size}.get(self.form, T)
@@ -332,7 +344,8 @@ def _operator(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor | None]:
     kernel = Kernel(tuple(orders), tuple(coefficients))
     engine = _Engine(kernel, weights, scale, normalize, chunk, 1, 1, form, "torch")  # when to fold was decided before
     tokens = Tokens(k, v, log_decay, q.shape[1], first, end)
-    y, after = engine._in_torch(q, tokens, recurrent, folded, _Engine.dtype_of(q, orders))
+    through_state = engine._through_state(q, "torch", recurrent is not None)
+    y, after = engine._in_torch(q, tokens, recurrent, folded, _Engine.dtype_of(q, orders), through_state)
     return y, after if folded else None
 
 

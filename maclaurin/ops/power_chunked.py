@@ -22,19 +22,19 @@ and the gradient of the decay needs no pass at all: a pair (i, j) depends on a_u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from maclaurin.ops import decay
 from maclaurin.ops.arithmetic import without_autocast
-from maclaurin.ops.features import Kernel, contract, expand
+from maclaurin.ops.features import Kernel, contract, monomials
 from maclaurin.ops.rounding import above_rounding
+from maclaurin.ops.transforms import is_transformed, twice_differentiable
 
 CHUNK = 256
 EXPANSION_BYTES = 64 * 2**20  # how much of m(x) may exist at a time; heads beyond it wait
@@ -76,21 +76,31 @@ def chunked(
 
 
 def some_heads_at_a_time(
-    function: type[torch.autograd.Function], inputs: tuple[Tensor | None, ...], plan: Plan, rows: int
+    function: type[Chunked], inputs: tuple[Tensor | None, ...], plan: Plan, rows: int
 ) -> tuple[Tensor, Tensor | None]:
     """(y, state) = function(*inputs, plan), for as many heads at a time as m(x) of `rows` tokens each has room for."""
     q_NRTK = inputs[0]
     assert q_NRTK is not None
     per_head = plan.kernel.feature_count(q_NRTK.shape[-1]) * rows * q_NRTK.element_size()
     heads = max(1, EXPANSION_BYTES // per_head)
+    run: Callable[..., Any] = function.ordinary if is_transformed() else function.apply
     pieces = [
-        function.apply(*(None if x is None else x[start : start + heads] for x in inputs), plan)
+        run(*(None if x is None else x[start : start + heads] for x in inputs), plan)
         for start in range(0, q_NRTK.shape[0], heads)
     ]
     if len(pieces) == 1:
         return pieces[0][0], pieces[0][1]
     y_NRTW = torch.cat([y for y, _ in pieces])
     return y_NRTW, torch.cat([state for _, state in pieces]) if plan.folded else None
+
+
+class Chunked(torch.autograd.Function):
+    """A function of tensors and a `Plan`, with a backward that keeps no states."""
+
+    @staticmethod
+    def ordinary(*arguments: Any) -> tuple[Tensor, Tensor | None]:
+        """The same in ordinary operators, for what does not see into a backward."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -131,10 +141,10 @@ class Chunk:
         return chunks
 
     def monomials_of_k(self) -> Tensor:
-        return expand(self.k_NCK.transpose(1, 2).contiguous(), self.plan.kernel.orders)
+        return monomials(self.k_NCK.transpose(1, 2).contiguous(), self.plan.kernel.orders)
 
     def monomials_of_q(self) -> Tensor:
-        return expand(self.rows_of_q().transpose(1, 2).contiguous(), self.plan.kernel.orders)
+        return monomials(self.rows_of_q().transpose(1, 2).contiguous(), self.plan.kernel.orders)
 
     def grad_q(self, grad_NFQ: Tensor) -> Tensor:
         return contract(self.rows_of_q().transpose(1, 2).contiguous(), grad_NFQ, self.plan.kernel.orders).transpose(1, 2)
@@ -185,46 +195,28 @@ class Chunk:
         return self.q_NQK
 
 
-class _Chunked(torch.autograd.Function):
+class _Chunked(Chunked):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor | None]:
         """Those of `chunked`."""
-        q_NRTK, k_NSK, v_NSW, log_decay_NS, state_NFW, weights_NO, plan = arguments
-        y_NRTW = v_NSW.new_empty(*q_NRTK.shape[:3], v_NSW.shape[2])
-        used_NRT1 = torch.ones_like(q_NRTK[..., :1], dtype=torch.bool) if plan.guarded else None
-        state = initial_state(state_NFW, k_NSK, v_NSW, plan.kernel)
-        empty = state_NFW is None
-        result = None
-        c_NF1 = plan.kernel.monomial_weights(k_NSK, weights_NO)
-        for chunk in Chunk.walk((q_NRTK, k_NSK, v_NSW, log_decay_NS, weights_NO), plan):
-            if chunk.q_NQK is not None:
-                score, between = chunk.scores()
-                weight_NQC = (plan.kernel(score, chunk.order_weights()) * between).flatten(1, 2)
-                y_NQW = torch.bmm(weight_NQC, chunk.v_NCW)
-                if not empty:
-                    read_NQW = torch.bmm(chunk.monomials_of_q().transpose(1, 2), c_NF1 * state)
-                    if used_NRT1 is not None:
-                        used_NQ1 = above_rounding(read_NQW[..., -1:], chunk.q_NQK, state[..., -1], plan.kernel, weights_NO)
-                        read_NQW *= used_NQ1
-                        used_NRT1[:, :, chunk.queries] = used_NQ1.unflatten(1, (chunk.groups, -1))
-                    y_NQW += chunk.from_start(read_NQW)
-                y_NRTW[:, :, chunk.queries] = y_NQW.unflatten(1, (chunk.groups, -1))
-            if chunk.keys.stop < k_NSK.shape[1] or chunk.keys.stop <= plan.folded:
-                state = torch.baddbmm(chunk.across(state), chunk.monomials_of_k(), chunk.to_end(chunk.v_NCW))
-                empty = False
-            if chunk.keys.stop == plan.folded:
-                result = state
-        ctx.plan = plan
+        y_NRTW, result, used_NRT1 = _outputs(*arguments)
+        *inputs, ctx.plan = arguments
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q_NRTK, k_NSK, v_NSW, log_decay_NS, state_NFW, weights_NO, y_NRTW, result, used_NRT1)
+        ctx.save_for_backward(*inputs, y_NRTW, result, used_NRT1)
         return y_NRTW, result
 
     @staticmethod
-    @once_differentiable
+    def ordinary(*arguments: Any) -> tuple[Tensor, Tensor | None]:
+        return _outputs(*arguments)[:2]
+
+    @staticmethod
     @without_autocast
     def backward(ctx: Any, dy_NRTW: Tensor | None, d_result_NFW: Tensor | None) -> tuple[Tensor | None, ...]:
         q_NRTK, k_NSK, v_NSW, log_decay_NS, state_NFW, weights_NO, y_NRTW, result_NFW, used_NRT1 = ctx.saved_tensors
         plan: Plan = ctx.plan
+        if torch.is_grad_enabled():
+            inputs = ctx.saved_tensors[:6]
+            return (*twice_differentiable(_Chunked.ordinary, inputs, (dy_NRTW, d_result_NFW), plan), None)
         if dy_NRTW is None:
             dy_NRTW = torch.zeros_like(y_NRTW)
         chunks = Chunk.walk((q_NRTK, k_NSK, v_NSW, log_decay_NS, weights_NO), plan)
@@ -283,6 +275,45 @@ class _Chunked(torch.autograd.Function):
             d_decay_NS = d_sums_NS.flip(1).cumsum(1).flip(1).to(log_decay_NS.dtype)
             d_decay_NS = d_decay_NS * (log_decay_NS > decay.SMALLEST_LOG_DECAY)
         return dq_NRTK, dk_NSK, dv_NSW, d_decay_NS, None if state_NFW is None else dstate, d_weights_NO, None
+
+
+def _outputs(
+    q_NRTK: Tensor,
+    k_NSK: Tensor,
+    v_NSW: Tensor,
+    log_decay_NS: Tensor | None,
+    state_NFW: Tensor | None,
+    weights_NO: Tensor | None,
+    plan: Plan,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Those of `chunked`, and which queries (N,R,T,1) use what they read from the state. Nothing is written in place."""
+    state, empty, result = initial_state(state_NFW, k_NSK, v_NSW, plan.kernel), state_NFW is None, None
+    outputs, used = [], []
+    c_NF1 = plan.kernel.monomial_weights(k_NSK, weights_NO)
+    for chunk in Chunk.walk((q_NRTK, k_NSK, v_NSW, log_decay_NS, weights_NO), plan):
+        if chunk.q_NQK is not None:
+            score, between = chunk.scores()
+            weight_NQC = (plan.kernel(score, chunk.order_weights()) * between).flatten(1, 2)
+            y_NQW = torch.bmm(weight_NQC, chunk.v_NCW)
+            used_NQ1 = None
+            if not empty:
+                read_NQW = torch.bmm(chunk.monomials_of_q().transpose(1, 2), c_NF1 * state)
+                if plan.guarded:
+                    used_NQ1 = above_rounding(read_NQW[..., -1:], chunk.q_NQK, state[..., -1], plan.kernel, weights_NO)
+                    read_NQW = read_NQW * used_NQ1
+                y_NQW = y_NQW + chunk.from_start(read_NQW)
+            outputs.append(y_NQW.unflatten(1, (chunk.groups, -1)))
+            if plan.guarded:
+                used_NQ1 = torch.ones_like(y_NQW[..., :1], dtype=torch.bool) if used_NQ1 is None else used_NQ1
+                used.append(used_NQ1.unflatten(1, (chunk.groups, -1)))
+        if chunk.keys.stop < k_NSK.shape[1] or chunk.keys.stop <= plan.folded:
+            state = torch.baddbmm(chunk.across(state), chunk.monomials_of_k(), chunk.to_end(chunk.v_NCW))
+            empty = False
+        if chunk.keys.stop == plan.folded:
+            result = state
+    if not outputs:
+        outputs.append(v_NSW.new_empty(*q_NRTK.shape[:3], v_NSW.shape[2]))
+    return torch.cat(outputs, dim=2), result, torch.cat(used, dim=2) if used else None
 
 
 def initial_state(state_NFW: Tensor | None, k_NSK: Tensor, v_NSW: Tensor, kernel: Kernel) -> Tensor:

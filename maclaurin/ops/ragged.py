@@ -15,7 +15,7 @@ from torch import Tensor
 from maclaurin.ops.checks import shape
 from maclaurin.ops.states import State
 from maclaurin.ops.tokens import without_padding
-from maclaurin.ops.values import has_values
+from maclaurin.ops.transforms import has_numbers, is_vmapped, numbers
 
 S = TypeVar("S", bound=State)
 Inputs = tuple[Tensor | None, ...]
@@ -78,13 +78,18 @@ def _by_document(
         return without_padding(output, lengths), state
     if attention_mask is not None:
         real = _checked_mask(attention_mask, x)
-        if has_values(real) and bool(real.all()):
+        if has_numbers(real) and bool(numbers(real).all()):
             attention_mask = None
+        elif is_vmapped(real):
+            raise ValueError(
+                "attention_mask must be 1 everywhere where it differs between the examples of a vmap, got padding: leave it "
+                "out for right-padded sequences, whose padding no real token sees, and count only the real ones"
+            )
         else:
             # a stable sort moves the real tokens of each sequence to the front and keeps their order
             row = torch.arange(B, dtype=torch.long, device=x.device)[:, None] * T
             positions = row + real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
-            run = _in_buckets if has_values(real) else _in_one_batch
+            run = _in_buckets if has_numbers(real) else _in_one_batch
             return run(op, inputs, state, positions, real.sum(1))
     if cu_seqlens is not None:
         bounds = _checked_cu_seqlens(cu_seqlens, x)
@@ -182,7 +187,7 @@ def _checked_mask(mask: Tensor, x: Tensor) -> Tensor:
         got = shape(mask) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"attention_mask must be a tensor of shape {tuple(x.shape[:2])} (batch, time), got {got}")
     real = mask == 1
-    if has_values(mask) and not bool((real | (mask == 0)).all()):
+    if has_numbers(mask) and not bool(numbers(real | (mask == 0)).all()):
         raise ValueError("attention_mask must hold only 1 (real token) and 0 (padding), got other values or NaN")
     return real.to(x.device)
 
@@ -194,8 +199,9 @@ def _checked_lengths(lengths: Tensor, x: Tensor) -> Tensor:
         raise ValueError(
             f"lengths must be {B} whole numbers, one per sequence, got {lengths.dtype} of shape {shape(lengths)}"
         )
-    if has_values(lengths) and bool(((lengths < 0) | (lengths > T)).any()):
-        raise ValueError(f"lengths must lie between 0 and the {T} tokens of a sequence, got {lengths.tolist()}")
+    values = numbers(lengths)
+    if has_numbers(values) and bool(((values < 0) | (values > T)).any()):
+        raise ValueError(f"lengths must lie between 0 and the {T} tokens of a sequence, got {values.tolist()}")
     return lengths.long()
 
 

@@ -19,7 +19,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold
+from torch.nn.functional import pad, threshold
 
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
@@ -28,6 +28,7 @@ from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import ScanState
+from maclaurin.ops.transforms import is_transformed
 
 CHUNK = 512  # tokens that are joined at a time: enough to be parallel, few enough to stay in a cache
 
@@ -45,13 +46,13 @@ def linear_scan(
 
     The forms differ in how many tokens are joined at a time: all, `chunk_size` or one; natively in nothing.
     """
-    call = Options(**options)
+    call = Options.of(linear_scan, options)
     call.check()
     _check(x, log_decay, state)
     at_least_one("chunk_size", chunk_size)
     dtype = torch.promote_types(x.dtype, torch.float32)
     step = call.at_once(x.shape[1], chunk_size)
-    natively = call.natively(x)
+    natively = call.natively("linear_scan", x)
 
     @without_autocast
     def dense(inputs: Inputs, state: ScanState | None, lengths: Tensor | None) -> tuple[Tensor, ScanState | None]:
@@ -71,19 +72,25 @@ def linear_scan(
 def scanned(x_BTC: Tensor, log_decay_BTC: Tensor, start_BC: Tensor | None, step: int) -> Tensor:
     """All h, joining `step` tokens at a time."""
     start = x_BTC.new_zeros(x_BTC.shape[0], x_BTC.shape[2]) if start_BC is None else start_BC
+    if is_transformed():
+        return _in_steps(x_BTC, log_decay_BTC, start, step)
     scan = _scanned if is_unrolled(x_BTC) else _Scan.apply
     h_BTC: Tensor = scan(x_BTC, log_decay_BTC, start, step)
     return h_BTC
 
 
+def _in_steps(x_BTC: Tensor, log_decay_BTC: Tensor, start_BC: Tensor, step: int) -> Tensor:
+    pieces, before_BC = [], start_BC
+    for x, a in zip(x_BTC.split(step, dim=1), log_decay_BTC.split(step, dim=1), strict=True):
+        pieces.append(_joined(x, decay.factor(a, x.dtype), before_BC))
+        before_BC = pieces[-1][:, -1]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTC: Tensor, log_decay_BTC: Tensor, start_BC: Tensor, step: int) -> Tensor:
-        pieces, before_BC = [], start_BC
-        for x, a in zip(x_BTC.split(step, dim=1), log_decay_BTC.split(step, dim=1), strict=True):
-            pieces.append(_joined(x, decay.factor(a, x.dtype), before_BC))
-            before_BC = pieces[-1][:, -1]
-        h_BTC = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+        h_BTC = _in_steps(x_BTC, log_decay_BTC, start_BC, step)
         ctx.save_for_backward(h_BTC, log_decay_BTC, start_BC)
         ctx.step = step
         return h_BTC
@@ -111,17 +118,15 @@ def _scanned(*arguments: Any) -> Tensor:
 
 def _joined(x_BTC: Tensor, factor_BTC: Tensor, start_BC: Tensor) -> Tensor:
     T = x_BTC.shape[1]
-    first_B1C = torch.addcmul(x_BTC[:, :1], factor_BTC[:, :1], start_BC[:, None])
     if T == 1:
-        return first_B1C
+        return torch.addcmul(x_BTC, factor_BTC, start_BC[:, None])
     pairs = slice(0, T - T % 2, 2)
     x_pairs = torch.addcmul(x_BTC[:, 1::2], factor_BTC[:, 1::2], x_BTC[:, pairs])
     odd_BTC = _joined(x_pairs, _normal(factor_BTC[:, pairs] * factor_BTC[:, 1::2]), start_BC)
-    h_BTC = x_BTC.new_empty(x_BTC.shape)
-    h_BTC[:, :1] = first_B1C
-    h_BTC[:, 1::2] = odd_BTC
-    h_BTC[:, 2::2] = torch.addcmul(x_BTC[:, 2::2], factor_BTC[:, 2::2], odd_BTC[:, : (T - 1) // 2])
-    return h_BTC
+    before_BTC = torch.cat([start_BC[:, None], odd_BTC[:, : (T - 1) // 2]], dim=1)
+    even_BTC = torch.addcmul(x_BTC[:, ::2], factor_BTC[:, ::2], before_BTC)
+    # out of place: under vmap any one of the inputs may be that of all examples
+    return torch.stack([even_BTC, pad(odd_BTC, (0, 0, 0, T % 2))], dim=2).flatten(1, 2)[:, :T]
 
 
 def _normal(factor: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, native
@@ -25,6 +24,7 @@ from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.scan import scanned
 from maclaurin.ops.states import ScanState
+from maclaurin.ops.transforms import recomputed
 
 CHUNK = 64
 
@@ -45,13 +45,13 @@ def selective_scan(
 
     The forms differ in how many tokens are taken at a time: all, `chunk_size` or one; natively in nothing.
     """
-    call = Options(**options)
+    call = Options.of(selective_scan, options)
     call.check()
     _check(x, dt, rate, b, c, state)
     at_least_one("chunk_size", chunk_size)
     dtype = torch.promote_types(x.dtype, torch.float32)
     step = call.at_once(x.shape[1], chunk_size)
-    natively = call.natively(x)
+    natively = call.natively("selective_scan", x)
 
     @without_autocast
     def dense(inputs: Inputs, state: ScanState | None, lengths: Tensor | None) -> tuple[Tensor, ScanState | None]:
@@ -77,10 +77,7 @@ def _in_chunks(
     for start_time in range(0, x_BTC.shape[1], step):
         now = slice(start_time, start_time + step)
         pieces = (x_BTC[:, now], dt_BTC[:, now], rate_CN, b_BTN[:, now], c_BTN[:, now], state_BCN)
-        if torch.is_grad_enabled():
-            y, state_BCN = checkpoint(_chunk, *pieces, use_reentrant=False)
-        else:
-            y, state_BCN = _chunk(*pieces)
+        y, state_BCN = recomputed(_chunk, *pieces)
         outputs.append(y)
     return torch.cat(outputs, dim=1), state_BCN
 

@@ -20,14 +20,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from maclaurin.common.arguments import at_least_one, number, one_of
-from maclaurin.ops import checks, decay, native
+from maclaurin.ops import checks, decay
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
+from maclaurin.ops.backends import note, reason_for_torch
 from maclaurin.ops.blocks import over_query_blocks, slices
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.states import TokenState
 from maclaurin.ops.tokens import Tokens
+from maclaurin.ops.transforms import is_transformed
 
 BLOCK = 256
 NUMERATORS = ("exp", "relu")
@@ -62,7 +64,7 @@ def softmax_attention(
     backend: "native" (C++, plain weights with or without decay in float32 on a CPU), "torch", or "auto".
     Other arguments as in `power_attention` and `Options`.
     """
-    call = Options(**options)
+    call = Options.of(softmax_attention, options)
     if not causal:
         if log_decay is not None or window is not None or (numerator, divisor, score_cap) != ("exp", "sum", None):
             raise ValueError("causal=False needs plain softmax: no log_decay, window, score_cap, or other weights")
@@ -183,19 +185,24 @@ def _dense(
     if state is None:
         # the padding stands behind all that a real query sees: it need not be known
         tokens = replace(tokens, first=None, end=None)
-    if _is_native(weights, q, tokens, dtype, form, backend):
+    dense = tokens.log_decay is None and tokens.first is None
+    fused = form == "auto" and weights.fused and dense and not is_transformed()
+    reason = _reason_for_torch(weights, q, tokens, dtype, form, backend)
+    auto = "parallel" if reason is None or fused else "chunked"
+    note("softmax_attention", "recurrent" if T == 1 else auto if form == "auto" else form, reason)
+    if reason is None:
         inputs = (q.float(), tokens.keys.float(), tokens.values.float(), tokens.log_decay)
         y, _ = torch.ops.maclaurin.quadratic(*inputs, weights.scale, True, True)
         return y.to(q.dtype), kept
-    at_once = form == "auto" and state is None and weights.window is None  # one call of PyTorch's own attention
-    if is_unrolled(q) and not (at_once and weights.fused and tokens.log_decay is None):
+    at_once = fused and state is None and weights.window is None  # one call of PyTorch's own attention
+    if is_unrolled(q) and not at_once:
         inputs = (q, tokens.keys, tokens.values, tokens.log_decay, tokens.first, tokens.end)
-        return _as_operator(*inputs, *astuple(weights), form, chunk_size), kept
-    return _in_torch(weights, q, tokens, form, chunk_size), kept
+        return _as_operator(*inputs, *astuple(weights), form, chunk_size, fused), kept
+    return _in_torch(weights, q, tokens, form, chunk_size, fused), kept
 
 
-def _in_torch(weights: _Weights, q: Tensor, tokens: Tokens, form: str, chunk_size: int) -> Tensor:
-    if form == "auto" and weights.fused and tokens.log_decay is None and tokens.first is None:
+def _in_torch(weights: _Weights, q: Tensor, tokens: Tokens, form: str, chunk_size: int, fused: bool) -> Tensor:
+    if fused:
         return _fused(weights, q, tokens, chunk_size)
     dtype = torch.promote_types(q.dtype, torch.float32)
     B, T, H, _ = q.shape
@@ -221,24 +228,26 @@ def _in_torch(weights: _Weights, q: Tensor, tokens: Tokens, form: str, chunk_siz
 
 @one_operator(
     "softmax_in_torch(Tensor q, Tensor keys, Tensor values, Tensor? log_decay, Tensor? first, Tensor? end, float scale, "
-    "int? window, str numerator, str divisor, bool detach_divisor, float? score_cap, str form, int chunk_size) -> Tensor",
+    "int? window, str numerator, str divisor, bool detach_divisor, float? score_cap, str form, int chunk_size, "
+    "bool fused) -> Tensor",
     fake=lambda q, keys, values, *_: q.new_empty(*q.shape[:3], values.shape[3]),
 )
 def _as_operator(q: Tensor, *arguments: Any) -> Tensor:
-    keys, values, log_decay, first, end, *options, form, chunk_size = arguments
-    return _in_torch(_Weights(*options), q, Tokens(keys, values, log_decay, q.shape[1], first, end), form, chunk_size)
+    keys, values, log_decay, first, end, *options, form, chunk_size, fused = arguments
+    tokens = Tokens(keys, values, log_decay, q.shape[1], first, end)
+    return _in_torch(_Weights(*options), q, tokens, form, chunk_size, fused)
 
 
-def _is_native(weights: _Weights, q: Tensor, tokens: Tokens, dtype: torch.dtype, form: str, backend: str) -> bool:
-    """Whether the C++ kernel runs: wherever it can, but for what PyTorch's own attention computes."""
-    if backend == "torch":
-        return False
+def _reason_for_torch(
+    weights: _Weights, q: Tensor, tokens: Tokens, dtype: torch.dtype, form: str, backend: str
+) -> str | None:
+    """None where the C++ kernel runs: wherever it can, but for what PyTorch's own attention computes."""
     options = None if weights.plain and weights.window is None else "softmax without window, cap or another divisor"
     padding = None if tokens.first is None else "sequences without padding"
-    refusal = options or padding or native.refusal(q, dtype)
-    if backend == "native" and refusal is not None:
-        raise ValueError(f"backend='native' needs {refusal}")
-    return backend == "native" or (refusal is None and form != "recurrent" and tokens.log_decay is not None)
+    faster = "PyTorch's own attention is faster without a decay" if tokens.log_decay is None else None
+    if form == "recurrent":
+        faster = "form='recurrent' is for comparison"
+    return reason_for_torch(backend, q, dtype, no_kernel=options or padding, torch_is_faster=faster)
 
 
 def _fused(weights: _Weights, q: Tensor, tokens: Tokens, chunk_size: int) -> Tensor:

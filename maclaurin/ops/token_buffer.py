@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from maclaurin.ops.transforms import is_transformed
+
 COPIED_BELOW = 2**16  # numbers: up to here a copy costs less than the bookkeeping
 SPARE = 128  # slots behind the tokens of a new buffer
 
@@ -55,7 +57,7 @@ _buffers = WeakTensorKeyDictionary()  # the buffer around a tensor and where in 
 def append(kept: Tensor, new: Tensor) -> Tensor:
     """cat([kept, new], dim=1) for tensors (B, S, heads, ...) and (B, T, heads, ...)."""
     tracked = torch.is_grad_enabled() and (kept.requires_grad or new.requires_grad)
-    if kept.numel() < COPIED_BELOW or tracked or torch.compiler.is_compiling():
+    if kept.numel() < COPIED_BELOW or tracked or torch.compiler.is_compiling() or is_transformed():
         return torch.cat([kept, new], dim=1)
     buffer, begin = _buffers.get(kept, (None, 0))
     start, added = begin + kept.shape[1], new.shape[1]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import plotly.graph_objects as go
 
 from maclaurin.common.sizes import size_text
+from maclaurin.page import overlaps
 
 # Paul Tol's "bright" scheme, which colour-blind people can tell apart, on white and on black; then two more
 PALETTE = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#888888", "#E08214", "#8878C8")
@@ -39,6 +40,11 @@ class Line:
     high: Sequence[float] = ()
     tokens: Sequence[float] = ()  # the other horizontal axis of losses
     faint: bool = False
+    over: int = 0  # how many lines lie on it
+
+    @property
+    def points(self) -> dict[float, float]:
+        return dict(zip(self.x, self.y, strict=True))
 
 
 @dataclass(frozen=True)
@@ -70,10 +76,24 @@ def styles(pairs: Sequence[tuple[str, str]]) -> dict[str, Style]:
     return found
 
 
+def apart(lines: Sequence[Line], *, log: bool = False) -> list[Line]:
+    """The lines, told apart where one would hide another: the lower ones of a stack are wider, the upper ones dashed."""
+    found = []
+    for line, (below, above) in zip(lines, overlaps.depths([line.points for line in lines], log=log), strict=True):
+        dash = DASHES[below % len(DASHES)] if below and line.style.dash == "solid" else line.style.dash
+        found.append(replace(line, style=replace(line.style, dash=dash), over=above))
+    return found
+
+
+def hidden(lines: Sequence[Line], *, log: bool = False) -> str:
+    """A sentence about the lines that lie on each other, if any do."""
+    return overlaps.sentence({line.name: line.points for line in lines if not line.faint}, log=log)
+
+
 def losses(lines: Sequence[Line], title: str) -> go.Figure:
     """Against steps, or against tokens: `layout.meta` tells the page which column of customdata is which."""
     figure = _figure(title)
-    for line in lines:
+    for line in apart(lines):
         places = [list(pair) for pair in zip(line.x, line.tokens, strict=True)]
         if line.low:
             figure.add_scatter(
@@ -103,8 +123,14 @@ def losses(lines: Sequence[Line], title: str) -> go.Figure:
 def against_length(lines: Sequence[Line], title: str, unit: str = "") -> go.Figure:
     """Both axes logarithmic; `unit` follows the numbers."""
     figure = _figure(title)
-    for line in lines:
-        figure.add_scatter(**_line(line), hovertemplate=f"%{{y:.3~s}}{unit}")
+    for line in apart(lines, log=True):
+        between = [f" ({_si(low)}{unit} to {_si(high)}{unit})" for low, high in zip(line.low, line.high, strict=True)]
+        figure.add_scatter(
+            **_line(line),
+            error_y=_interval(line),
+            text=between or [""] * len(line.x),
+            hovertemplate=f"%{{y:.3~s}}{unit}%{{text}}",
+        )
     _length_axis(figure, [x for line in lines for x in line.x])
     ticks = _ticks([y for line in lines for y in line.y])
     figure.update_yaxes(type="log", tickvals=ticks, ticktext=[f"{_si(tick)}{unit}" for tick in ticks])
@@ -114,7 +140,7 @@ def against_length(lines: Sequence[Line], title: str, unit: str = "") -> go.Figu
 def state_sizes(lines: Sequence[Line], marks: Sequence[Mark], title: str) -> go.Figure:
     """Bytes against length, with the crossovers marked."""
     figure = _figure(title)
-    for line in lines:
+    for line in apart(lines, log=True):
         figure.add_scatter(**_line(line), text=[size_text(round(y)) for y in line.y], hovertemplate="%{text}")
     for mark in marks:
         figure.add_scatter(
@@ -145,7 +171,7 @@ def accuracy(lines: Sequence[Line], x_title: str, last_trained: float = math.inf
     if beyond:
         middle = math.sqrt(last_trained * min(beyond))
         figure.add_vrect(middle, max(beyond) * 1.1, fillcolor="rgba(128,128,128,0.14)", line_width=0, layer="below")
-    for line in lines:
+    for line in apart(lines):
         figure.add_scatter(**_line(line), error_y=_interval(line), hovertemplate="%{y:.3f}")
     ticks = sorted({x for line in lines for x in line.x})
     figure.update_xaxes(title=x_title, type="log", tickvals=ticks, ticktext=[length_text(tick) for tick in ticks])
@@ -214,7 +240,8 @@ def curves(lines: Sequence[Line], x_title: str, y_title: str, *, log_x: bool = F
     """Any lines with their intervals; faint lines are predictions, of the measurement of the same name if there is one."""
     figure = _figure(y_title)
     measured = {line.name for line in lines if not line.faint}
-    for line in lines:
+    solid = apart([line for line in lines if not line.faint], log=log_y)
+    for line in (*solid, *(line for line in lines if line.faint)):
         prediction = line.faint and line.name in measured
         figure.add_scatter(
             **_line(line) | {"mode": "lines" if prediction or len(line.x) > MOST_MARKERS else "lines+markers"},
@@ -278,9 +305,13 @@ def _line(line: Line) -> dict[str, object]:
         "name": html.escape(line.name),  # Plotly reads names as markup
         "legendgroup": line.name,
         "mode": "lines+markers",
-        "line": {"color": style.color, "width": 1.2 if line.faint else 2.2, "dash": "dot" if line.faint else style.dash},
-        "marker": {"symbol": style.symbol, "size": 4 if line.faint else 6, "color": style.color},
-        "opacity": 0.7 if line.faint else 1,
+        "line": {
+            "color": style.color,
+            "width": 1.2 if line.faint else 2.2 + 3.5 * line.over,
+            "dash": "dot" if line.faint else style.dash,
+        },
+        "marker": {"symbol": style.symbol, "size": 4 if line.faint else 6 + 4 * line.over, "color": style.color},
+        "opacity": 0.7 if line.faint else 0.55 if line.over else 1,
     }
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    import msvcrt
 
 LONGEST = 300  # characters of a holder's name: the file may hold anything
+BEYOND = 2**20  # Windows locks bytes, and nobody else can read them: one behind all text is locked
+POLL = 0.1  # seconds
 
 
 @contextmanager
@@ -21,9 +29,9 @@ def locked(path: Path, what: str = "") -> Iterator[None]:
     Without `what`, this waits until the lock is free.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+", encoding="utf-8", errors="replace") as stream:
+    with _opened(path) as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | (fcntl.LOCK_NB if what else 0))
+            _take(stream, wait=not what)
         except BlockingIOError:
             stream.seek(0)
             holder = stream.read(LONGEST).strip() or "another process"
@@ -34,3 +42,54 @@ def locked(path: Path, what: str = "") -> Iterator[None]:
         stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         stream.flush()
         yield
+
+
+def shared(path: Path) -> TextIO:
+    """The file, open; until it is closed, `exclusive` fails for it. Any number of processes may share it.
+
+    Where it cannot be written nobody else can either, and there is nothing to share.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = _opened(path)
+    except OSError:
+        return open(os.devnull, encoding="utf-8")
+    with suppress(OSError):  # where files cannot be locked, `exclusive` fails too
+        _take(stream, shared=True)
+    return stream
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[bool]:
+    """Whether no process shares this file, and as long as the block lasts none can begin to."""
+    with _opened(path) as stream:
+        try:
+            _take(stream, wait=False)
+        except OSError:
+            yield False
+        else:
+            yield True
+
+
+def _opened(path: Path) -> TextIO:
+    return open(path, "a+", encoding="utf-8", errors="replace")
+
+
+def _take(stream: TextIO, *, wait: bool = True, shared: bool = False) -> None:
+    """BlockingIOError where another process has it and this does not wait; another OSError where files have no locks."""
+    if "fcntl" in globals():
+        fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    elif not shared:  # Windows has no shared locks, and does not remove files that are open
+        _take_byte(stream, wait)
+
+
+def _take_byte(stream: TextIO, wait: bool) -> None:
+    while True:
+        os.lseek(stream.fileno(), BEYOND, os.SEEK_SET)
+        try:
+            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            return
+        except PermissionError as error:
+            if not wait:
+                raise BlockingIOError from error
+        time.sleep(POLL)

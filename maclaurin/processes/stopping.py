@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 
 class Terminated(SystemExit):
@@ -17,8 +18,10 @@ class Terminated(SystemExit):
 STOPS = (KeyboardInterrupt, Terminated)
 
 
-def exit_code(stop: BaseException) -> int:
-    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+def end_stopped(stop: BaseException, what_now: str) -> NoReturn:
+    """The end of a command that was asked to stop: one sentence, and the exit code that shells give the signal."""
+    print(f"maclaurin: stopped; {what_now}", file=sys.stderr)
+    raise SystemExit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)) from None
 
 
 def raise_on_terminate() -> None:

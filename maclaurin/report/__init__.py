@@ -11,8 +11,9 @@ from maclaurin.page import missing
 
 if TYPE_CHECKING:
     from maclaurin.page.html import Page, Section
+    from maclaurin.training.statistics import Standing
 
-__all__ = ["build"]
+__all__ = ["build", "standings"]
 
 Say = Callable[[str], None]
 
@@ -80,6 +81,14 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "", s
     if converted:
         return Page("Maclaurin: models made linear", converted[0][1], [], parts)
     return Page("Maclaurin: the lab", lab.headline(claims), [lab.LEAD], parts)
+
+
+def standings(folders: Sequence[Path]) -> list[Standing]:
+    """The rows of the page's table: the runs in the folders and below, best first."""
+    from maclaurin.report.runs import collect, grouped
+    from maclaurin.report.sections import shown_alone
+
+    return [group.row for group in grouped(shown_alone(collect(folders)))]
 
 
 def _conversions(folders: Sequence[Path], broken: Say) -> list[tuple[Section, str]]:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
+from functools import partial
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from maclaurin.common.timing import Timing, interleaved
 from maclaurin.mixers.base import Mixer
 
 COUNTED = (256, 512, 1024, 1536, 2048)
 MEASURED = (256, 512, 1024, 2048, 4096)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """On a busy machine, several threads would measure their synchronisation instead of the arithmetic."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def multiply_adds(mixer: Mixer, lengths: Sequence[int]) -> dict[int, float]:
@@ -31,32 +46,26 @@ def multiply_adds(mixer: Mixer, lengths: Sequence[int]) -> dict[int, float]:
     return {T: (counts[T] if T in counts else through_three(T)) / T for T in lengths}
 
 
-def forward_seconds(mixers: dict[str, Mixer], budget: float = 20.0) -> dict[str, dict[int, float]]:
-    """Seconds per token of a forward of the fastest form on one thread, by name and length: the best of three.
+@torch.no_grad()
+@_one_thread()
+def forward_ms(mixers: dict[str, Mixer], budget: float = 20.0) -> dict[str, dict[int, Timing]]:
+    """Milliseconds per token of a forward of the fastest form on one thread, by name and length: median and quartiles.
 
-    Length by length, all mixers at each, until the next length would exceed `budget` seconds.
+    Length by length, all mixers in turn at each, until the next length would exceed `budget` seconds.
     """
-    seconds: dict[str, dict[int, float]] = {name: {} for name in mixers}
+    found: dict[str, dict[int, Timing]] = {name: {} for name in mixers}
     end = time.monotonic() + budget
     for T in MEASURED:
-        # doubling the length at most doubles the time per token
-        expected = sum(3 * T * 2 * times.get(T // 2, 0.0) for times in seconds.values())
+        # doubling the length at most doubles the time per token; a turn to warm up, and three at least
+        expected = sum(4 * T * 2 * times[T // 2].median for times in found.values() if T // 2 in times) / 1000
         if time.monotonic() + expected > end:
             break
-        for name, mixer in mixers.items():
-            seconds[name][T] = min(_forward(mixer, T) for _ in range(3)) / T
-    return seconds
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """On a busy machine, several threads would measure their synchronisation instead of the arithmetic."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        turns: dict[str, Callable[[], object]] = {
+            name: partial(mixer, _tokens(mixer, T), return_state=False) for name, mixer in mixers.items()
+        }
+        for name, timing in interleaved(turns, seconds=budget / (2 * len(MEASURED)), fewest=3, most=9).items():
+            found[name][T] = Timing(*(ms / T for ms in astuple(timing)))
+    return found
 
 
 @torch.no_grad()
@@ -68,11 +77,6 @@ def _count(mixer: Mixer, length: int) -> int:
     return counter.get_total_flops() // 2
 
 
-@torch.no_grad()
-@_one_thread()
-def _forward(mixer: Mixer, length: int) -> float:
+def _tokens(mixer: Mixer, length: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, length, mixer.d_model, generator=generator, dtype=torch.float32, device="cpu")
-    start = time.perf_counter()
-    mixer(x, return_state=False)
-    return time.perf_counter() - start
+    return torch.randn(1, length, mixer.d_model, generator=generator, dtype=torch.float32, device="cpu")

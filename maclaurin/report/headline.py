@@ -21,6 +21,9 @@ def headline(groups: Sequence[Group]) -> str:
     ahead = gap(best, second)
     if ahead.within_chance:
         return f"{best.name} and {second.name} are level: {best.loss:.4f} and {second.loss:.4f} validation loss"
+    if ahead.within_chance is None:
+        seeds = "with one seed each" if best.seeds == second.seeds == 1 else "one of them with one seed"
+        return f"{best.name} has the lowest validation loss, {best.loss:.4f}, {ahead.nats:.4f} below {second.name}, {seeds}"
     return f"{best.name} wins with a validation loss of {best.loss:.4f}, {ahead.nats:.4f} below {second.name}"
 
 
@@ -48,7 +51,8 @@ def _gaps(ranked: Sequence[Group]) -> list[str]:
     sentence += "." if last is second else f", {last.name} is last, {gap(best, last).nats:.4f} behind."
     seeds = min(best.seeds, second.seeds)
     if ahead.within_chance is None:
-        chance = "One of the first two has a single seed, so it is not known how much of their gap is chance."
+        which = "Both have" if best.seeds == second.seeds == 1 else "One of the first two has"
+        chance = f"{which} a single seed, so it is not known how much of their gap is chance."
     elif ahead.within_chance:
         chance = f"The gap between the first two is within the spread of their {seeds} seeds: call it a tie."
     else:

@@ -10,7 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+from maclaurin.common.choices import spelled
 from maclaurin.common.files import naming, read_json
+from maclaurin.models.config import named_options
 from maclaurin.training.contenders import CONTENDERS
 from maclaurin.training.model_size import Layers, layers, state_nbytes
 from maclaurin.training.provenance import load_provenance
@@ -130,6 +132,8 @@ def mixer_label(recipe: Recipe) -> str:
         if (contender.mixer, contender.options) == (recipe.mixer, options):
             return name
     names = recipe.mixer.split(",")
+    if len(names) == 1:
+        return spelled(recipe.mixer, named_options(options, recipe.mixer))
     period = next(n for n in range(1, len(names) + 1) if names[:n] * (len(names) // n) == names)
     label = " + ".join(names[:period]) + (f" ×{len(names) // period}" if len(names) > period > 1 else "")
     return f"{label} {json.dumps(options)}" if options else label
@@ -162,7 +166,9 @@ def _mixer(runs: Sequence[SavedRun]) -> str:
 def _figures(runs: Sequence[SavedRun]) -> list[Figures]:
     """Of those that are finished."""
     return [
-        Figures(run.validation_loss, *(_number(run.result.get(name)) for name in ("tokens_per_second", "peak_bytes")))
+        Figures(
+            run.validation_loss, *(_number(run.result.get(name)) for name in ("tokens_per_second", "peak_bytes", "load"))
+        )
         for run in runs
         if run.finished and run.validation_loss is not None
     ]

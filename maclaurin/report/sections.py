@@ -11,17 +11,19 @@ from pathlib import Path
 
 from maclaurin.common.files import naming, read_json
 from maclaurin.common.sizes import size_text
-from maclaurin.machine.inventory import devices, versions
+from maclaurin.machine.inventory import devices, load, load_text, versions
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.overview import crossover_length
 from maclaurin.page import figures
 from maclaurin.page.figures import Line, Mark, Style
 from maclaurin.page.html import Cell, Chart, Code, Column, DataTable, Section
-from maclaurin.report.cost import MEASURED, forward_seconds, multiply_adds
+from maclaurin.report import blocks
+from maclaurin.report.cost import MEASURED, forward_ms, multiply_adds
 from maclaurin.report.headline import headline, lead
-from maclaurin.report.runs import Group, Points, SavedRun, grouped
+from maclaurin.report.runs import Group, Points, SavedRun, differences, grouped
 from maclaurin.training.model_size import Layers, crossover, layers
 from maclaurin.training.recipe import Recipe
+from maclaurin.training.statistics import Standing
 
 LENGTHS = tuple(2**n for n in range(8, 17))
 STATE_LENGTHS = tuple(2**n for n in range(6, 18))
@@ -34,17 +36,18 @@ def styles(groups: Sequence[Group]) -> dict[str, Style]:
 
 
 def results(groups: Sequence[Group]) -> Section:
+    several = any(group.row.seeds > 1 for group in groups)
+    published = any(group.row.published for group in groups)
     columns = (
         Column("rank"),
         Column("mixer", numeric=False),
         Column("validation loss"),
-        Column("± seeds"),
-        Column("seeds"),
+        *[Column("± seeds"), Column("seeds")] * several,
         Column("parameters"),
         Column("tokens/s"),
         Column("peak memory"),
         Column("state at 8k"),
-        Column("published elsewhere"),
+        *[Column("published elsewhere")] * published,
     )
     style = styles(groups)
     rows = [
@@ -52,23 +55,58 @@ def results(groups: Sequence[Group]) -> Section:
             _number(row.rank, "{:d}"),
             Cell(row.name, swatch=style[row.name].color),
             _number(row.loss, "{:.4f}", missing="unfinished"),
-            _number(row.spread, "{:.4f}"),
-            _number(row.seeds, "{:d}"),
+            *[_number(row.spread, "{:.4f}"), _number(row.seeds, "{:d}")] * several,
             _number(row.parameters, "{:,d}"),
-            _number(row.tokens_per_second, "{:,.0f}"),
+            _speed(row),
             _bytes(row.peak_bytes),
             _bytes(row.state_bytes_at_8k),
-            _published(row.published),
+            *[_published(row.published)] * published,
         )
         for row in (group.row for group in groups)
     ]
     intro = (
-        "Validation loss after the last step, mean over seeds; ± is their standard deviation. Parameters are those of "
-        "mixers and MLPs. The state is that of one sequence of 8,192 tokens in the whole model, float32. “Published "
-        "elsewhere” is the loss the thesis (arXiv 2602.17363) gives for the same mechanism in another setting: far larger "
-        "models, FineWeb, another tokenizer, 90k steps. Its order can be compared with this one, its numbers cannot."
+        f"Validation loss after the last step{_seeds(groups)} Parameters are those of mixers and MLPs. Speeds are those of "
+        "this machine with all that ran beside; where it is known, its load is below them. The state is that of one "
+        f"sequence of 8,192 tokens in the whole model, float32.{blocks.compared(groups)}"
     )
+    intro += f" {_elsewhere(groups)}" if published else ""
     return Section("Results", intro, [DataTable("results", columns, rows, "Click a header to sort.")])
+
+
+def _seeds(groups: Sequence[Group]) -> str:
+    """How many runs a loss is the mean of."""
+    counts = {group.row.seeds for group in groups if group.row.seeds}
+    if counts <= {1}:
+        found = {run.recipe.seed for group in groups for run in group.done if run.recipe is not None}
+        which = f", seed {found.pop()}" if len(found) == 1 else ""
+        return f" of one run{which}: how much another seed would change it is not known." if counts else "."
+    one = " Rows with one seed have no ±." if 1 in counts else ""
+    return f", mean over seeds; ± is their standard deviation.{one}"
+
+
+def _elsewhere(groups: Sequence[Group]) -> str:
+    """What the published losses are, and which of them can be put in an order beside this one."""
+    alike = [group for group in groups if group.row.published and " " not in group.row.published]
+    others = [f"{group.name} {note}" for group in groups if (note := group.row.published.partition(" ")[2])]
+    sentence = (
+        "“Published elsewhere” is the loss that the thesis (arXiv 2602.17363) gives for the same mechanism in another "
+        "setting: far larger models, FineWeb, another tokenizer, 90k steps. Its numbers cannot be compared with these"
+    )
+    if differing := differences(alike):
+        return f"{sentence}, nor can its order: these rows differ in {', '.join(differing)}."
+    if len(alike) < 2:
+        return f"{sentence}."
+    names = blocks.joined([group.name for group in alike])
+    note = f", not that of {blocks.joined(others)}" if others else ""
+    return f"{sentence}; the order of {names} can, which are of one size and budget there and here{note}."
+
+
+def _speed(row: Standing) -> Cell:
+    """With what it varied between over seeds, and the load of the machine."""
+    ends = [f"{row.speeds[0]:,.0f} to {row.speeds[1]:,.0f}"] if row.speeds else []
+    load = [f"load {row.load:.1f}"] if row.load is not None else []
+    cell = _number(row.tokens_per_second, "{:,.0f}")
+    return cell if row.tokens_per_second is None else dataclasses.replace(cell, note="; ".join(ends + load))
 
 
 def curves(groups: Sequence[Group]) -> Section:
@@ -81,12 +119,16 @@ def curves(groups: Sequence[Group]) -> Section:
         lines = [line for group in groups for line in _loss_lines(group, style[group.name], key)]
         if lines:
             name = "training-loss" if key == "train" else "held-out-loss"
-            charts.append(Chart(name, figures.losses(lines, title), caption))
-    intro = (
-        "Lines are means over the finished seeds, bands reach from the lowest to the highest; each unfinished run has a "
-        "dotted line of its own. A click on a name hides it, a double click shows it alone."
-    )
-    return Section("Loss curves", intro, charts if charts else [])
+            charts.append(Chart(name, figures.losses(lines, title), caption + figures.hidden(lines)))
+    several = any(len(group.done) > 1 for group in groups)
+    means = "Lines are means over the finished seeds, bands reach from the lowest to the highest"
+    intro = f"{means if several else 'Each line is one run'}{_unfinished(groups)}. "
+    return Section("Loss curves", intro + "A click on a name hides it, a double click shows it alone.", charts)
+
+
+def _unfinished(groups: Sequence[Group]) -> str:
+    left = any(not run.finished for group in groups for run in group.runs)
+    return "; each unfinished run has a dotted line of its own" if left else ""
 
 
 def costs(groups: Sequence[Group], measure: bool) -> Section:
@@ -105,27 +147,40 @@ def costs(groups: Sequence[Group], measure: bool) -> Section:
         counted.append(Line(name, style, LENGTHS, [_mean_layer(by_layer, T) for T in LENGTHS]))
     caption = (
         "Counted: multiply-adds of the matrix products in the chunked form, the one that trains in linear time, without "
-        "elementwise operations."
+        f"elementwise operations.{figures.hidden(counted, log=True)}"
     )
     charts = [Chart("cost-counted", figures.against_length(counted, "multiply-adds per token and layer"), caption)]
     if measure:
-        parts = {f"{name} {i}": mixer for name, _, _ in mechanisms for i, (mixer, _) in enumerate(models[name])}
-        seconds = forward_seconds(parts)
-        lengths = [T for T in MEASURED if all(T in times for times in seconds.values())]
-        measured = []
-        for name, _, style in mechanisms:
-            by_layer = [(seconds[f"{name} {i}"], count) for i, (_, count) in enumerate(models[name])]
-            measured.append(Line(name, style, lengths, [_mean_layer(by_layer, T) for T in lengths]))
-        caption = (
-            f"Measured when this page was written: forward of one layer, float32, one thread of {devices()['cpu']}, the "
-            "fastest form at each length, best of three."
-        )
-        charts.append(Chart("cost-measured", figures.against_length(measured, "time per token and layer", "s"), caption))
+        charts.append(_measured([(name, style) for name, _, style in mechanisms], models))
     intro = (
         "Where a line is flat, the cost per token does not depend on the length; where it rises with the length, training "
         "takes quadratic time. For short sequences the quadratic form is cheaper, and every mixer uses it there by default."
     )
     return Section("Cost against length", f"{intro}{''.join(f' Left out: {sentence}.' for sentence in left_out)}", charts)
+
+
+def _measured(mechanisms: Sequence[tuple[str, Style]], models: dict[str, Layers]) -> Chart:
+    average = load()  # before the measurement adds to it
+    timings = forward_ms({f"{name} {i}": mixer for name, _ in mechanisms for i, (mixer, _) in enumerate(models[name])})
+    lengths = [T for T in MEASURED if all(T in times for times in timings.values())]
+
+    def seconds(name: str, figure: str) -> list[float]:
+        by_layer = [
+            ({T: getattr(timings[f"{name} {i}"][T], figure) / 1000 for T in lengths}, count)
+            for i, (_, count) in enumerate(models[name])
+        ]
+        return [_mean_layer(by_layer, T) for T in lengths]
+
+    lines = [
+        Line(name, style, lengths, seconds(name, "median"), seconds(name, "low"), seconds(name, "high"))
+        for name, style in mechanisms
+    ]
+    caption = (
+        f"Measured when this page was written: forward of one layer, float32, one thread of {devices()['cpu']}, "
+        f"{load_text(average)}, the fastest form at each length; medians of 3 to 9 turns that all mixers take, bars are "
+        f"quartiles.{figures.hidden(lines, log=True)}"
+    )
+    return Chart("cost-measured", figures.against_length(lines, "time per token and layer", "s"), caption)
 
 
 def _built(group: Group) -> Layers:
@@ -157,7 +212,7 @@ def state_sizes(groups: Sequence[Group]) -> Section:
         f"{' and '.join(map(str, widths))} wide here; at the thesis’s 64 the crossover of 2mamba is at "
         f"{crossover_length(build_mixer('2mamba', 1024, 16)):,} tokens."
     )
-    caption = "State of one sequence against its length; both axes are logarithmic."
+    caption = f"State of one sequence against its length; both axes are logarithmic.{figures.hidden(lines, log=True)}"
     return Section(
         "State size against length",
         intro,

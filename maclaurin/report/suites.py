@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maclaurin.common.files import naming, read_json
-from maclaurin.evals.page import LEAD, headline, section, settings
+from maclaurin.evals.page import headline, lead, section, settings
 from maclaurin.evals.results import ResultTable, SuiteResult
 from maclaurin.page.html import Code, Section
 
@@ -46,7 +46,7 @@ def sections(suites: Sequence[SavedSuite]) -> list[Section]:
             name = table.experiment
             seen[name] += 1
             made = section(table, name if seen[name] == 1 else f"{name}-{seen[name]}")  # two folders may have the same one
-            parts.append(Section(f"{suite.name}: {made.title}", f"{LEAD} From {suite.folder}.", made.parts))
+            parts.append(Section(f"{suite.name}: {made.title}", f"{lead(suite.tables)} From {suite.folder}.", made.parts))
     broken = [f"{suite.folder}: {suite.problem}" for suite in suites if suite.problem]
     if broken:
         parts.append(Section("Suites that cannot be read", "", [Code("Folders", "\n".join(broken))]))

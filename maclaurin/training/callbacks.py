@@ -15,6 +15,7 @@ from torch import nn
 from transformers import IntervalStrategy, TrainerCallback
 
 from maclaurin.common.files import write_text
+from maclaurin.common.progress import time_text
 from maclaurin.processes.stopping import Terminated
 from maclaurin.training.checkpoints import writing
 from maclaurin.training.windows import WindowSchedule, own_windows
@@ -80,7 +81,9 @@ class LiveProgress(TrainerCallback):
         if "eval_loss" in figures:
             self.validation = f"validation {figures['eval_loss']:.4f}"
         if self.bar is None and ("loss" in figures or "eval_loss" in figures):
-            self.console.print(f"step {state.global_step}/{state.max_steps}  {self._text(state)}", highlight=False)
+            self.console.print(
+                f"step {state.global_step}/{state.max_steps}  {self._text(state)}  {self._left(state)}", highlight=False
+            )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()
@@ -94,6 +97,10 @@ class LiveProgress(TrainerCallback):
         steps = state.global_step - self.first_step
         rate = steps * self.tokens_per_step / max(time.monotonic() - self.started, 1e-9)
         return f"{self.loss}  {self.validation}  {rate:,.0f} tokens/s"
+
+    def _left(self, state: Any) -> str:
+        a_step = (time.monotonic() - self.started) / max(state.global_step - self.first_step, 1)
+        return f"{time_text((state.max_steps - state.global_step) * a_step)} left"
 
 
 class StopOnInterrupt(TrainerCallback):

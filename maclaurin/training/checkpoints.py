@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -193,6 +194,14 @@ def remove_old(output: Path, staging: Path, run: str, step: int, keep: int) -> N
     mine = [path for path in checkpoints(output) if (step_of(path) or 0) <= step and made_by(path, run)]
     for old in mine[:-keep]:
         os.rename(old, staging / old.name)
+
+
+def remove_own(output: Path) -> None:
+    """All that the run in this folder has made: it is finished, and its model is there."""
+    run = run_of(output)
+    for checkpoint in checkpoints(output):
+        if made_by(checkpoint, run):
+            shutil.rmtree(checkpoint)
 
 
 def deliver(staging: Path, output: Path) -> None:

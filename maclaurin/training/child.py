@@ -7,24 +7,32 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from pathlib import Path
 
 from maclaurin.machine.allocator import keep_freed_memory
 from maclaurin.processes.children import end_with_parent
+from maclaurin.processes.command import command_line
 from maclaurin.processes.exits import errors_as_sentences
-from maclaurin.processes.stopping import Terminated, raise_on_terminate
+from maclaurin.processes.stopping import STOPS, Terminated, end_stopped, raise_on_terminate
+from maclaurin.training.checkpoints import checkpoints
 from maclaurin.training.recipe import Recipe, checked
-from maclaurin.training.run import train
+from maclaurin.training.run import Result, train
 
 
-def execute(recipe: Recipe, *, resume: bool) -> None:
+def execute(recipe: Recipe, *, resume: bool) -> Result:
     keep_freed_memory()
-    result = train(recipe, resume=resume)
+    go_on = f"go on with: {command_line(['train', '--output', recipe.output, '--resume'])}"
+    try:
+        result = train(recipe, resume=resume)
+    except STOPS as stop:  # before its first step, or for the second time
+        end_stopped(stop, go_on if checkpoints(Path(recipe.output)) else f"start again with: {command_line()}")
     if result.finished:
         print(f"{result.steps} steps, validation loss {result.held_out_loss:.4f}; the model is in {recipe.output}")
     else:
-        print(f"stopped after step {result.steps}; go on with: maclaurin train --output {recipe.output} --resume")
+        print(f"stopped after step {result.steps}; {go_on}")
         if result.stopped_by == signal.SIGTERM:
             raise Terminated
+    return result
 
 
 if __name__ == "__main__":

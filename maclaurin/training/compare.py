@@ -9,25 +9,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maclaurin.common.arguments import at_least_one, one_of
+from maclaurin.common.arguments import at_least_one
 from maclaurin.common.files import read_json, write_json
-from maclaurin.processes.children import lifeline
-from maclaurin.training.checkpoints import checkpoints
-from maclaurin.training.contenders import CONTENDERS, Contender
+from maclaurin.machine.inventory import load
+from maclaurin.processes.children import APART, ended, lifeline
+from maclaurin.processes.waiting import ASLEEP
+from maclaurin.training.checkpoints import checkpoints, remove_own
+from maclaurin.training.contenders import Contender, chosen
 from maclaurin.training.model_size import matched_width, parameters
-from maclaurin.training.recipe import Recipe
+from maclaurin.training.recipe import Recipe, for_all
 from maclaurin.training.statistics import Figures, Standing, ranked, standing
 
-# threads that spin while they wait gain a tenth on an idle machine, and lose two thirds beside any other work
-WAIT_POLICY = "PASSIVE"
 # fields that may differ without changing the result
 NO_MATTER = {"output", "corpus", "save_every", "keep", "track", "eval_every"}
 
@@ -51,7 +53,7 @@ class Run:
         result: dict[str, Any] = read_json(self.result_path)
         for name in ("held_out_loss", "peak_bytes", "seconds", "tokens_per_second"):
             value = result.get(name)
-            may_be_none = name == "tokens_per_second" and name in result
+            may_be_none = name in ("tokens_per_second", "peak_bytes") and name in result
             if not (value is None and may_be_none) and not _is_number(value):
                 raise ValueError(f"{self.result_path} must have a number as {name}, got {value!r:.40}")
         self._check_recipe()
@@ -69,24 +71,30 @@ class Run:
                 raise ValueError(f"{str(folder)!r} holds a result with {name} {other!r}, not {value!r}: give another output")
 
 
-def plan(base: Recipe, names: Sequence[str], seeds: int) -> list[Run]:
-    """The runs, seed by seed from the recipe's own, so that an early look compares all contenders."""
+def plan(base: Recipe, mixers: str | Sequence[str], seeds: int) -> list[Run]:
+    """The runs of the contenders, seed by seed from the recipe's own, so that an early look compares all of them."""
     at_least_one("seeds", seeds)
-    for name in names:
-        one_of("mixers", name, tuple(CONTENDERS))
+    matched = {name: _matched(base, contender) for name, contender in chosen(mixers).items()}
     runs = []
     for seed in range(base.seed, base.seed + seeds):
-        for name in names:
-            output = str(Path(base.output) / f"{name}-seed{seed}")
-            recipe = dataclasses.replace(_matched(base, CONTENDERS[name]), output=output, seed=seed)
+        for name, own in matched.items():
+            output = str(Path(base.output) / f"{_folder(name)}-seed{seed}")
+            recipe = dataclasses.replace(own, output=output, seed=seed)
             runs.append(Run(name, seed, recipe, parameters(recipe)))
     return runs
+
+
+def _folder(name: str) -> str:
+    """The name of a contender without what file systems refuse; a checksum tells apart what would become the same."""
+    plain = re.sub(r"[^\w.=+-]+", ",", name)
+    return plain if len(plain) <= 80 and plain == name.replace(":", ",") else f"{plain[:60]}-{zlib.crc32(name.encode()):08x}"
 
 
 def _matched(base: Recipe, contender: Contender) -> Recipe:
     """The recipe with MLPs as wide as it takes to match the parameters of softmax."""
     softmax = dataclasses.replace(base, mixer="softmax", mixer_options="{}")
-    own = dataclasses.replace(base, mixer=contender.mixer, mixer_options=json.dumps(contender.options))
+    options = json.dumps(for_all(contender.mixer, contender.options))
+    own = dataclasses.replace(base, mixer=contender.mixer, mixer_options=options)
     config = base.config()
     one_wider = 3 * config.hidden_size * config.num_hidden_layers
     width = matched_width(config.intermediate_size, parameters(own) - parameters(softmax), one_wider)
@@ -108,14 +116,11 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
             stdin=stdin,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env={"OMP_WAIT_POLICY": WAIT_POLICY, **os.environ},
-            start_new_session=True,  # Ctrl-C is for the comparison, which then ends it
+            env=ASLEEP | os.environ,
+            **APART,
         )
         try:
-            while True:
-                pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-                if pid:
-                    break
+            while (end := ended(process)) is None:
                 watch(latest(output))
                 time.sleep(1)
         except BaseException:
@@ -126,25 +131,32 @@ def execute(run: Run, watch: Callable[[dict[str, Any]], None]) -> None:
                 process.kill()
                 process.wait()
             raise
-    if os.waitstatus_to_exitcode(status) != 0:
-        lines = (output / "output.txt").read_text().strip().splitlines()
+    code, peak_bytes = end
+    if code != 0:
         raise ValueError(
-            f"{run.name} (seed {run.seed}) failed: {lines[-1] if lines else 'no output'}; see {output / 'output.txt'}"
+            f"{run.name} (seed {run.seed}) failed: {last_line(run) or 'no output'}; see {output / 'output.txt'}"
         )
     figures = latest(output)
     for name in ("eval_loss", "train_runtime"):
         if not _is_number(figures.get(name)):
             raise ValueError(f"{output / 'log.jsonl'} must have a number as {name}, got {figures.get(name)!r:.40}")
     tokens = run.recipe.steps * run.recipe.tokens_per_step
-    unit = 1 if sys.platform == "darwin" else 1024
     result = {
         "held_out_loss": figures["eval_loss"],
         # a resumed run has timed its last part only
         "tokens_per_second": None if resume else tokens / figures["train_runtime"],
-        "peak_bytes": usage.ru_maxrss * unit,
+        "peak_bytes": peak_bytes,
         "seconds": time.monotonic() - started,
+        "load": load(),
     }
     write_json(run.result_path, result)
+    remove_own(output)  # its model and its log stay, all that the tables and the page need
+
+
+def last_line(run: Run) -> str:
+    """Of what its process has printed."""
+    lines = (Path(run.recipe.output) / "output.txt").read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def latest(output: Path) -> dict[str, Any]:
@@ -170,7 +182,7 @@ def summary(runs: Sequence[Run]) -> list[Standing]:
     for name in dict.fromkeys(run.name for run in runs):
         own = [run for run in runs if run.name == name]
         done = [
-            Figures(result["held_out_loss"], result["tokens_per_second"], result["peak_bytes"])
+            Figures(result["held_out_loss"], result["tokens_per_second"], result["peak_bytes"], result.get("load"))
             for run in own
             if (result := run.result()) is not None
         ]

@@ -4,28 +4,49 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 
 from maclaurin.training.contenders import BUDGET
+from maclaurin.training.names import ALIASES, resolved, trainer_fields
 from maclaurin.training.recipe import Recipe, checked
 
 LARGEST_CONFIG = 2**20  # bytes
 
 
+DEEPEST = 4  # a mapping of options by mixer, one of which is a list
+
+
 def train_recipe(given: dict[str, Any], config: Path | None = None, *, resume: bool = False) -> Recipe:
     """The recipe of `maclaurin train`: with `resume` that of the run, in which given fields may change (more steps, say)."""
-    values = _configured(config) | given
+    values = _merged(_configured(config), _named(given))
     output = Path(values.get("output", Recipe.output))
     if resume and (output / "recipe.json").exists():
-        values = dataclasses.asdict(Recipe.load(output)) | {"output": str(output)} | values
+        values = _merged(dataclasses.asdict(Recipe.load(output)), {"output": str(output)}, values)
     return Recipe(**values)
 
 
 def compare_recipe(given: dict[str, Any], config: Path | None = None) -> Recipe:
     """The recipe that all runs of `maclaurin compare` share."""
-    return Recipe(**BUDGET | _configured(config) | given)
+    values = _merged(_configured(config), _named(given))
+    for name in ("mixer", "mixer_options"):
+        if name in values:
+            raise ValueError(f"a comparison must not have {name}: its contenders are --mixers, with their options")
+    return Recipe(**_merged(BUDGET, values))
+
+
+def _named(given: dict[str, Any]) -> dict[str, Any]:
+    return resolved(given, get_type_hints(Recipe), "the command")
+
+
+def _merged(*sources: dict[str, Any]) -> dict[str, Any]:
+    """Later ones win; fields of the trainer, which are a dict of their own, one by one."""
+    values: dict[str, Any] = {}
+    for source in sources:
+        trainer = values.get("trainer", {}) | source.get("trainer", {})
+        values |= source | ({"trainer": trainer} if trainer else {})
+    return values
 
 
 def _configured(config: Path | None) -> dict[str, Any]:
@@ -40,9 +61,13 @@ def _from_yaml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{where} has {path.stat().st_size:,} bytes: a recipe has at most {LARGEST_CONFIG:,}")
     try:
         text = path.read_text(encoding="utf-8")
-        _check_flat(text)
-        values = yaml.safe_load(text) or {}
-    except (yaml.YAMLError, ValueError) as error:
+        _check_nesting(text)
+        values = yaml.load(text, _UniqueKeys) or {}
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"{where} is no YAML, {place}{error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{where} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{where} must have one name and value per line, got {type(values).__name__}")
@@ -50,17 +75,34 @@ def _from_yaml(path: Path) -> dict[str, Any]:
     return checked(values | {name: _as_float(value) for name, value in numbers.items()}, where)
 
 
-def _check_flat(text: str) -> None:
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML says that keys are unique; its parser takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r:.40} is there twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _check_nesting(text: str) -> None:
     """A few lines of aliases of aliases stand for gigabytes, and brackets in brackets for minutes."""
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > 2 or isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"line {event.start_mark.line + 1} has an alias or is nested; a recipe is names and values")
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has an alias, which a recipe must not have")
+        if depth > DEEPEST:
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} is nested too deeply for a recipe")
 
 
 def _is_float(name: Any) -> bool:
-    return any(field.name == name and field.type in (float, "float") for field in dataclasses.fields(Recipe))
+    """Whether a field is a number and never a text, under any of its names."""
+    name = ALIASES.get(name, name)
+    kinds = trainer_fields().get(name, frozenset())
+    return get_type_hints(Recipe).get(name) is float or (float in kinds and str not in kinds)
 
 
 def _as_float(text: str) -> Any:

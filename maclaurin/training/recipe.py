@@ -9,13 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from maclaurin.common.arguments import at_least_one, one_of
+from maclaurin.common.choices import choices
 from maclaurin.common.files import read_json, write_json
 from maclaurin.common.records import LARGEST, WORDS
+from maclaurin.training import names
 
 if TYPE_CHECKING:
     from maclaurin.models.config import MaclaurinConfig
 
-SCHEDULES = ("cosine", "linear", "constant")
+SCHEDULES = (
+    "cosine",
+    "linear",
+    "constant",  # after the warm-up, also under its name in transformers:
+    "constant_with_warmup",
+    "cosine_with_min_lr",
+    "cosine_with_restarts",
+    "inverse_sqrt",
+    "polynomial",
+    "warmup_stable_decay",
+)
 PRECISIONS = ("auto", "fp32", "bf16")
 ROWS = ("packed", "documents")
 FREE_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -24,6 +36,7 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 MAY_CHANGE = {
     "output",
     "corpus",  # may have been moved: its content is compared
+    "validation",  # likewise
     "steps",
     "schedule",
     "warmup_steps",
@@ -41,20 +54,30 @@ MAY_CHANGE = {
 }
 
 
+@names.by_other_names
 @dataclass
 class Recipe:
     output: str = field(default="runs/run", metadata={"help": "Folder of the run: checkpoints, logs, the final model."})
     mixer: str = field(
         default="2mamba",
-        metadata={"help": "Mixer of all layers, or a comma-separated list: one per layer, or a pattern that repeats."},
+        metadata={
+            "help": "Mixer of all layers, or a comma-separated list: one per layer, or a pattern that repeats; "
+            "with options as in 2mamba:conv_width=4,gate=true."
+        },
     )
-    mixer_options: str = field(default="{}", metadata={"help": "Options of the mixer, as JSON."})
+    mixer_options: str = field(
+        default="{}", metadata={"help": "The options instead, as JSON: of every mixer, or by mixer name."}
+    )
     size: str = field(default="tiny", metadata={"help": "Size of the model: tiny, small or medium."})
     hidden_size: int = field(default=0, metadata={"help": "Width of the model; here and below, 0 for that of the size."})
     intermediate_size: int = field(default=0, metadata={"help": "Width of the MLPs."})
     num_hidden_layers: int = field(default=0, metadata={"help": "Layers."})
     num_attention_heads: int = field(default=0, metadata={"help": "Heads."})
     corpus: str = field(default="stdlib", metadata={"help": "stdlib, a file or folder, a preset, or a dataset of the hub."})
+    tokens: int = field(default=0, metadata={"help": "Use only the first N tokens of the corpus; 0 for all of them."})
+    validation: str = field(
+        default="", metadata={"help": "A corpus to validate on; without one, a part of --corpus is held out."}
+    )
     text_field: str = field(default="text", metadata={"help": "Field of the text in .jsonl and .parquet files."})
     tokenizer: str = field(default="bytes", metadata={"help": "bytes, bpe:SIZE, or a folder or name of a pretrained one."})
     rows: str = field(
@@ -65,7 +88,9 @@ class Recipe:
     accumulation: int = field(default=1, metadata={"help": "Forward passes per step."})
     steps: int = field(default=1000, metadata={"help": "Updates."})
     learning_rate: float = field(default=1e-3, metadata={"help": "Largest learning rate."})
-    schedule: str = field(default="cosine", metadata={"help": "Decay after the warm-up: cosine, linear or constant."})
+    schedule: str = field(
+        default="cosine", metadata={"help": "Decay after the warm-up: cosine, linear, constant, or another of transformers."}
+    )
     warmup_steps: int = field(default=50, metadata={"help": "Steps of linear warm-up."})
     weight_decay: float = field(default=0.01, metadata={"help": "AdamW's weight decay."})
     clip: float = field(default=1.0, metadata={"help": "Largest gradient norm; 0 for no clipping."})
@@ -89,6 +114,9 @@ class Recipe:
         metadata={"help": "Trackers beside log.jsonl, separated by commas: tensorboard, wandb, trackio; or none."},
     )
     seed: int = field(default=0, metadata={"help": "Seed of weights and data order."})
+    trainer: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "Other fields of transformers' TrainingArguments, by name."}
+    )
 
     def __post_init__(self) -> None:
         from maclaurin.models.config import SIZES
@@ -107,6 +135,7 @@ class Recipe:
             "eval_every",
             "save_every",
             "short_window",
+            "tokens",
             *FREE_SIZES,
         ):
             if getattr(self, name) < 0:
@@ -116,13 +145,31 @@ class Recipe:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
         for tracker in self.trackers():
             one_of("track", tracker, TRACKERS)
-        self.options()
+        self._spell_out_mixers()
+        names.check_trainer(self.trainer)
+
+    def _spell_out_mixers(self) -> None:
+        """Options beside the mixers' names, or as a mapping, become JSON; equal options become equal text."""
+        options = self.options()
+        if ":" in self.mixer:
+            if options:
+                raise ValueError(f"give the options in mixer or in mixer_options, not both, got {self.mixer!r:.80}")
+            found = choices("mixer", self.mixer)
+            options = {name: own for name, own in found if own}
+            if any(own != options.get(name, {}) for name, own in found):
+                raise ValueError(f"mixer must give a mixer the same options in all layers, got {self.mixer!r:.80}")
+            self.mixer = ",".join(name for name, _ in found)
+            if len(found) == 1:
+                options = for_all(*found[0])
+        self.mixer_options = json.dumps(options)
 
     @property
     def tokens_per_step(self) -> int:
         return self.length * self.batch_size * self.accumulation
 
     def options(self) -> dict[str, Any]:
+        if isinstance(self.mixer_options, dict):  # as Python and YAML have them
+            return self.mixer_options
         try:
             options = json.loads(self.mixer_options)
         except json.JSONDecodeError as error:
@@ -169,23 +216,39 @@ class Recipe:
             raise ValueError(f"steps must be at least the {step} that {str(folder)!r} has taken, got {self.steps}")
         if not (folder / "recipe.json").exists():
             return
-        before = Recipe.load(folder)
-        for name, value in vars(self).items():
-            if name not in MAY_CHANGE and getattr(before, name) != value:
-                raise ValueError(
-                    f"{str(folder)!r} has {name} {getattr(before, name)!r}, the recipe gives {value!r}: it cannot go on"
-                )
+        before, now = Recipe.load(folder), self
+        for name in MUST_STAY:
+            _check_same(folder, name, getattr(before, name), getattr(now, name))
+        for name in sorted({*before.trainer, *now.trainer}):
+            if not name.startswith(names.MAY_CHANGE):
+                _check_same(folder, name, before.trainer.get(name), now.trainer.get(name))
+
+
+def for_all(mixer: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a model of one mixer: by its name where its options are objects, which would be taken for names."""
+    return {mixer: options} if options and all(isinstance(value, dict) for value in options.values()) else options
+
+
+MUST_STAY = [own.name for own in dataclasses.fields(Recipe) if own.name not in {*MAY_CHANGE, "trainer"}]
+
+
+def _check_same(folder: Path, name: str, before: Any, now: Any) -> None:
+    if before != now:
+        raise ValueError(f"{str(folder)!r} has {name} {before!r}, the recipe gives {now!r}: it cannot go on")
 
 
 def checked(values: dict[Any, Any], where: str) -> dict[str, Any]:
     """The fields of a recipe as they come from a file: known names, and values of their types."""
-    known = get_type_hints(Recipe)
-    for name, value in values.items():
-        if name not in known:
-            raise ValueError(f"{where} has {str(name)[:40]!r}; it may have {', '.join(sorted(known))}")
-        kind = known[name]
+    kinds = get_type_hints(Recipe)
+    if not isinstance(values.get("trainer", {}), dict):
+        raise ValueError(f"{where} must have an object as trainer, got {type(values['trainer']).__name__}")
+    found = names.resolved(values, kinds, where)
+    for name, value in found.items():
+        kind = kinds[name]
+        if name == "trainer" or (name == "mixer_options" and isinstance(value, dict)):
+            continue
         fits = type(value) is kind or (kind is float and type(value) is int)
         if not fits or (kind in (int, float) and not abs(value) < LARGEST):
             got = f"{value!r:.40}" if isinstance(value, str | float | bool) else type(value).__name__
             raise ValueError(f"{where} must have {WORDS[kind]} as {name}, got {got}")
-    return values
+    return found

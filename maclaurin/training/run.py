@@ -17,18 +17,21 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments, set_s
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.utils.logging import disable_progress_bar
 
-from maclaurin.data import DocumentRows, PackedRows, open_corpus, open_tokenizer, tokenise
 from maclaurin.machine.bfloat16 import check_bf16
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.processes.lock import locked
+from maclaurin.training import card
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StochasticWindow, StopOnInterrupt
-from maclaurin.training.checkpoints import check_same_data, checkpoints, deliver, last_whole, step_of, writing
+from maclaurin.training.checkpoints import check_same_data, checkpoints, deliver, identity, last_whole, step_of, writing
+from maclaurin.training.names import trainer_fields
 from maclaurin.training.provenance import save_provenance
 from maclaurin.training.recipe import FREE_SIZES, Recipe
+from maclaurin.training.text import Text
 from maclaurin.training.trainer import LanguageTrainer, arguments
 from maclaurin.training.windows import WindowSchedule
 
-Sequences = PackedRows | DocumentRows
+# newer versions of transformers warn about the older name
+CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in trainer_fields() else "gradient_checkpointing"
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,10 @@ def train(
     folder, which no other process may be training in. `callbacks` are called after the run's own.
     """
     output = Path(recipe.output)
+    if not checkpoints(output) and (output / "result.json").exists():
+        raise ValueError(
+            f"{str(output)!r} holds a finished run of `compare`, which keeps no checkpoint: choose another output"
+        )
     if resume and not checkpoints(output):
         raise ValueError(f"there is no checkpoint to resume from in {str(output)!r}")
     with locked(output / "run.lock", f"run {str(output)!r}") if _is_first() else nullcontext():
@@ -53,6 +60,7 @@ def train(
 
 
 def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callbacks: Sequence[TrainerCallback]) -> Result:
+    args = _arguments(recipe)  # before any work: it may refuse them
     if not resume and checkpoints(output):
         raise ValueError(f"{str(output)!r} holds a run already: resume it with --resume, or choose another output")
     checkpoint = last_whole(output) if resume else None
@@ -60,7 +68,11 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     if checkpoint is not None:
         recipe.check_goes_on(output, first_step)
 
-    tokenizer, train_sequences, validation = _data(recipe, output, cache)
+    text = Text(recipe, identity(output).get("data", ""))
+    if _is_first():
+        check_same_data(output, recipe.corpus, text.fingerprint)
+    per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    tokenizer, train_sequences, validation = text.sequences(cache, recipe.steps * per_step)
     disable_progress_bar()
     set_seed(recipe.seed)
     model = _model(recipe, tokenizer, checkpoint)
@@ -68,7 +80,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     asked_for = [*_windows(recipe, model), *_trackers(recipe, first_step), *callbacks]
     trainer = LanguageTrainer(
         model=model,
-        args=_arguments(recipe),
+        args=args,
         train_dataset=train_sequences,
         eval_dataset=Subset(validation, range(min(recipe.eval_rows, len(validation)))),
         data_collator=train_sequences.collate,
@@ -89,23 +101,11 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
         finally:
             progress.close()
     finished = trainer.state.global_step >= recipe.steps
-    if finished:
-        _save_model(trainer, output)
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    return Result(trainer.state.global_step, finished, losses[-1] if losses else None, interrupt.requested)
-
-
-def _data(recipe: Recipe, output: Path, cache: Path | None) -> tuple[Any, Sequences, Sequences]:
-    """The tokenizer, the sequences to train on and those for validation."""
-    corpus = open_corpus(recipe.corpus, text_field=recipe.text_field)
-    if _is_first():
-        check_same_data(output, recipe.corpus, corpus.fingerprint())
-    tokenizer = open_tokenizer(recipe.tokenizer, corpus.documents("train"))
-    sequences = PackedRows if recipe.rows == "packed" else DocumentRows
-    train, validation = (
-        sequences(tokenise(corpus, split, tokenizer, cache), recipe.length) for split in ("train", "held-out")
-    )
-    return tokenizer, train, validation
+    loss = losses[-1] if losses else None
+    if finished:
+        _save_model(trainer, output, recipe, loss)
+    return Result(trainer.state.global_step, finished, loss, interrupt.requested)
 
 
 def _model(recipe: Recipe, tokenizer: Any, checkpoint: Path | None) -> MaclaurinForCausalLM:
@@ -126,10 +126,11 @@ def _is_first() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _save_model(trainer: LanguageTrainer, output: Path) -> None:
+def _save_model(trainer: LanguageTrainer, output: Path, recipe: Recipe, loss: float | None) -> None:
     with writing(output):
         trainer.save_model(str(trainer.staging))
         if trainer.is_world_process_zero():
+            (trainer.staging / card.FILE).write_text(card.model_card(recipe, trainer.model, loss), encoding="utf-8")
             (trainer.staging / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing here reads
             deliver(trainer.staging, output)
 
@@ -169,25 +170,32 @@ def _trackers(recipe: Recipe, first_step: int) -> list[TrainerCallback]:
 
 def _arguments(recipe: Recipe) -> TrainingArguments:
     tenth = math.ceil(recipe.steps / 10)
-    return arguments(
-        recipe.output,
-        recipe.steps,
-        per_device_train_batch_size=recipe.batch_size,
-        per_device_eval_batch_size=recipe.batch_size,
-        gradient_accumulation_steps=recipe.accumulation,
-        learning_rate=recipe.learning_rate,
-        lr_scheduler_type=recipe.schedule if recipe.schedule != "constant" else "constant_with_warmup",
-        warmup_steps=recipe.warmup_steps,
-        weight_decay=recipe.weight_decay,
-        max_grad_norm=recipe.clip,
-        bf16=_bf16(recipe.precision),
-        gradient_checkpointing=recipe.gradient_checkpointing,
-        eval_strategy="steps",
-        eval_steps=recipe.eval_every or tenth,
-        save_steps=recipe.save_every or tenth,
-        logging_steps=max(1, min(10, recipe.steps // 20)),
-        seed=recipe.seed,
-    )
+    fields = {
+        "per_device_train_batch_size": recipe.batch_size,
+        "per_device_eval_batch_size": recipe.batch_size,
+        "gradient_accumulation_steps": recipe.accumulation,
+        "learning_rate": recipe.learning_rate,
+        "lr_scheduler_type": recipe.schedule if recipe.schedule != "constant" else "constant_with_warmup",
+        "warmup_steps": recipe.warmup_steps,
+        "weight_decay": recipe.weight_decay,
+        "max_grad_norm": recipe.clip,
+        "bf16": _bf16(recipe.precision),
+        "eval_strategy": "steps",
+        "eval_steps": recipe.eval_every or tenth,
+        "save_steps": recipe.save_every or tenth,
+        "logging_steps": max(1, min(10, recipe.steps // 20)),
+        "seed": recipe.seed,
+    }
+    if recipe.gradient_checkpointing:
+        fields[CHECKPOINTING] = True
+    try:
+        return arguments(recipe.output, recipe.steps, **fields | recipe.trainer)
+    except (ValueError, TypeError, ImportError) as error:
+        if not recipe.trainer:
+            raise
+        given = ", ".join(f"{name} {value!r:.40}" for name, value in recipe.trainer.items())
+        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(f"transformers cannot train with {given}: {line}") from error
 
 
 def _bf16(precision: str) -> bool:

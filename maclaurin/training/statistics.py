@@ -20,11 +20,16 @@ class Figures:
     held_out_loss: float
     tokens_per_second: float | None
     peak_bytes: float | None
+    load: float | None = None
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Over the seeds of one mixer and recipe: mean and standard deviation of the loss, median speed, largest peak memory."""
+    """Over the seeds of one mixer and recipe: mean and standard deviation of the loss, median speed, largest peak memory.
+
+    speeds: the quartiles of the speed, or both ends where there are fewer than four runs; None of one run.
+    load: the median load of the machine after the runs.
+    """
 
     name: str
     seeds: int
@@ -36,6 +41,8 @@ class Standing:
     state_bytes_at_8k: int
     published: str
     rank: int | None = None
+    speeds: tuple[float, float] | None = None
+    load: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ def standing(name: str, recipe: Recipe, runs: Sequence[Figures], *, contender: s
     losses = [run.held_out_loss for run in runs]
     speeds = [run.tokens_per_second for run in runs if run.tokens_per_second is not None]
     peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
+    loads = [run.load for run in runs if run.load is not None]
     return Standing(
         name,
         seeds=len(runs),
@@ -62,7 +70,18 @@ def standing(name: str, recipe: Recipe, runs: Sequence[Figures], *, contender: s
         parameters=parameters(recipe),
         state_bytes_at_8k=state_nbytes(layers(recipe), 8192),
         published=CONTENDERS[contender].published if contender in CONTENDERS else "",
+        speeds=_ends(speeds),
+        load=statistics.median(loads) if loads else None,
     )
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float] | None:
+    if len(values) < 2:
+        return None
+    if len(values) < 4:
+        return min(values), max(values)
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
 
 
 def ranked(rows: Iterable[Standing]) -> list[Standing]:

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 
 from maclaurin.common.files import naming
+from maclaurin.data import StreamedRows
 from maclaurin.training.checkpoints import WEIGHTS, checkpoints, put, remove_old, run_of, seal, writing
 
 
@@ -25,6 +27,7 @@ class NonFiniteLossError(FloatingPointError):
 
 def arguments(output: str, steps: int, **fields: Any) -> TrainingArguments:
     """The arguments that all training here shares, and `fields` in which runs differ."""
+    fields.setdefault("use_cpu", not torch.cuda.is_available())
     return TrainingArguments(
         output_dir=output,
         max_steps=steps,
@@ -32,7 +35,6 @@ def arguments(output: str, steps: int, **fields: Any) -> TrainingArguments:
         logging_nan_inf_filter=False,
         report_to=[],
         disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(),
         remove_unused_columns=False,
         label_names=["labels"],
         **fields,
@@ -60,6 +62,11 @@ class LanguageTrainer(Trainer):
         if self.args.world_size > 1:
             torch.distributed.broadcast_object_list(texts, src=0)
         return texts[0]
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Sequences that are streamed have their order already."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        return SequentialSampler(dataset) if isinstance(dataset, StreamedRows) else super()._get_train_sampler(dataset)
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """A resumed run has the intervals that it is given now, not those of its checkpoint."""

@@ -101,6 +101,7 @@ def test_booleans_with_and_without_a_value(shell, words, value):
         (["form", "--max_steps", "many"], ["--max_steps", "'many'"]),
         (["form", "--rate=fast"], ["--rate", "'fast'"]),
         (["form", "--is_tied=maybe"], ["--is_tied", "'maybe'"]),
+        (["form", "--is_tied", "maybe"], ["--is_tied", "'maybe'"]),
         (["form", "--sizes", "1,b"], ["--sizes", "'1,b'"]),
         (["form", "--rate"], ["--rate"]),
         (["form", "more"], ["more"]),

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from maclaurin.convert.plan import Plan
 from maclaurin.convert.result import Figures
 from maclaurin.convert.run import _load_figures
 from maclaurin.convert.stage import Stage, Times
 from maclaurin.report import build
+from maclaurin.training.conversion import Plan
 
 STAGE = {
     "rows": 3,

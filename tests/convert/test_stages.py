@@ -21,7 +21,6 @@ from maclaurin.commands.convert import plan_of
 from maclaurin.convert.evaluate import fidelity
 from maclaurin.convert.maclaurin_student import OPEN_FORGET
 from maclaurin.convert.objectives import with_low_rank
-from maclaurin.convert.plan import OWN, Plan
 from maclaurin.convert.run import convert
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.stage import Stage, rate_factor
@@ -34,6 +33,7 @@ from maclaurin.processes.lock import locked
 from maclaurin.processes.stopping import Terminated
 from maclaurin.report import build
 from maclaurin.training.callbacks import StopOnInterrupt
+from maclaurin.training.conversion import OWN, Plan
 from maclaurin.training.recipe import Recipe
 from tests.convert.conftest import SMALL, TEXT
 
@@ -354,7 +354,7 @@ def test_being_stopped_between_stages_says_how_to_go_on(source, corpus, tmp_path
     monkeypatch.setattr("maclaurin.convert.run.evaluate", interrupted)
     arguments = ["convert", str(source("bert")), "--output", str(tmp_path / "out"), "--corpus", corpus, "--batch-size", "8"]
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == code and "the same command resumes" in result.stderr
+    assert result.exit_code == code and "stopped; go on with: " in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from maclaurin.data import byte_tokenizer, open_corpus, tokenise
 from maclaurin.data import corpus as corpus_module
-from maclaurin.data import tokens as tokens_module
+from maclaurin.data import entry as entry_module
 
 
 def text_of(file):
@@ -112,7 +112,7 @@ def seal(folder, changes):
     meta = json.loads((folder / "meta.json").read_text()) | changes
     del meta["sha256"]
     with open(folder / "tokens.bin", "rb") as tokens, open(folder / "ends.bin", "rb") as ends:
-        meta["sha256"] = tokens_module._checksum(meta, tokens, ends)
+        meta["sha256"] = entry_module.checksum(meta, tokens, ends)
     (folder / "meta.json").write_text(json.dumps(meta))
 
 

@@ -131,7 +131,7 @@ def test_a_half_written_cache_is_rebuilt(tmp_path, damage):
     assert corpus.read == 2
 
 
-def test_an_interrupted_build_leaves_nothing(tmp_path):
+def test_an_interrupted_build_leaves_no_entry(tmp_path):
     def documents():
         yield "fine"
         raise KeyboardInterrupt
@@ -140,7 +140,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path):
     corpus.documents = lambda split: documents()
     with pytest.raises(KeyboardInterrupt):
         tokenise(corpus, "train", byte_tokenizer(), tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert not list(tmp_path.glob("memory-*"))
 
 
 def test_an_empty_split_is_one_sentence(tmp_path):

@@ -1,6 +1,7 @@
 """`maclaurin suite`: a run, a run that is interrupted, and what is refused."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ TINY_RUN = (
 def test_the_shell_runs_a_suite_and_goes_on_after_a_kill(tmp_path, capsys):
     output = ("--output", tmp_path / "out")
     with subprocess.Popen(command(*TINY_RUN, *output), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr.readline() == "2 cells to train, 0 of them done\n"
         assert "parity, softmax" in process.stderr.readline()
         process.kill()
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").glob("*.json")}
@@ -62,7 +64,7 @@ def test_the_shell_is_interrupted_with_one_sentence(tmp_path, number, code):
         time.sleep(0.05)
     time.sleep(0.5)
     process.send_signal(number)
-    assert "the same command resumes" in process.communicate(timeout=120)[1]
+    assert f"go on with: {shlex.join(command(*long))}" in process.communicate(timeout=120)[1]
     assert process.returncode == code
 
 

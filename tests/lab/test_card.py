@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import maclaurin
-from maclaurin.lab.cards import block_rank
+from maclaurin.lab.experiments.draws import block_ranks
 from maclaurin.lab.result import Result
 
 
@@ -53,8 +53,8 @@ def test_a_trained_model_beside_its_mixer(trained) -> None:
 def test_a_rank_above_the_states_would_be_seen() -> None:
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(1, 20, 3, generator=generator, dtype=torch.float64) for _ in range(2))
-    assert block_rank(left @ right.mT) == 3
-    assert block_rank(torch.randn(1, 20, 20, generator=generator, dtype=torch.float64)) == 10
+    assert block_ranks(left @ right.mT) == [3]
+    assert block_ranks(torch.randn(1, 20, 20, generator=generator, dtype=torch.float64)) == [10]
 
 
 @pytest.mark.parametrize(

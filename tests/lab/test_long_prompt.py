@@ -198,7 +198,7 @@ def test_risks_from_tables_are_those_of_drawn_queries(as_published: bool) -> Non
 
 def test_risks_of_any_parameters_are_those_of_drawn_queries() -> None:
     """Far from the optimum, where it matters by how much softmax falls short."""
-    sigma, source = training.covariance(), generator(21)
+    sigma, source = Task(dimensions=training.DIMS).covariance(), generator(21)
     law, A, b = Regression(sigma, sigma, 1.0, 0.0), torch.randn(4, 4, generator=source).double() / 3, 0.8
     root = torch.linalg.cholesky(sigma)
     x, query = draw("gaussian", (40000, 16, 4), source) @ root.T, draw("gaussian", (40000, 4), source) @ root.T
@@ -240,7 +240,7 @@ def test_risks_are_those_on_the_labels_of_the_task() -> None:
 
 
 def test_the_infinite_flow() -> None:
-    sigma = training.covariance()
+    sigma = Task(dimensions=training.DIMS).covariance()
     for time, expected in FLOW.items():
         assert training.infinite_risk(training.flow(sigma, training.RATE, time), sigma).item() == pytest.approx(
             expected, abs=1e-4
@@ -254,7 +254,7 @@ def test_the_infinite_flow() -> None:
 
 
 def test_the_risk_of_long_prompts_is_that_of_the_infinite_one() -> None:
-    sigma = training.covariance(0.25)
+    sigma = Task(dimensions=training.DIMS).covariance() / 4
     root, at = torch.linalg.cholesky(sigma), training.start(sigma)
     short, long = (training.finite_risk(at, root, length, 4096, generator(13)).item() for length in (2, 512))
     infinite = training.infinite_risk(at, sigma).item()
@@ -262,7 +262,7 @@ def test_the_risk_of_long_prompts_is_that_of_the_infinite_one() -> None:
 
 
 def test_long_prompts_train_as_the_infinite_one() -> None:
-    sigma = training.covariance(0.25)
+    sigma = Task(dimensions=training.DIMS).covariance() / 4
     found = training.distances(sigma, 10.0, 0.1, 512, (8, 64), generator(14))
     assert found[8] == pytest.approx(BENIGN[8], rel=0.1)
     assert found[64] == pytest.approx(BENIGN[64], rel=0.3)

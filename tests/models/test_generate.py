@@ -1,5 +1,7 @@
 """A saved model, loaded by the Auto classes, continues text exactly as repeated full forwards would."""
 
+import logging
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -164,3 +166,16 @@ def test_streaming():
     prompt = torch.randint(1, 50, (1, 5))
     result = model.generate(prompt, max_new_tokens=6, do_sample=False, streamer=streamer)
     assert streamer.tokens == [*result[0].tolist(), "end"]
+
+
+def test_text_beyond_the_training_length_is_no_reason_to_warn(caplog):
+    """No mixer has a table of positions that could end."""
+    model = small("2mamba", max_position_embeddings=8)
+    monitored = logging.getLogger("transformers")
+    monitored.addHandler(caplog.handler)
+    try:
+        result = model.generate(torch.ones(1, 5, dtype=torch.long), max_new_tokens=7, do_sample=False)
+    finally:
+        monitored.removeHandler(caplog.handler)
+    assert result.shape == (1, 12)
+    assert "maximum length" not in caplog.text

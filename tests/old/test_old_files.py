@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from maclaurin import build_mixer, cli
-from maclaurin.convert.plan import Plan
 from maclaurin.convert.result import Figures
 from maclaurin.convert.run import convert_all
 from maclaurin.evals.results import SuiteResult
@@ -19,6 +18,7 @@ from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.ops import State
 from maclaurin.report import build
 from maclaurin.training import Recipe, train
+from maclaurin.training.conversion import Plan
 from tests.old.cases import AFTER, CASES, NAMELESS, after, suite
 
 HERE = Path(__file__).parent

@@ -225,3 +225,20 @@ def test_convolutions_are_checked():
     refused(ops.short_conv, ValueError, "state must hold 2", x=x, weight=weight, state=state)
     _, tokens = ops.softmax_attention(**qkv())
     refused(ops.short_conv, TypeError, "state must be a ConvState or None", x=x, weight=weight, state=tokens)
+
+
+OPS = {
+    ops.linear_attention: qkv(),
+    ops.power_attention: qkv(),
+    ops.softmax_attention: qkv(),
+    ops.inline_attention: qkv(),
+    ops.delta_rule: qkv() | {"beta": torch.ones(2, 5, 2)},
+    ops.linear_scan: {"x": torch.randn(2, 5, 3), "log_decay": torch.zeros(2, 5, 3)},
+    ops.short_conv: {"x": torch.randn(2, 5, 3), "weight": torch.randn(3, 2)},
+}
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
+def test_an_unknown_keyword_is_refused_in_the_name_of_the_op(op):
+    assert op(**OPS[op], form="auto")
+    refused(op, TypeError, rf"^{op.__name__}\(\) got an unexpected keyword argument 'fom'", **OPS[op], fom="auto")

@@ -3,7 +3,7 @@
 import pytest
 
 import maclaurin
-from maclaurin.report.cost import MEASURED, _count, forward_seconds, multiply_adds
+from maclaurin.report.cost import MEASURED, _count, forward_ms, multiply_adds
 
 
 @pytest.mark.parametrize("name", ["softmax", "2mamba", "linear", "mamba2", "2mamba-e"])
@@ -22,5 +22,5 @@ def test_linear_mixers_cost_the_same_at_any_length():
 
 def test_measuring_ends_with_its_budget():
     mixers = {name: maclaurin.build_mixer(name, 16, 2) for name in ("softmax", "linear")}
-    assert all(tuple(times) == MEASURED for times in forward_seconds(mixers).values())
-    assert all(tuple(times) == MEASURED[:1] for times in forward_seconds(mixers, budget=1e-3).values())
+    assert all(tuple(times) == MEASURED for times in forward_ms(mixers).values())
+    assert all(tuple(times) == MEASURED[:1] for times in forward_ms(mixers, budget=1e-3).values())

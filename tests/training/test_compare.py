@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from maclaurin.models import MaclaurinForCausalLM
-from maclaurin.training import Recipe, model_size
+from maclaurin.training import Recipe, model_size, train
 from maclaurin.training.compare import plan, summary
 from maclaurin.training.contenders import CONTENDERS
 
@@ -90,8 +90,12 @@ def test_a_comparison_goes_on_run_by_run(tmp_path, monkeypatch):
     assert "maclaurin compare --mixers=linear,2mamba" in text and f"torch {torch.__version__}" in text
     table = json.loads((tmp_path / "out" / "compare.json").read_text())["rows"]
     assert {row["name"] for row in table} == {"linear", "2mamba"}
-    kept = (tmp_path / "out" / "linear-seed0" / "result.json").stat().st_mtime_ns
+    finished = tmp_path / "out" / "linear-seed0"
+    assert not list(finished.glob("checkpoint-*")) and (finished / "model.safetensors").exists()
+    with pytest.raises(ValueError, match="is a finished run of `compare`, which keeps no checkpoint"):
+        train(Recipe.load(finished), resume=True)
+    kept = (finished / "result.json").stat().st_mtime_ns
     (tmp_path / "out" / "2mamba-seed0" / "result.json").unlink()
     assert subprocess.run(command, capture_output=True).returncode == 0
-    assert (tmp_path / "out" / "linear-seed0" / "result.json").stat().st_mtime_ns == kept
+    assert (finished / "result.json").stat().st_mtime_ns == kept
     assert json.loads((tmp_path / "out" / "compare.json").read_text())["rows"][0]["loss"] == table[0]["loss"]

@@ -300,7 +300,7 @@ def test_on_the_shell_sigterm_says_how_to_go_on_and_is_the_exit_code(folder, mon
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended.value.code == 143
-    assert "stopped after step 5; go on with: maclaurin train --output" in " ".join(capsys.readouterr().out.split())
+    assert f"stopped after step 5; go on with: maclaurin train --output {folder / 'run'}" in capsys.readouterr().out
 
 
 def test_a_disk_that_is_full_is_one_sentence_and_the_last_checkpoint_stays(folder, monkeypatch):

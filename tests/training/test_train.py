@@ -138,7 +138,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder):
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
-    assert "go on with: maclaurin train --output" in output
+    assert f"go on with: {sys.executable} -m maclaurin.cli train --output {folder / 'run'} --resume" in output
     finished = start(folder, "--resume")
     output, _ = finished.communicate(timeout=120)
     assert "60 steps, validation loss" in output, output

@@ -59,6 +59,11 @@ class Task(ABC, Generic[Examples]):
         return self.vocab_size
 
     @property
+    def chance(self) -> float:
+        """The accuracy of one who knows which answers there are, but not which is right; 0 where a number is asked for."""
+        return 1 / self.num_classes if self.num_classes else 0.0
+
+    @property
     def block(self) -> int:
         """How many examples share a generator."""
         return 256

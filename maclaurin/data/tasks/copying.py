@@ -36,6 +36,10 @@ class SelectiveCopying(Task[Batch]):
             )
         at_least(3, "vocab_size", self.vocab_size)
 
+    @property
+    def chance(self) -> float:
+        return 1 / (self.vocab_size - 2)
+
     def draw(self, count: int, rng: np.random.Generator) -> Batch:
         context = self.length - self.remember
         tokens_NM = rng.integers(1, self.vocab_size - 1, size=(count, self.remember))
@@ -77,6 +81,10 @@ class Copying(Task[Batch]):
     @property
     def vocab_size(self) -> int:
         return self.letters + 4
+
+    @property
+    def chance(self) -> float:
+        return 1 / self.letters
 
     def draw(self, count: int, rng: np.random.Generator) -> Batch:
         begin, middle, end, padding = range(self.letters, self.letters + 4)

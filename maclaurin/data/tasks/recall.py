@@ -57,6 +57,10 @@ class MQAR(Task[Batch]):
         if not self.power > 0:
             raise ValueError(f"power must be above 0 (1 is uniform), got {self.power}")
 
+    @property
+    def chance(self) -> float:
+        return 1 / self.pairs  # one of the values in the prompt
+
     def draw(self, count: int, rng: np.random.Generator) -> Batch:
         half, context = self.vocab_size // 2, 2 * self.pairs
         keys_NK = 1 + distinct(count, self.pairs, half - 1, rng)

@@ -94,8 +94,19 @@ def distance(one: Tensor, other: Tensor) -> float:
     return (one - other).abs().max().item()
 
 
+def relative_distance(one: Tensor, other: Tensor) -> float:
+    """The same over the largest entry of the other."""
+    return distance(one, other) / other.abs().max().item()
+
+
 def ranks(matrices: Tensor, rtol: float = 1e-10) -> Tensor:
     return torch.linalg.matrix_rank(matrices, rtol=rtol).double()
+
+
+def block_ranks(weights_HTT: Tensor) -> list[int]:
+    """Per head, in numbers per value channel, what the second half of the tokens can know of the first."""
+    half = weights_HTT.shape[1] // 2
+    return [int(rank) for rank in ranks(weights_HTT[:, half:, :half])]
 
 
 def furthest(values: Sequence[float], centre: float = 1.0) -> float:

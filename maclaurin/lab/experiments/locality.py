@@ -14,7 +14,6 @@ from torch import Tensor
 
 from maclaurin.evals.suites.rows import one
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import Mean
 from maclaurin.lab.result import Curve, Grid, Part, Plot, Result
 from maclaurin.lab.traces import Traced, models
@@ -90,17 +89,12 @@ class Masked:
     errors: list[float]  # the standard errors of that over the examples
 
 
-def neighbourhood(traced: Traced, width: int) -> Tensor:
-    """Which keys (T, S) are near: a square of an image, the last tokens of a text."""
+def near_and_seen(traced: Traced, width: int) -> tuple[Tensor, Tensor]:
+    """Which keys (T, S) are near a query: a square of an image, the last tokens of a text; which it sees: all, the past."""
+    seen_TS = torch.ones(traced.tokens, traced.tokens, dtype=torch.bool, device="cpu")
     if traced.grid is None:
-        return weights.last_tokens(traced.tokens, width)
-    return weights.neighbours(traced.grid, width)
-
-
-def seen_by(traced: Traced) -> Tensor:
-    """Which keys (T, S) a query sees: all of an image, the past of a text."""
-    everything = torch.ones(traced.tokens, traced.tokens, dtype=torch.bool, device="cpu")
-    return everything if traced.grid is not None else everything.tril()
+        return weights.last_tokens(traced.tokens, width), seen_TS.tril()
+    return weights.neighbours(traced.grid, width), seen_TS
 
 
 def mass(weight_TS: Tensor, near_TS: Tensor) -> Tensor:
@@ -112,7 +106,7 @@ def mass(weight_TS: Tensor, near_TS: Tensor) -> Tensor:
 @torch.no_grad()
 def local_mass(traced: Traced, width: int = NEAR) -> Masses:
     """The mean over examples, heads and queries. In a text, queries are those that have seen twice as many tokens."""
-    near_TS, seen_TS = neighbourhood(traced, width), seen_by(traced)
+    near_TS, seen_TS = near_and_seen(traced, width)
     counted = slice(0 if traced.grid is not None else 2 * width, None)
     layers = [mass(layer.weights(), near_TS)[..., counted].mean().item() for layer in traced.layers()]
     return Masses(traced.name, layers, mass(seen_TS.double(), near_TS)[counted].mean().item())
@@ -124,7 +118,7 @@ def masking(traced: Traced, widths: Sequence[int], *, seed: int, draws: int) -> 
     generator = torch.Generator().manual_seed(seed)
 
     def of_width(width: int) -> tuple[float, ...]:
-        near_TS, seen_TS = neighbourhood(traced, width), seen_by(traced)
+        near_TS, seen_TS = near_and_seen(traced, width)
         if traced.grid is None:  # something stays to be seen
             near_TS = near_TS & (torch.arange(traced.tokens, dtype=torch.long, device="cpu") >= 2 * width)[:, None]
         with traced.hiding(lambda: near_TS):
@@ -137,7 +131,7 @@ def masking(traced: Traced, widths: Sequence[int], *, seed: int, draws: int) -> 
     return Masked(traced.name, traced.run().double().mean().item(), local, random, lost, errors)
 
 
-def claims_of(masses: Sequence[Masses], masked: Sequence[Masked], widths: Sequence[int]) -> list[Claim]:
+def claims_of(masses: Sequence[Masses], masked: Sequence[Masked], widths: Sequence[int]) -> list[claims.Claim]:
     """The paper's four statements about softmax, linear and InLine, where all three are there."""
     mass, lost = {each.name: each for each in masses}, {each.name: each for each in masked}
     if any(name not in mass for name in ("softmax", "linear", "inline-no-filter")):

@@ -23,8 +23,8 @@ import torch
 from maclaurin.common.arguments import at_least_one
 from maclaurin.common.timing import Timing, interleaved
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
-from maclaurin.lab.result import Curve, Grid, Plot, Result
+from maclaurin.lab.result import Curve, Grid, Part, Plot, Result
+from maclaurin.machine.inventory import load, load_text
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.overview import crossover_length
@@ -68,14 +68,10 @@ def memory(
     crossings = crossovers(dim)
     lengths = {name: crossover_length(build_mixer(name, dim * heads, heads)) for name in names}
     settings = {"dim": dim, "heads": heads, "contexts": sorted(contexts), "seconds": seconds, "dtype": "float32"}
-    return Result(
-        "memory",
-        "Bytes of state and time per token against the context",
-        settings | {"seed": seed},
-        [*byte_claims(found), *crossover_claims(crossings, dim), *cost_claims(found, lengths)],
-        _grids(found, lengths, crossings),
-        _plots(found, lengths, dim, heads),
-        NOTES,
+    made = [*byte_claims(found), *crossover_claims(crossings, dim), *cost_claims(found, lengths)]
+    part = Part(made, _grids(found, lengths, crossings), _plots(found, lengths, dim, heads))
+    return Result.of(
+        "memory", "Bytes of state and time per token against the context", settings | {"seed": seed}, [part], NOTES
     )
 
 
@@ -186,7 +182,7 @@ def costs(names: Sequence[str], contexts: Sequence[int], *, dim: int, heads: int
     return {name: [cost(mixer, context) for context in sorted(contexts)] for name, mixer in mixers.items()}
 
 
-def byte_claims(found: Costs) -> list[Claim]:
+def byte_claims(found: Costs) -> list[claims.Claim]:
     costs = [(name, cost) for name, row in found.items() for cost in row]
     wrong = [f"{name} at {cost.context}" for name, cost in costs if cost.nbytes != cost.predicted_nbytes]
     text = f"bytes of the real state = state_nbytes, {len(found)} mixers at each context"
@@ -194,7 +190,7 @@ def byte_claims(found: Costs) -> list[Claim]:
     return [claims.true("bytes", text, seen, not wrong, "all equal")]
 
 
-def crossover_claims(found: Sequence[Crossover], dim: int) -> list[Claim]:
+def crossover_claims(found: Sequence[Crossover], dim: int) -> list[claims.Claim]:
     by_key = {(each.dim, each.heads, each.kv_heads, each.dtype): each.measured for each in found}
     narrow, wide = by_key[64, 1, 1, "float32"], by_key[64, 1, 1, "bfloat16"]
     shared, alone = by_key[dim, 4, 1, "float32"], by_key[dim, 1, 1, "float32"]
@@ -207,7 +203,7 @@ def crossover_claims(found: Sequence[Crossover], dim: int) -> list[Claim]:
     ]
 
 
-def cost_claims(found: Costs, crossings: dict[str, int | None]) -> list[Claim]:
+def cost_claims(found: Costs, crossings: dict[str, int | None]) -> list[claims.Claim]:
     """From the second longest context to the longest; a state that still keeps its tokens at the first has no part in it."""
     before, last = (cost.context for cost in next(iter(found.values()))[-2:])
     fixed = {name: row for name, row in found.items() if (crossings[name] or before + 1) <= before}
@@ -260,7 +256,7 @@ def _plots(found: Costs, crossings: dict[str, int | None], dim: int, heads: int)
     marks = sorted(length for name in shown if (length := crossings[name]) is not None)
     nbytes.append(Curve("crossovers", marks, [softmax.state_nbytes(length) for length in marks], dashed=True))
     state = "Bytes of state by context; from the length in its name on a state is no larger than that of softmax."
-    timed = "Time of one token more by context, median and quartiles."
+    timed = f"Time of one token more by context, median and quartiles, {load_text(load())}."
     counted = "Multiply-adds of one token more by context, predicted from weights and state."
     return [
         Plot("bytes", state, "tokens", "bytes per sequence", nbytes, log_x=True, log_y=True),

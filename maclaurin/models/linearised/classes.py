@@ -1,8 +1,8 @@
 """Converted models as classes of `transformers`: for every model class of a supported family, one with students inside.
 
 `LlamaForCausalLM` becomes `LinearLlamaForCausalLM`, whose configuration has the type "maclaurin-llama" and two fields more.
-They are made from the source's classes by inheritance and registered with the Auto classes, so that
-`AutoModel.from_pretrained` finds them once `maclaurin.convert` is imported, and says so if it is not.
+They are made from the source's classes by inheritance and registered with the Auto classes as this package is imported,
+which startup/ does where a folder asks for them.
 """
 
 from __future__ import annotations

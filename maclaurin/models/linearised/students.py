@@ -102,6 +102,18 @@ class Student(nn.Module, ABC):
 
         return over_documents(dense, (q, k, v, x), state, attention_mask=attention_mask)
 
+    @property
+    def has_states(self) -> bool:
+        return self.shape.causal
+
+    def on_zeros(self, tokens: int, state: MixerState | None, return_state: bool) -> tuple[Tensor, MixerState | None]:
+        """One call on a sequence of so many zeros, as a mixer has it."""
+        H, G, K = self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim
+        like = next(self.parameters(), torch.empty(0, dtype=torch.float32, device="cpu"))
+        sizes = ((H, K), (G, K), (G, K), (self.shape.d_model,))
+        q, k, v, x = (torch.zeros(1, tokens, *size, dtype=like.dtype, device=like.device) for size in sizes)
+        return self(q, k, v, x, state, return_state=return_state)
+
     def log_decay(self, x: Tensor) -> Tensor | None:
         """(B,T,G), at least in float32: it is an exponent."""
         if self.decay_proj is None:

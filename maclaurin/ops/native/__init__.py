@@ -4,17 +4,16 @@ To add one: its struct and functions in `library.py`, its `operator` in a file b
 """
 
 from maclaurin.ops.native import attention, conv, linear, scan, selective
-from maclaurin.ops.native.library import available, isa, refusal, using_isa
+from maclaurin.ops.native.library import available, isa, refusal, using_backend, using_isa
 from maclaurin.ops.native.operators import call
 from maclaurin.ops.native.step import plain_step
-from maclaurin.ops.native.watching import is_transformed, needs_gradients
+from maclaurin.ops.native.watching import needs_gradients
 
 __all__ = [
     "attention",
     "available",
     "call",
     "conv",
-    "is_transformed",
     "isa",
     "linear",
     "needs_gradients",
@@ -22,5 +21,6 @@ __all__ = [
     "refusal",
     "scan",
     "selective",
+    "using_backend",
     "using_isa",
 ]

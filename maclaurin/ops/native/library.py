@@ -16,11 +16,13 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from maclaurin.ops.native.watching import is_transformed
+from maclaurin.ops.transforms import is_transformed
 
 FILE = Path("lib", "libmaclaurin_native.so")
 CPU = torch.device("cpu")
 ISA_VARIABLE = "MACLAURIN_ISA"  # avx512, avx2 or portable, instead of the fastest that the CPU has
+BACKEND_VARIABLE = "MACLAURIN_BACKEND"  # torch or native, instead of every backend="auto"
+BACKENDS = ("auto", "torch", "native")
 
 
 class Strided(ctypes.Structure):
@@ -149,7 +151,7 @@ def refusal(q: Tensor, dtype: torch.dtype) -> str | None:
         return f"tensors on the CPU, not on {q.device}"
     if dtype != torch.float32:
         return f"float32 or less, not {dtype}"
-    if not torch.compiler.is_compiling() and is_transformed():
+    if is_transformed():
         return "a call without forward-mode differentiation and torch.func"
     return None if available() else "a maclaurin that was built where a C++ compiler is found"
 
@@ -180,6 +182,24 @@ def using_isa(name: str) -> Iterator[None]:
 def _choose(library: ctypes.CDLL, name: str) -> None:
     if library.maclaurin_choose_isa(name.encode()):
         raise ValueError(f"{ISA_VARIABLE} must be one of avx512, avx2 and portable that this CPU has, got {name!r}")
+
+
+def _asked_for() -> str:
+    name = os.environ.get(BACKEND_VARIABLE) or "auto"
+    if name not in BACKENDS:
+        raise ValueError(f"{BACKEND_VARIABLE} must be one of {', '.join(BACKENDS)}, got {name!r:.40}")
+    return name
+
+
+@contextmanager
+def using_backend(name: str) -> Iterator[None]:
+    """What backend="auto" means for a while, in all threads: for tests and measurements."""
+    global default_backend
+    before, default_backend = default_backend, name
+    try:
+        yield
+    finally:
+        default_backend = before
 
 
 def buffer(*shape: int) -> Tensor:
@@ -216,6 +236,7 @@ def run(kernel: str, call: ctypes.Structure) -> None:
         raise MemoryError(f"the native kernel {kernel} found no memory for its blocks")
 
 
+default_backend = _asked_for()  # what backend="auto" means
 _LIBRARY = _load()  # when imported, so that torch.compile sees a constant
 step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinBuffer, packed MaclaurinToken) -> status
 any_nan = None if _LIBRARY is None else _LIBRARY.maclaurin_any_nan  # (address, count) -> 0 or 1

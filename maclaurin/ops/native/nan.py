@@ -7,12 +7,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from maclaurin.ops.native import library
-from maclaurin.ops.native.watching import is_transformed
+from maclaurin.ops.transforms import is_transformed
 
 
 def any_nan(x: Tensor) -> bool | None:
     """None where torch must be asked: for other dtypes, devices and layouts, and where something looks on."""
-    if library.any_nan is None or type(x) is not Tensor or not x.is_cpu or x.dtype != torch.float32:
+    if (
+        library.any_nan is None
+        or library.default_backend == "torch"
+        or type(x) is not Tensor
+        or not x.is_cpu
+        or x.dtype != torch.float32
+    ):
         return None
     if is_transformed() or _get_current_dispatch_mode() is not None:
         return None

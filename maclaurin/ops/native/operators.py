@@ -27,7 +27,7 @@ _KERNELS: dict[str, Function] = {}
 
 def _no_second_derivative(ctx: Any, *_: Any) -> None:
     """The backward of a backward: refused, instead of a gradient that is silently zero."""
-    raise RuntimeError("the native backend has no second derivatives: use backend='torch' with form='parallel' for them")
+    raise RuntimeError("the native backend has no second derivatives: use backend='torch' for them")
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -6,15 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-
-
-def is_transformed() -> bool:
-    """Whether forward-mode differentiation, `torch.func` or `torch.jit.trace` looks on: none of them sees into a kernel."""
-    levels = forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
-    return levels or torch._C._is_tracing()
 
 
 def is_watched(arguments: tuple[Any, ...]) -> bool:

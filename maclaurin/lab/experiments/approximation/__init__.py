@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.approximation import luna, metala
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 
@@ -39,7 +38,7 @@ def approximation(
     cost, seconds = luna.cost_is_linear(seed=seed)
     samples = (32, 128, 512) if quick else (32, 128, 512, 1024)
     gap, by_samples = luna.generalisation_gap(generator, seed=seed, draws=4 if quick else 8, sizes=samples)
-    made: list[Claim] = [
+    made = [
         *metala.row_sums(generator),
         *metala.stick_breaking(generator, channels=channels),
         *metala.capacity(generator, K=key_dim, bound=key_dim),

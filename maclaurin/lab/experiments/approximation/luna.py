@@ -19,7 +19,6 @@ import torch
 from torch import Generator, Tensor, nn
 
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import distance, normal, seeded, slope
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.feature_maps import PerformerMap
@@ -42,17 +41,19 @@ class Functions(nn.Module):
         return torch.stack([function(u) for function in self.functions], dim=-1)
 
 
-def gaussian_map(
-    key_dim: int, projections: int, channels: nn.Module, generator: Generator, *, envelope: bool = False
-) -> LunaMap:
-    """W ~ N(0, I) in place of N(0, 1/K), and h(x) = exp(-|x|²/2) with an envelope."""
+def projected(weight_mK: Tensor, channels: nn.Module, *, envelope: bool = False) -> LunaMap:
+    """A map with this W, and h(x) = exp(-|x|²/2) with an envelope."""
     with seeded(0):  # its own draws are replaced
-        made = LunaMap(key_dim, projections, channels, envelope=envelope).double()
-    with torch.no_grad():
-        made.weight.normal_(generator=generator)
-        if made.envelope is not None:
-            made.envelope["a"].fill_(1)
+        made = LunaMap(K, len(weight_mK), channels, envelope=envelope).double()
+    made.weight = nn.Parameter(weight_mK)
+    if made.envelope is not None:
+        nn.init.ones_(made.envelope["a"])
     return made
+
+
+def gaussian_map(projections: int, channels: nn.Module, generator: Generator, *, envelope: bool = False) -> LunaMap:
+    """W ~ N(0, I) in place of N(0, 1/K)."""
+    return projected(normal(projections, K, generator=generator), channels, envelope=envelope)
 
 
 def default_map(key_dim: int, projections: int, num_channels: int, seed: int, *, nonneg: bool = True) -> LunaMap:
@@ -90,7 +91,7 @@ def rmse(maps: Iterable[LunaMap], x_PK: Tensor, y_PK: Tensor, exact_P: Tensor) -
     return torch.stack(errors).mean().sqrt().item()
 
 
-def kernels_are_positive(generator: Generator, *, seed: int, sign: float = 1.0) -> list[Claim]:
+def kernels_are_positive(generator: Generator, *, seed: int, sign: float = 1.0) -> list[claims.Claim]:
     """L1, on 100 points: positive semi-definite. sign: of half of the features in the kernel; -1 makes it indefinite."""
     x = normal(100, K, generator=generator)
     made = []
@@ -104,7 +105,7 @@ def kernels_are_positive(generator: Generator, *, seed: int, sign: float = 1.0) 
 
 
 @torch.no_grad()
-def outputs_are_averages(generator: Generator, *, seed: int, nonneg: bool = True) -> list[Claim]:
+def outputs_are_averages(generator: Generator, *, seed: int, nonneg: bool = True) -> list[claims.Claim]:
     """L2. nonneg: False leaves out the last ReLU."""
     T, d, H = 40, 24, 3
     features = features_of(default_map(K, 16, 8, seed, nonneg=nonneg), normal(60, K, generator=generator))
@@ -123,13 +124,13 @@ def outputs_are_averages(generator: Generator, *, seed: int, nonneg: bool = True
 
 def performer_is_a_case(
     generator: Generator, *, repeats: int, psi: Function = torch.exp
-) -> tuple[list[Claim], dict[int, tuple[float, float]]]:
+) -> tuple[list[claims.Claim], dict[int, tuple[float, float]]]:
     """L4, and (measured, predicted) error by number of projections. psi: another function is no Performer.
 
     For one pair, f = exp(w·(x+y) - (|x|²+|y|²)/2) has mean exp(x·y) and relative variance e^{|x+y|²} - 1.
     """
     performer = PerformerMap(K, 64).double()
-    same = gaussian_map(K, 64, Functions(psi), generator, envelope=True)
+    same = gaussian_map(64, Functions(psi), generator, envelope=True)
     points = 0.5 * normal(200, K, generator=generator)  # LUNA clips its envelope where |x|² > 20
     with torch.no_grad():
         same.weight.copy_(performer.weight)
@@ -140,7 +141,7 @@ def performer_is_a_case(
     spread = exact.item() * math.sqrt(math.expm1(pair.sum(0).square().sum().item()))
     found = {}
     for m in (1024, 4096, 16384):
-        maps = (gaussian_map(K, m, Functions(psi), generator, envelope=True) for _ in range(repeats))
+        maps = (gaussian_map(m, Functions(psi), generator, envelope=True) for _ in range(repeats))
         found[m] = (rmse(maps, pair[:1], pair[1:], exact), spread / math.sqrt(m))
     text = "one pair, {} projections, {} draws: error against exp(x·y)"
     return [
@@ -154,27 +155,28 @@ def performer_is_a_case(
 
 def fourier_features_are_a_case(
     generator: Generator, *, draws: int, waves: Sequence[Function] = (torch.cos, torch.sin)
-) -> list[Claim]:
+) -> list[claims.Claim]:
     """L5. waves: others than cosine and sine are no Fourier features."""
     x, y = normal(500, K, generator=generator), normal(500, K, generator=generator)
     exact = torch.exp(-(x - y).square().sum(-1) / 2)
     made = []
     for m, expected in ((64, 0.084), (256, 0.045), (1024, 0.022), (4096, 0.011)):
-        maps = (gaussian_map(K, m, Functions(*waves), generator) for _ in range(draws))
+        maps = (gaussian_map(m, Functions(*waves), generator) for _ in range(draws))
         text = f"500 pairs, {m} projections to (cos, sin): error against the Gaussian kernel"
         made.append(claims.near_relative(f"L5 m={m}", text, rmse(maps, x, y, exact), expected, 0.1))
     return made
 
 
-def fitted_networks(generator: Generator, *, hidden: int = 64, limit: float = 0.02) -> list[Claim]:
+def fitted_networks(generator: Generator, *, hidden: int = 64, limit: float = 0.02) -> list[claims.Claim]:
     """L6. limit: how small the error of the fit must be; few hidden units do not reach it."""
     bank, fit = wave_bank(hidden, 6.0)
-    waves = gaussian_map(K, 256, Functions(torch.cos, torch.sin), generator)
+    waves = gaussian_map(256, Functions(torch.cos, torch.sin), generator)
     x = normal(50, K, generator=generator)
     x = x * (6 / (x @ waves.weight.T.detach()).abs().max())  # inside of what was fitted
     exact = torch.exp(-torch.cdist(x, x).square() / 2)
     learnt, sampled = (
-        distance(features @ features.T, exact) for features in (features_of(_with(waves, bank), x), features_of(waves, x))
+        distance(features @ features.T, exact)
+        for features in (features_of(projected(waves.weight, bank), x), features_of(waves, x))
     )
     # of one projection: |ĉĉ' + ŝŝ' - cc' - ss'| with both errors at most `fit`
     share = learnt / (sampled + 2 * fit * (math.sqrt(2) + fit))
@@ -184,7 +186,7 @@ def fitted_networks(generator: Generator, *, hidden: int = 64, limit: float = 0.
     ]
 
 
-def error_splits(generator: Generator, *, draws: int, most: int) -> tuple[list[Claim], Curves]:
+def error_splits(generator: Generator, *, draws: int, most: int) -> tuple[list[claims.Claim], Curves]:
     """L7, and the errors by hidden units and projections: a floor that the fit sets, and sampling above it."""
     sizes = [m for m in (64, 256, 1024, 4096, 16384) if m <= most]
     x, y = 0.5 * normal(100, K, generator=generator), 0.5 * normal(100, K, generator=generator)
@@ -192,10 +194,10 @@ def error_splits(generator: Generator, *, draws: int, most: int) -> tuple[list[C
     banks = {f"{hidden} hidden units": wave_bank(hidden, 10.0)[0] for hidden in (8, 12, 64)}
     curves: Curves = {**{name: {} for name in banks}, "cos, sin": {}}
     for m in sizes:
-        waves = [gaussian_map(K, m, Functions(torch.cos, torch.sin), generator) for _ in range(draws)]
+        waves = [gaussian_map(m, Functions(torch.cos, torch.sin), generator) for _ in range(draws)]
         curves["cos, sin"][m] = rmse(waves, x, y, exact)
         for name, bank in banks.items():
-            curves[name][m] = rmse((_with(each, bank) for each in waves), x, y, exact)
+            curves[name][m] = rmse((projected(each.weight, bank) for each in waves), x, y, exact)
     last, before = sizes[-1], sizes[-2]
     few, some, many = (curves[name] for name in banks)
     floors = " ".join(f"{curve[last]:.2g}" for curve in (few, some, many))
@@ -209,7 +211,7 @@ def error_splits(generator: Generator, *, draws: int, most: int) -> tuple[list[C
     ], curves
 
 
-def rank_is_live_features(generator: Generator, *, seed: int, inits: int = 6, points: int = 400) -> list[Claim]:
+def rank_is_live_features(generator: Generator, *, seed: int, inits: int = 6, points: int = 400) -> list[claims.Claim]:
     """L8. Fewer points than features cannot have their rank."""
     ranks, lives = [], []
     for init in range(inits):
@@ -224,7 +226,7 @@ def rank_is_live_features(generator: Generator, *, seed: int, inits: int = 6, po
 
 
 @torch.no_grad()
-def cost_is_linear(*, seed: int, name: str = "luna") -> tuple[list[Claim], dict[int, float]]:
+def cost_is_linear(*, seed: int, name: str = "luna") -> tuple[list[claims.Claim], dict[int, float]]:
     """L9: seconds of the processor, the best of three, so that other processes do not count. name: of another mixer."""
     with seeded(seed):
         mixer = build_mixer(name, 32, 1)
@@ -247,7 +249,7 @@ def cost_is_linear(*, seed: int, name: str = "luna") -> tuple[list[Claim], dict[
 
 def generalisation_gap(
     generator: Generator, *, seed: int, draws: int, sizes: Sequence[int], learnable: bool = False
-) -> tuple[list[Claim], dict[int, float]]:
+) -> tuple[list[claims.Claim], dict[int, float]]:
     """L10: the gap between training and test of one layer of bounded weights, max over weights of (1/n) Σ σ_i f(x_i).
 
     σ are random signs, on which nothing can be learnt. learnable: signs that the tokens tell, so that the gain stays.
@@ -287,7 +289,7 @@ def _best_gain(mixer: Luna, x: Tensor, signs: Tensor, steps: int = 40) -> float:
     return best
 
 
-def start(*, seed: int, draws: int = 20) -> list[Claim]:
+def start(*, seed: int, draws: int = 20) -> list[claims.Claim]:
     """L11: where training begins."""
     entropies = []
     generator = torch.Generator().manual_seed(seed)
@@ -309,11 +311,3 @@ def _mixer(d_model: int, num_heads: int, seed: int, **options: Any) -> Luna:
         mixer = build_mixer("luna", d_model, num_heads, rotary="none", **options).double()
     assert isinstance(mixer, Luna)
     return mixer
-
-
-def _with(feature_map: LunaMap, channels: nn.Module) -> LunaMap:
-    """The same W before other functions."""
-    with seeded(0):
-        made = LunaMap(K, feature_map.weight.shape[0], channels).double()
-    made.weight = feature_map.weight
-    return made

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import distance, eye, normal
 from maclaurin.lab.experiments.dynamics.convert import drawn, to_dsf
 from maclaurin.lab.experiments.dynamics.system import System
@@ -45,7 +44,7 @@ def random_softmax_map(T: int, generator: Generator) -> Tensor:
     return normal(T, T, generator=generator).masked_fill(future, -math.inf).softmax(-1)
 
 
-def row_sums(generator: Generator) -> list[Claim]:
+def row_sums(generator: Generator) -> list[claims.Claim]:
     """M2."""
     log_alpha = F.logsigmoid(normal(40, 1, generator=generator))
     ones = torch.ones_like(log_alpha)
@@ -63,7 +62,7 @@ def row_sums(generator: Generator) -> list[Claim]:
     ]
 
 
-def stick_breaking(generator: Generator, *, channels: int | None = None) -> list[Claim]:
+def stick_breaking(generator: Generator, *, channels: int | None = None) -> list[claims.Claim]:
     """M3: any softmax map, with a channel per row, α_s = P_{s-1}/P_s of its running sums. channels: fewer are too few."""
     T = 16
     softmax = random_softmax_map(T, generator)
@@ -71,7 +70,7 @@ def stick_breaking(generator: Generator, *, channels: int | None = None) -> list
     alpha_TK = (F.pad(sums, (1, 0))[:, :-1] / sums).T[:, : channels or T]  # token s, the channel of row t
     outside = max(0.0, -alpha_TK.min().item(), alpha_TK.max().item() - 1)
     q = eye(T)[:, : channels or T]
-    system = System(alpha_TK[:, None], 1 - alpha_TK[:, None], q[:, None], softmax[:, None], lambda y: y)
+    system = System(alpha_TK[:, None], 1 - alpha_TK[:, None], q[:, None], softmax[:, None])
     log_alpha = alpha_TK.clamp(max=1).log()
     by_logs = max(distance(attention_map(q, -torch.expm1(log_alpha), log_alpha, form), softmax) for form in FORMS)
     text = "a random softmax map of 16 tokens by stick-breaking: error"
@@ -82,7 +81,7 @@ def stick_breaking(generator: Generator, *, channels: int | None = None) -> list
     ]
 
 
-def capacity(generator: Generator, *, T: int = 40, K: int = 6, bound: int = 6) -> list[Claim]:
+def capacity(generator: Generator, *, T: int = 40, K: int = 6, bound: int = 6) -> list[claims.Claim]:
     """M4. bound: what the rank is claimed to be at most; false if it is below K."""
     q, log_alpha = normal(T, K, generator=generator), F.logsigmoid(normal(T, K, generator=generator))
     metala = attention_map(q, -torch.expm1(log_alpha), log_alpha)[T // 2 :, : T // 2]
@@ -97,7 +96,7 @@ def capacity(generator: Generator, *, T: int = 40, K: int = 6, bound: int = 6) -
     ]
 
 
-def error_by_states(generator: Generator, *, T: int = 256, K: int = 4, seeds: int = 5) -> tuple[list[Claim], Curves]:
+def error_by_states(generator: Generator, *, T: int = 256, K: int = 4, seeds: int = 5) -> tuple[list[claims.Claim], Curves]:
     """Relative errors of the weights between the second half and the first: the series and random features with n states
     beside the best matrix of rank n, which nothing with n states comes nearer than (Eckart, Young).
     """
@@ -130,7 +129,7 @@ def _block(weights_TT: Tensor) -> Tensor:
     return (weights_TT / weights_TT.sum(-1, keepdim=True))[half:, :half]
 
 
-def dynamic_state(generator: Generator, *, decay: str = "chosen") -> list[Claim]:
+def dynamic_state(generator: Generator, *, decay: str = "chosen") -> list[claims.Claim]:
     """M5. decay: "chosen" by the token, "fixed" at 0.9 or "none"."""
     K, V = 4, 3
     old, new = normal(K, V, generator=generator), normal(1, 1, 1, V, generator=generator)
@@ -154,7 +153,7 @@ def dynamic_state(generator: Generator, *, decay: str = "chosen") -> list[Claim]
     ]
 
 
-def unbounded_keys() -> list[Claim]:
+def unbounded_keys() -> list[claims.Claim]:
     """M6: to weigh a token of lag 200 with 1 behind a fixed decay."""
     log_alpha = torch.full((201, 1), math.log(0.9), dtype=torch.float64, device="cpu")
     ones = torch.ones_like(log_alpha)
@@ -170,7 +169,7 @@ def built(seed: int, **options: str) -> MetaLA:
 
 
 @torch.no_grad()
-def augmentation_starts_as_nothing(generator: Generator, *, seed: int, weight: float = 0.0) -> list[Claim]:
+def augmentation_starts_as_nothing(generator: Generator, *, seed: int, weight: float = 0.0) -> list[claims.Claim]:
     """M7. weight: of the augmentation; only 0 is removed by the norm.
 
     ½ + o is rounded to ½·2^-53, and the norm divides that by σ(o), a fiftieth of ½ in a new layer: values are made large
@@ -188,7 +187,7 @@ def augmentation_starts_as_nothing(generator: Generator, *, seed: int, weight: f
 
 
 @torch.no_grad()
-def augmentation_leaves_the_state(generator: Generator, *, seed: int) -> list[Claim]:
+def augmentation_leaves_the_state(generator: Generator, *, seed: int) -> list[claims.Claim]:
     """M8, token by token."""
     x = normal(1, TOKENS, D_MODEL, generator=generator)
     moved, outputs, maps = 0.0, math.inf, 0.0
@@ -212,7 +211,7 @@ def augmentation_leaves_the_state(generator: Generator, *, seed: int) -> list[Cl
 
 
 @torch.no_grad()
-def gla_with_another_key(generator: Generator, *, seed: int, own_key: bool = False) -> list[Claim]:
+def gla_with_another_key(generator: Generator, *, seed: int, own_key: bool = False) -> list[claims.Claim]:
     """M10. own_key: a key matrix of its own, which is not 1 - α."""
     x = normal(1, TOKENS, D_MODEL, generator=generator)
     mixer = drawn("metala", D_MODEL, HEADS, seed, own_key=own_key)
@@ -224,7 +223,7 @@ def gla_with_another_key(generator: Generator, *, seed: int, own_key: bool = Fal
     return [claims.at_most("M10", "the layer against gated linear attention with the key 1 - α: error", error, 1e-10)]
 
 
-def quotients_overflow(generator: Generator, *, log_alpha: float = -0.5) -> list[Claim]:
+def quotients_overflow(generator: Generator, *, log_alpha: float = -0.5) -> list[claims.Claim]:
     """M11, in float32. log_alpha: a slow decay does not overflow."""
     T, K = 256, 4
     log_alpha_TK = torch.full((T, K), log_alpha, dtype=torch.float32, device="cpu")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import normal
 from maclaurin.lab.experiments.dynamics import checks
 from maclaurin.lab.experiments.dynamics.convert import ORDER, drawn, form_error, to_dsf
@@ -26,18 +25,8 @@ DRAWN = ("softmax", "linear", "2mamba", "normalized", "mamba2", "delta", "s6")
 EDGES = [(2 * index - 1) / 20 for index in range(22)]  # 1 is the middle of a bin
 CENTRES = [(low + high) / 2 for low, high in pairwise(EDGES)]
 MODULI = "Moduli of the eigenvalues of Λ_t, all tokens and heads, in bins of 0.1 around 0, 0.1, …, 2; some lie beyond."
-COLUMNS = (
-    "mixer",
-    "Λ",
-    "states per channel",
-    "states",
-    "error",
-    "|λ| min",
-    "|λ| median",
-    "|λ| max",
-    "|λ| > 1",
-    "block rank",
-)
+MOMENTS = tuple(f"|λ| {kind}" for kind in ("min", "median", "max", "> 1"))
+COLUMNS = ("mixer", "Λ", "states per channel", "states", "error", *MOMENTS, "block rank")
 NOTES = (
     "Parameters are those of the initialisation, zeros drawn from N(0, 1), on random tokens: a trained model has others.",
     "Matrices depend on the tokens: the system says how values are carried, not how queries, keys and gates are made.",
@@ -92,7 +81,7 @@ def dynamics(
 
 def _member(
     name: str, d_model: int, num_heads: int, seed: int, x: Tensor, order: int
-) -> tuple[Claim, System | None, list[Any]]:
+) -> tuple[claims.Claim, System | None, list[Any]]:
     mixer = drawn(name, d_model, num_heads, seed, **({"window": WINDOW} if name == "sliding-window" else {}))
     text = f"{name} as h = Λh + Bu, y = Ch + Du: error against the mixer, relative"
     try:
@@ -108,15 +97,10 @@ def _member(
         text = f"{name} with its series cut at order {', '.join(map(str, orders))}: the error against the mixer falls"
         claim = claims.true(f"form {name}", text, " ".join(f"{value:.1e}" for value in errors), falls, "falls")
     moduli = system.eigenvalues().abs()
-    sizes = (
-        "diagonal" if system.diagonal else "full",
-        system.states,
-        system.inputs[0].numel() * system.states,
-        f"{error:.1e}",
-    )
-    spread = (moduli.min().item(), moduli.median().item(), moduli.max().item())
-    above = (moduli > 1 + 1e-12).double().mean().item()
-    return claim, system, [name, *sizes, *spread, above, system.block_rank()[0]]
+    sizes = (system.states, system.inputs[0].numel() * system.states)
+    spread = (moduli.min(), moduli.median(), moduli.max(), (moduli > 1 + 1e-12).double().mean())
+    kind, figures = "diagonal" if system.diagonal else "full", [figure.item() for figure in spread]
+    return claim, system, [name, kind, *sizes, f"{error:.1e}", *figures, system.block_rank()[0]]
 
 
 def _statements(generator: torch.Generator, seed: int, systems: dict[str, System], draws: int, printed: bool) -> Part:

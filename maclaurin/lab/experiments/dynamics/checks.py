@@ -16,7 +16,6 @@ from torch import Generator, Tensor
 
 from maclaurin import ops
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import distance, eye, normal, ranks
 from maclaurin.lab.experiments.dynamics.convert import drawn
 from maclaurin.lab.experiments.dynamics.separable import divided, sums
@@ -29,11 +28,11 @@ from maclaurin.ops.features import Kernel
 
 
 def attention_system(q_THK: Tensor, k_THK: Tensor, v_THV: Tensor) -> System:
-    """w_ts = q_t·k_s, not divided by anything, with y as it is for a readout."""
-    return System(torch.ones_like(k_THK), k_THK, q_THK, v_THV, lambda y_THV: y_THV.flatten(1)[None])
+    """w_ts = q_t·k_s, not divided by anything."""
+    return System(torch.ones_like(k_THK), k_THK, q_THK, v_THV)
 
 
-def recurrence_is_attention(generator: Generator, *, as_printed: bool = False) -> list[Claim]:
+def recurrence_is_attention(generator: Generator, *, as_printed: bool = False) -> list[claims.Claim]:
     """D1. as_printed: equation (15b) of the main text in place of appendix B."""
     T, V, K = 8, 3, 3
     recurrence, kernel, printed = 0.0, 0.0, math.inf
@@ -62,14 +61,14 @@ def recurrence_is_attention(generator: Generator, *, as_printed: bool = False) -
     ]
 
 
-def selective_scan_is_its_system(generator: Generator) -> list[Claim]:
+def selective_scan_is_its_system(generator: Generator) -> list[claims.Claim]:
     """D2."""
     T, C, N = 8, 3, 4
     u, dt = normal(T, C, generator=generator), F.softplus(normal(T, C, generator=generator))
     rate = normal(C, N, generator=generator).exp()
     b, c = normal(T, N, generator=generator), normal(T, N, generator=generator)
     Lambda_TCN = torch.exp(-dt[..., None] * rate)
-    system = System(Lambda_TCN, dt[..., None] * b[:, None], c[:, None].expand(T, C, N), u[..., None], lambda y: y)
+    system = System(Lambda_TCN, dt[..., None] * b[:, None], c[:, None].expand(T, C, N), u[..., None])
     expected, _ = ops.selective_scan(u[None], dt[None], rate, b[None], c[None])
     error = max(
         distance(system.run()[..., 0], expected[0]),
@@ -78,7 +77,7 @@ def selective_scan_is_its_system(generator: Generator) -> list[Claim]:
     return [claims.at_most("D2", "S6 as a system: error against the selective scan", error, 1e-12)]
 
 
-def softplus_is_a_reversed_sigmoid(generator: Generator, *, reversed_sign: bool = True) -> list[Claim]:
+def softplus_is_a_reversed_sigmoid(generator: Generator, *, reversed_sign: bool = True) -> list[claims.Claim]:
     """D3. reversed_sign: False takes σ(x), the forget gate of an LSTM."""
     x = 3 * normal(1000, generator=generator)
     gate = torch.sigmoid(-x if reversed_sign else x)
@@ -123,7 +122,7 @@ def truncated_series(generator: Generator, *, scaled: bool = True, z: float = 3.
     return Part(made, plots=[Plot("series", caption, "order P", "largest error", curves, log_y=True)])
 
 
-def rank_of_kernels(generator: Generator, *, points: int = 128, draws: int = 20) -> list[Claim]:
+def rank_of_kernels(generator: Generator, *, points: int = 128, draws: int = 20) -> list[claims.Claim]:
     """D5: a finite number of features cannot be exp. Few points cannot show it."""
     made = []
     for K, expected in ((2, 74), (4, 128), (8, 128)):
@@ -140,7 +139,7 @@ def rank_of_kernels(generator: Generator, *, points: int = 128, draws: int = 20)
     return made
 
 
-def rank_of_blocks(generator: Generator, *, states: int = 3) -> list[Claim]:
+def rank_of_blocks(generator: Generator, *, states: int = 3) -> list[claims.Claim]:
     """D6. The claim is about 3 states, and false with more."""
     T, K, bound = 40, states, 3
     q, k = normal(1, T, 1, K, generator=generator), normal(1, T, 1, K, generator=generator)
@@ -165,7 +164,7 @@ def rank_of_blocks(generator: Generator, *, states: int = 3) -> list[Claim]:
     ]
 
 
-def more_states(generator: Generator, *, read: float = 0.0) -> list[Claim]:
+def more_states(generator: Generator, *, read: float = 0.0) -> list[claims.Claim]:
     """D7 (lemma 2). read: how strongly the added states are read; only 0 changes nothing."""
     T, H, N, V, extra = 9, 2, 5, 3, 4
     # of Λ, B and C in turn: those that are there, and those that are added
@@ -173,9 +172,9 @@ def more_states(generator: Generator, *, read: float = 0.0) -> list[Claim]:
     u = normal(T, H, V, generator=generator)
     pieces[2][1] *= read
     (A, _), (B, _), (C, _) = pieces
-    before = System(A, B, C, u, lambda y: y)
+    before = System(A, B, C, u)
     A, B, C = (torch.cat(both, -1) for both in pieces)
-    after = System(A, B, C, u, lambda y: y)
+    after = System(A, B, C, u)
     change = distance(after.run(), before.run())
     return [claims.at_most("D7", "states that nothing reads change nothing: difference of y", change, 1e-14)]
 
@@ -187,7 +186,7 @@ def softmax_eigenvalues(scores_TS: Tensor) -> Tensor:
     return (log_eta[..., :-1] - log_eta[..., 1:]).exp()
 
 
-def eigenvalues_above_one(generator: Generator, *, draws: int, one_query: bool = False) -> list[Claim]:
+def eigenvalues_above_one(generator: Generator, *, draws: int, one_query: bool = False) -> list[claims.Claim]:
     """D8. one_query: all tokens ask the same, so that no eigenvalue of attention is above 1."""
     T, K = 64, 16
     q, k = normal(draws, T, K, generator=generator), normal(draws, T, K, generator=generator)
@@ -198,7 +197,7 @@ def eigenvalues_above_one(generator: Generator, *, draws: int, one_query: bool =
     return [claims.between("D8 softmax", text, share, 0.35, 0.55)]
 
 
-def eigenvalues_of_recurrences(systems: dict[str, System]) -> list[Claim]:
+def eigenvalues_of_recurrences(systems: dict[str, System]) -> list[claims.Claim]:
     """D8, of systems that `to_dsf` made."""
     made = []
     for name, system in systems.items():
@@ -209,7 +208,7 @@ def eigenvalues_of_recurrences(systems: dict[str, System]) -> list[Claim]:
     return made
 
 
-def normalised_attention(generator: Generator, *, seed: int, name: str = "normalized") -> list[Claim]:
+def normalised_attention(generator: Generator, *, seed: int, name: str = "normalized") -> list[claims.Claim]:
     """D9: unnormalised linear attention times 1/η, which feels the size of the keys. name: of a mixer in its place."""
     T, d, H, factor = 9, 8, 2, 3.0
     x = normal(1, T, d, generator=generator)
@@ -230,7 +229,7 @@ def normalised_attention(generator: Generator, *, seed: int, name: str = "normal
     ]
 
 
-def one_query(generator: Generator, *, queries: int = 1) -> list[Claim]:
+def one_query(generator: Generator, *, queries: int = 1) -> list[claims.Claim]:
     """D10. The claim is false when queries differ."""
     T, K = 64, 16
     q = normal(queries, K, generator=generator)[torch.arange(T, dtype=torch.long, device="cpu") % queries]

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.lab.experiments.draws import distance, seeded
+from maclaurin.lab.experiments.draws import relative_distance, seeded
 from maclaurin.lab.experiments.dynamics import separable
 from maclaurin.lab.experiments.dynamics.system import System, UnknownSystemError
 from maclaurin.mixers import build_mixer
@@ -30,7 +30,7 @@ from maclaurin.mixers.base import Mixer
 from maclaurin.mixers.delta import Delta
 from maclaurin.mixers.feature_attention import FeatureAttention
 from maclaurin.mixers.gated import GatedSoftmax
-from maclaurin.mixers.gla import GLA, log_sigmoid_decay
+from maclaurin.mixers.gla import GLA
 from maclaurin.mixers.inline import Inline
 from maclaurin.mixers.mamba2 import Mamba2
 from maclaurin.mixers.metala import MetaLA
@@ -39,36 +39,20 @@ from maclaurin.mixers.normalized import Normalized
 from maclaurin.mixers.recurrent import QLSTM, RGLRU, complement
 from maclaurin.mixers.s6 import S6
 from maclaurin.ops import checks
-from maclaurin.ops.arithmetic import repeat_heads
 
 ORDER = 8  # an even one: then the series of exp is positive everywhere, and so is the sum that divides it
 
 
 def mamba2(mixer: Mamba2, x: Tensor, order: int) -> System:
-    parts = mixer.in_proj(x).split(mixer.in_sizes, dim=-1)
-    if mixer.conv1d is None:
-        values, (keys, queries, dt) = x, parts
-    else:
-        mlp_gate, mlp, gate, xbc, dt = parts
-        xbc, _ = mixer.conv1d.run(xbc, activation="silu")
-        values, keys, queries = xbc.split(mixer.xbc_sizes, dim=-1)
-    u_THV = values[0].unflatten(-1, (mixer.ssm_heads, mixer.head_dim))
-    b_THN, c_THN = (
-        repeat_heads(part.unflatten(-1, (mixer.n_groups, mixer.d_state)), mixer.ssm_heads)[0] for part in (keys, queries)
-    )
-    dt_TH1 = F.softplus(dt + mixer.dt_bias)[0, ..., None]
+    projected, gates, _ = mixer.project(x)
+    c_THN, b_THN, u_THV, dt_TH = (part[0] for part in projected)
+    dt_TH1 = dt_TH[..., None]
     Lambda_TH1 = torch.exp(-mixer.A_log.exp()[:, None] * dt_TH1)
+    skip_THV = mixer.D.view(mixer.ssm_heads, -1).expand_as(u_THV)
 
     def readout(y_THV: Tensor) -> Tensor:
-        y = y_THV.flatten(1)[None]
-        if mixer.norm is not None:
-            y = mixer.norm(y * F.silu(gate))
-        if mixer.mlp_dim:
-            y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)
-        finished: Tensor = mixer.out_proj(y)
-        return finished
+        return mixer.finish(y_THV[None], gates, x.dtype)
 
-    skip_THV = mixer.D.view(mixer.ssm_heads, -1).expand_as(u_THV)
     return System(Lambda_TH1.expand_as(b_THN), dt_TH1 * b_THN, c_THN, u_THV, readout, skip_THV)
 
 
@@ -88,8 +72,7 @@ def s6(mixer: S6, x: Tensor, order: int) -> System:
 
 def qlstm(mixer: QLSTM, x: Tensor, order: int) -> System:
     gate, u = mixer.in_proj(x).chunk(2, dim=-1)
-    if mixer.conv is not None:
-        u, _ = mixer.conv.run(u)
+    u, _ = mixer.convolved(u)
     f, i, o = mixer.gate_proj(u).chunk(3, dim=-1)
     Lambda_TC1, B_TC1, C_TC1 = (part[0, ..., None] for part in (mixer.log_decay(f).exp(), i.sigmoid(), o.sigmoid()))
     inputs_TC1 = u[0, ..., None]
@@ -98,8 +81,7 @@ def qlstm(mixer: QLSTM, x: Tensor, order: int) -> System:
 
 def rglru(mixer: RGLRU, x: Tensor, order: int) -> System:
     *gate, u = mixer.in_proj(x).split(mixer.state_shape[0], dim=-1)
-    if mixer.conv is not None:
-        u, _ = mixer.conv.run(u)
+    u, _ = mixer.convolved(u)
     log_decay, input_gate = mixer.gates(u)
     Lambda_TC1, B_TC1 = (part[0, ..., None] for part in (log_decay.exp(), complement(log_decay) * input_gate))
     factor = F.gelu(gate[0], approximate="tanh") if gate else 1.0
@@ -109,23 +91,15 @@ def rglru(mixer: RGLRU, x: Tensor, order: int) -> System:
 
 def metala(mixer: MetaLA, x: Tensor, order: int) -> System:
     """The augmentation is D where it is linear in v; σ(s·v) is not, and is left to the readout."""
-    if mixer.conv is not None:
-        x, _ = mixer.conv.run(x, activation=mixer.activation)
-    elif mixer.activation == "silu":
-        x = F.silu(x)
-    parts = mixer.in_proj(x).split(mixer.in_sizes, dim=-1)
-    q, logits, v, *own_key = (part.unflatten(-1, (mixer.num_heads, -1)) for part in parts)
-    log_decay = log_sigmoid_decay(logits, mixer.tau)
-    k = own_key[0] if own_key else -torch.expm1(log_decay)
+    x, _ = mixer.convolved(x)
+    q, k, v, log_decay = mixer.project(x)
     weight = mixer.aug_weight
 
     def readout(y_THV: Tensor) -> Tensor:
         y = y_THV[None]
         if weight is not None and mixer.aug == "code":
             y = y + mixer.augmentation(q, k, v, weight)
-        y = F.layer_norm(y, (mixer.head_dim,), eps=mixer.norm_eps).flatten(2)
-        finished: Tensor = mixer.out_proj(y * F.silu(mixer.gate_proj(x)))
-        return finished
+        return mixer.finish(y, x)
 
     linear = weight is not None and mixer.aug != "code"
     skip = mixer.augmentation(q, k, torch.ones_like(v), weight)[0] if weight is not None and linear else None
@@ -184,5 +158,4 @@ def drawn(name: str, d_model: int, num_heads: int, seed: int, **options: Any) ->
 @torch.no_grad()
 def form_error(system: System, mixer: Mixer, x: Tensor) -> float:
     """The largest difference between what the system and the mixer give, over the mixer's largest output."""
-    y, _ = mixer(x, return_state=False)
-    return distance(system.output(), y) / y.abs().max().item()
+    return relative_distance(system.output(), mixer(x, return_state=False)[0])

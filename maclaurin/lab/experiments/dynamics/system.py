@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from maclaurin.lab.experiments.draws import block_ranks
+
 
 class UnknownSystemError(ValueError):
     """Of a mixer that has not been written as a system here, such as one that somebody has just added."""
@@ -36,7 +38,7 @@ class System:
     write: Tensor  # (T,H,N)
     read: Tensor  # (T,H,N)
     inputs: Tensor  # (T,H,V)
-    readout: Callable[[Tensor], Tensor]
+    readout: Callable[[Tensor], Tensor] = lambda y_THV: y_THV
     skip: Tensor | None = None  # (T,H,V), the diagonal of D
     order: int | None = None
 
@@ -93,11 +95,8 @@ class System:
         shares: list[float] = (counts / moduli.numel()).tolist()
         return shares
 
-    def block_rank(self, t: int | None = None, rtol: float = 1e-10) -> list[int]:
-        """Per head, the rank of weights[t:, :t], what tokens from t on can know of those before; T/2 unless given."""
-        weights_HTT = self.weights()
-        t = weights_HTT.shape[1] // 2 if t is None else t
-        return [int(rank) for rank in torch.linalg.matrix_rank(weights_HTT[:, t:, :t], rtol=rtol)]
+    def block_rank(self) -> list[int]:
+        return block_ranks(self.weights())
 
     def matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Λ (T,M), or (T,M,M) where it is not diagonal, B (T,M,U), C (T,U,M) and D (T,U,U)."""

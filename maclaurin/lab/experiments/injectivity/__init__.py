@@ -18,10 +18,9 @@ from torch import Tensor
 from maclaurin.common.arguments import at_least
 from maclaurin.evals.suites.rows import one
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import generator, normal, seeded
 from maclaurin.lab.experiments.injectivity.collisions import Draw, all_checks, first_order_plot
-from maclaurin.lab.result import Curve, Grid, Plot, Result
+from maclaurin.lab.result import Curve, Grid, Part, Plot, Result
 from maclaurin.lab.traces import Traced, models
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.projected import ProjectedMixer
@@ -80,15 +79,10 @@ def injectivity(
     plot = Plot("confusion", CAPTION, "tolerance, relative to the weights", "share of pairs confused", curves, log_x=True)
     settings: dict[str, Any] = {"keys": keys, "dim": dim, "ties": ties, "inline_scale": draw.inline_scale, "seed": seed}
     settings |= {"model": checkpoint or "digits, 2 layers of width 32", "examples": examples}
-    return Result(
-        "injectivity",
-        "Do two queries get the same weights?",
-        settings | ({} if checkpoint else {"steps": steps}),
-        [*all_checks(draw), *claims_of(found, checkpoint)],
-        [_mixer_grid(seed), _confusion_grid(found)],
-        [first_order_plot(draw), plot],
-        NOTES,
-    )
+    settings |= {} if checkpoint else {"steps": steps}
+    constructed = Part(all_checks(draw), [_mixer_grid(seed)], [first_order_plot(draw)])
+    trained = Part(claims_of(found, checkpoint), [_confusion_grid(found)], [plot])
+    return Result.of("injectivity", "Do two queries get the same weights?", settings, [constructed, trained], NOTES)
 
 
 def told_apart(name: str, *, seed: int = 0, dim: int = 8, tokens: int = 50) -> dict[str, float] | None:
@@ -171,7 +165,7 @@ def _pairs(weight_HQS: Tensor, query_HQK: Tensor) -> Tensor:
     return torch.stack([counted.sum(), *((counted & (relative < tolerance)).sum() for tolerance in TOLERANCES)])
 
 
-def claims_of(found: list[Confusion], checkpoint: str | None) -> list[Claim]:
+def claims_of(found: list[Confusion], checkpoint: str | None) -> list[claims.Claim]:
     """What the paper says of softmax, linear and InLine, where all three are there."""
     if checkpoint is not None:
         return [claims.not_applicable("confusion", "softmax ≈ none, linear many, InLine far fewer", "one model only", PAPER)]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import distance, eye, generator, normal, vector
 from maclaurin.lab.result import Curve, Plot
 from maclaurin.mixers.feature_maps import features
@@ -56,18 +55,12 @@ def weights(mechanism: Mechanism, q_PD: Tensor, k_ND: Tensor) -> Tensor:
     return mechanism.weights(q_PD[None, :, None], k_ND[None, :, None])[0, 0]
 
 
-def all_checks(draw: Draw) -> list[Claim]:
-    return [
-        *inline_form(draw),
-        *linear_collisions(draw),
-        *rank_condition(draw),
-        *first_order(draw),
-        *key_shift(draw),
-        *figure(),
-    ]
+def all_checks(draw: Draw) -> list[claims.Claim]:
+    checks = (inline_form, linear_collisions, rank_condition, first_order, key_shift)
+    return [*(claim for check in checks for claim in check(draw)), *figure()]
 
 
-def inline_form(draw: Draw) -> list[Claim]:
+def inline_form(draw: Draw) -> list[claims.Claim]:
     weight_PN = weights(draw.inline, draw.q_PD, draw.k_ND)
     sums = max(abs(math.fsum(row) - 1) for row in weight_PN.tolist())
     negative = (weight_PN < 0).double().mean().item()
@@ -77,7 +70,7 @@ def inline_form(draw: Draw) -> list[Claim]:
     ]
 
 
-def linear_collisions(draw: Draw) -> list[Claim]:
+def linear_collisions(draw: Draw) -> list[claims.Claim]:
     """Queries made to collide: I3 and I4 for linear attention, I7 for InLine behind a ReLU."""
     source = generator(draw.dim)
     matrix = normal(draw.dim, draw.dim, generator=source)
@@ -109,7 +102,7 @@ def linear_collisions(draw: Draw) -> list[Claim]:
     ]
 
 
-def rank_condition(draw: Draw) -> list[Claim]:
+def rank_condition(draw: Draw) -> list[claims.Claim]:
     """I5, I6: what decides is whether the centred keys have full column rank."""
     tied_ND = draw.k_ND.clone()
     tied_ND[:, -1] = 0.7
@@ -134,7 +127,7 @@ def rank_condition(draw: Draw) -> list[Claim]:
     ]
 
 
-def first_order(draw: Draw) -> list[Claim]:
+def first_order(draw: Draw) -> list[claims.Claim]:
     """I8: InLine is the expansion of softmax about uniform weights, so that halving scores quarters the difference."""
     errors = first_order_errors(draw, [1.0, 0.125, 1 / 512, 1 / 1024])
     thrice, far = (errors[0] / errors[1]) ** (1 / 3), errors[2] / errors[3]
@@ -159,7 +152,7 @@ def first_order_errors(draw: Draw, factors: list[float]) -> list[float]:
     return [distance(weights(SOFTMAX, q_PD, draw.k_ND), weights(draw.inline, q_PD, draw.k_ND)) for q_PD in queries]
 
 
-def key_shift(draw: Draw) -> list[Claim]:
+def key_shift(draw: Draw) -> list[claims.Claim]:
     """I9: one vector added to all keys. I10: keys of one channel."""
     moved_ND = draw.k_ND + 1.5
     softmax, inline, linear = (
@@ -176,7 +169,7 @@ def key_shift(draw: Draw) -> list[Claim]:
     ]
 
 
-def figure() -> list[Claim]:
+def figure() -> list[claims.Claim]:
     """I11: four keys and one query made longer; values were read off a figure, to two digits."""
     q_RD, k_ND = vector(FIGURE_LENGTHS)[:, None] * vector(FIGURE_QUERY), torch.stack([vector(key) for key in FIGURE_KEYS])
     linear = distance(weights(LINEAR, q_RD, k_ND), vector(FIGURE_LINEAR))

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from maclaurin.lab.experiments.draws import generator
 from maclaurin.lab.experiments.long_prompt import finite, heads, limits, queries, regression, training
-from maclaurin.lab.experiments.long_prompt.linearisation import Head, LinearisationReport, linearisation_report
-from maclaurin.lab.experiments.long_prompt.regression import Regression, RegressionReport, icl_regression
+from maclaurin.lab.experiments.long_prompt.linearisation import linearisation_report
+from maclaurin.lab.experiments.long_prompt.regression import Regression, icl_regression
 from maclaurin.lab.result import Result
 
-__all__ = [
-    "Head",
-    "LinearisationReport",
-    "Regression",
-    "RegressionReport",
-    "icl_regression",
-    "linearisation_report",
-    "long_prompt",
-]
+__all__ = ["Regression", "icl_regression", "linearisation_report", "long_prompt"]
 
 TITLE = "Softmax becomes linear as the prompt grows: how fast, and when it breaks"
 NOTES = (
@@ -59,22 +51,16 @@ def long_prompt(
         title = f"At which prompt length are the heads of {checkpoint} linear?"
         return Result.of("long-prompt", title, read, [heads.checkpoint_part(reports)], ABOUT_HEADS)
     long = finite.LONG * (1 if quick else 4)  # drawn at each of the long lengths
-    prompts = 1000 if quick else 4000
+    prompts, drawn = (1000, 2**21) if quick else (4000, 2**24)  # drawn: tokens of the regression, at each length
     parts = [
         limits.part(prompts, generator(seed, 1), tokens),
         finite.part(finite.run(long, generator(seed, 2), tokens), generator(seed, 7), tokens),
         finite.length_part(prompts, generator(seed, 3)),
         queries.part(long // 2, generator(seed, 4)),
-        regression.part(2**21 if quick else 2**24, generator(seed, 5), seed, as_published),
-        training.part(
-            lengths=(16, 64) if quick else (16, 64, 256, 1024),
-            early_lengths=(8, 16, 32, 64, 128) if quick else (8, 16, 32, 64, 128, 256, 1024),
-            time=60.0,
-            tokens=2**21 if quick else 2**24,
-            source=generator(seed, 6),
-        ),
+        regression.part(drawn, generator(seed, 5), seed, as_published),
+        training.part(drawn, generator(seed, 6), longest=64 if quick else 1024),
         heads.known_part(generator(seed, 8), eps),
     ]
     settings = {"tokens": tokens, "as_published": as_published, "eps": eps, "longest prompt": finite.LENGTHS[-1]}
-    drawn = {"prompts of it": long // finite.LENGTHS[-1], "quick": quick, "seed": seed}
-    return Result.of("long-prompt", TITLE, settings | drawn, parts, NOTES)
+    settings |= {"prompts of it": long // finite.LENGTHS[-1], "quick": quick, "seed": seed}
+    return Result.of("long-prompt", TITLE, settings, parts, NOTES)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import Mean, chunks, draw, furthest, prompts_for, slope, vector
 from maclaurin.lab.experiments.long_prompt import formulas
 from maclaurin.lab.result import Curve, Grid, Part, Plot
@@ -101,7 +100,7 @@ def ratio(found: Finite, variance: float, length: int) -> float:
     return length * found.softmax.value / delta_error(variance)
 
 
-def edge(source: torch.Generator, law: str = "gaussian") -> Claim:
+def edge(source: torch.Generator, law: str = "gaussian") -> claims.Claim:
     """At s² = .25 ln L itself, which the grid of s² misses."""
     off = []
     for length in LENGTHS[:2]:
@@ -128,7 +127,7 @@ def rmses(measured: Measured, variance: float, lengths: Sequence[int] = LENGTHS)
     return [measured[variance, length].rmse for length in lengths]
 
 
-def _gates(measured: Measured) -> list[Claim]:
+def _gates(measured: Measured) -> list[claims.Claim]:
     made = []
     for variance in (0.0625, 0.25):
         text = f"error falls like 1/√L at s² = {variance:g}: slope of the rmse"
@@ -151,7 +150,7 @@ def _gates(measured: Measured) -> list[Claim]:
     return [*made, claims.at_most("2.2 conservative", text, highest, WORST)]
 
 
-def _further(measured: Measured) -> list[Claim]:
+def _further(measured: Measured) -> list[claims.Claim]:
     exact = {s2: formulas.linear_error(s2, float(DIMS), s2) for s2 in VARIANCES}
     linear = [(one.linear.value - exact[s2] / L) / one.linear.error for (s2, L), one in measured.items()]
     text = "linear attention has L·MSE (2d) at every L: furthest, in standard errors"

@@ -119,19 +119,18 @@ def linearisation_report(
     shift2 = _without_sampling(affine_BHQV.square().sum(-1), variance * trace, length)
     cross2 = _without_sampling(cross_BHVK.square().sum((-2, -1))[..., None], trace * key_trace, length)
     size = (variance, trace, shift2)
-    surrogate = formulas.surrogate_error(*size)
     gradient = formulas.gradient_error(*size, key_trace, key_shift.square().sum(-1), cross2, through)
+    errors = {"surrogate": formulas.surrogate_error(*size), "linear": formulas.difference_error(*size)}
+    errors |= {"limit": formulas.softmax_error(*size)}
     figures = {
         "variance": variance,
         "effective": 1 / p_BHQL.square().sum(-1),
         "gain": (p_BHQL * logits_BHQL).sum(-1) / variance,
         "error2": (output_BHQV - affine_BHQV).square().sum(-1),
-        "sampling2": surrogate / length,
+        "sampling2": errors["surrogate"] / length,
         "resampled2": _resampled(tilt_BHQK, k_BHLK, v_BHLV, output_BHQV - affine_BHQV, seed),
         "shift2": shift2,
-        "length_surrogate": formulas.prompt_length(surrogate, shift2, eps),
-        "length_linear": formulas.prompt_length(formulas.difference_error(*size), shift2, eps),
-        "length_limit": formulas.prompt_length(formulas.softmax_error(*size), shift2, eps),
+        **{f"length_{name}": formulas.prompt_length(error, shift2, eps) for name, error in errors.items()},
         "length_gradient": formulas.prompt_length(gradient, cross2, eps),
     }
     spreads = _spreads(tilt_BHQK, k_BHLK)

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from maclaurin.data.tasks.regression import Regression as Task
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import Mean, chunks, draw, eye, prompts_for
 from maclaurin.lab.experiments.long_prompt.queries import Table
 from maclaurin.lab.result import Curve, Grid, Part, Plot
@@ -234,7 +233,7 @@ def task_risks(law: Regression, task: Task, size: float, prompts: int, seed: int
 
 
 def part(tokens: int, source: torch.Generator, seed: int, as_published: bool = False) -> Part:
-    made: list[Claim] = []
+    made: list[claims.Claim] = []
     rows: list[tuple[object, ...]] = []
     tables: dict[int, list[Table]] = {}
     for case in cases(as_published):
@@ -262,7 +261,7 @@ def part(tokens: int, source: torch.Generator, seed: int, as_published: bool = F
     return Part(made, [Grid("In-context regression: risks", columns, rows), grid], [plot])
 
 
-def _constants() -> list[Claim]:
+def _constants() -> list[claims.Claim]:
     made = []
     for dims, size, ratio in ((4, 0.1396, 3.29), (5, 0.1228, 3.19), (16, 0.0525, 2.88), (64, 0.0149, 2.76)):
         report = icl_regression(Regression.isotropic(dims), 1000)
@@ -284,7 +283,7 @@ def _constants() -> list[Claim]:
     ]
 
 
-def _on_the_task(tokens: int, seed: int, as_published: bool, source: torch.Generator) -> list[Claim]:
+def _on_the_task(tokens: int, seed: int, as_published: bool, source: torch.Generator) -> list[claims.Claim]:
     """The task draws w and the noise, here they were integrated: both must give one risk."""
     law, size, length = official_law(as_published), 0.1, 100
     found = task_risks(law, Task(length=length, as_published=as_published), size, prompts_for(length, tokens), seed)

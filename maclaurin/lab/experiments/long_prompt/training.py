@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from maclaurin.data.tasks.regression import Regression as Task
 from maclaurin.lab import claims
 from maclaurin.lab.experiments.draws import draw, eye, prompts_for, slope
 from maclaurin.lab.experiments.long_prompt.regression import Regression, drawn_risk, drawn_tables
@@ -20,7 +21,8 @@ from maclaurin.lab.result import Curve, Grid, Part, Plot
 # N prompts, L tokens, D channels
 
 DIMS = 4
-BATCH, RATE = 128, 0.02
+BATCH, RATE, TIME = 128, 0.02, 60.0
+LENGTHS, EARLY = (16, 64, 256, 1024), (8, 16, 32, 64, 128, 256, 1024)
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,6 @@ class Parameters:
 
     def distance(self, other: Parameters) -> float:
         return math.hypot((self.A - other.A).norm().item(), (self.b - other.b).item())
-
-
-def covariance(scale: float = 1.0) -> Tensor:
-    index = torch.arange(DIMS, dtype=torch.float64, device="cpu")
-    return scale * 0.5 ** (index - index[:, None]).abs()
 
 
 def start(sigma_DD: Tensor) -> Parameters:
@@ -87,15 +84,17 @@ def train(sigma_DD: Tensor, length: int, time: float, rate: float, batch: int, s
     return descend(start(sigma_DD), lambda at: finite_risk(at, root_DD, length, batch, source), time, rate)
 
 
-def part(lengths: Sequence[int], early_lengths: Sequence[int], time: float, tokens: int, source: torch.Generator) -> Part:
-    """lengths: of prompts to train on until `time`; early_lengths: to be followed for a short time."""
-    sigma = covariance()
+def part(tokens: int, source: torch.Generator, longest: int) -> Part:
+    """Prompts up to the longest are trained on until TIME, and some beyond them are followed for a short time."""
+    lengths = [L for L in LENGTHS if L <= longest]
+    early_lengths = [L for L in EARLY if L <= 2 * longest]
+    sigma = Task(dimensions=DIMS).covariance()
     law, ideal = Regression(sigma, sigma, 1.0, 0.0), optimum(sigma)
-    ended = infinite_risk(flow(sigma, RATE, 60.0), sigma).item()
+    ended = infinite_risk(flow(sigma, RATE, TIME), sigma).item()
     made = [claims.at_most("2.5 risk", "risk of the infinite prompt where Euler steps of its flow end", ended, 1e-6)]
     rows = []
     for length in lengths:
-        trained = train(sigma, length, time, RATE, BATCH, source)
+        trained = train(sigma, length, TIME, RATE, BATCH, source)
         tables = drawn_tables(length, prompts_for(length, tokens), source)
         risk, at_ideal = (drawn_risk(law, at.A, at.b.item(), tables, source).value / 2 for at in (trained, ideal))
         gain = (trained.b * sigma @ trained.A).trace().item() / DIMS
@@ -106,14 +105,14 @@ def part(lengths: Sequence[int], early_lengths: Sequence[int], time: float, toke
     seen, falls = " ".join(f"{value:.3f}" for value in risks), risks == sorted(risks, reverse=True)
     made.append(claims.true("2.7 falls", "the trained risk falls with L, towards 0", seen, falls))
     early = distances(sigma, 2.0, RATE, 1024, early_lengths, source)
-    benign = distances(covariance(0.25), 10.0, 0.1, 1024, early_lengths, source)
+    benign = distances(sigma / 4, 10.0, 0.1, 1024, early_lengths, source)
     short = [L for L in early_lengths if L <= 128]
     value = slope(short, [benign[L] for L in short])
     made.append(claims.between("2.7 benign", f"slope of the distance to the flow, Σ/4, L ≤ {short[-1]}", value, -1.0, -0.6))
     columns = ("L", "trained ½ MSE", "infinite optimum", "gain", "distance to it")
     followed = [(L, early[L], benign[L]) for L in early_lengths]
     grids = [
-        Grid(f"SGD at finite length, t = {time:g}, batch {BATCH}", columns, rows),
+        Grid(f"SGD at finite length, t = {TIME:g}, batch {BATCH}", columns, rows),
         Grid("Distance of the parameters to the infinite flow", ("L", "Σ, t = 2", "Σ/4, t = 10"), followed),
     ]
     first = early_lengths[0]

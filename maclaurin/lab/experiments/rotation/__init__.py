@@ -21,8 +21,8 @@ from torch import Tensor
 
 from maclaurin.common.arguments import at_least, positive
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.draws import distance, generator, normal, vector
+from maclaurin.lab.experiments.dynamics.system import System
 from maclaurin.lab.experiments.rotation.fourier import fourier_part, ripple_part
 from maclaurin.lab.result import Part, Result
 from maclaurin.mixers.selective_rope import UNIT_LENGTH_EPS, SelectiveRotary
@@ -96,25 +96,19 @@ class Turned:
 
     def complex_recurrence(self) -> Tensor:
         q_TR, k_TR = (torch.complex(*x.chunk(2, dim=-1)) for x in (self.q_TK, self.k_TK))
-        planes = q_TR.shape[1]
         # conj(k) is turned the other way: the recurrence carries the phase from a key to the query
-        turn_TR = torch.polar(self.log_decay_TK[:, :planes].exp(), self.increment_TR)
-        state_RV = torch.zeros(planes, self.v_TV.shape[1], dtype=torch.complex128, device="cpu")
-        outputs = []
-        for q_R, k_R, v_V, turn_R in zip(q_TR, k_TR, self.v_TV, turn_TR, strict=True):
-            state_RV = turn_R[:, None] * state_RV + k_R.conj()[:, None] * v_V
-            outputs.append((q_R @ state_RV).real)
-        return torch.stack(outputs)
+        turn_TR = torch.polar(self.log_decay_TK[:, : q_TR.shape[1]].exp(), self.increment_TR)
+        return System(turn_TR[:, None], k_TR.conj()[:, None], q_TR[:, None], self.v_TV[:, None]).run()[:, 0].real
 
 
-def complex_form(seed: int, *, tied: bool = True) -> Claim:
+def complex_form(seed: int, *, tied: bool = True) -> claims.Claim:
     turned = Turned.of(seed, tied=tied)
     error = distance(turned.rotated(), turned.complex_recurrence())
     text = "rotate, then GLA = the complex recurrence, decays in pairs, largest error"
     return claims.at_most("complex", text, error, EXACT)
 
 
-def relative_phase(seed: int) -> list[Claim]:
+def relative_phase(seed: int) -> list[claims.Claim]:
     def change(tied: bool) -> float:
         turned = Turned.of(seed, tied=tied)
         y = turned.rotated()
@@ -126,7 +120,7 @@ def relative_phase(seed: int) -> list[Claim]:
     ]
 
 
-def as_rope(seed: int, *, speed: float = 1.0) -> list[Claim]:
+def as_rope(seed: int, *, speed: float = 1.0) -> list[claims.Claim]:
     """The selective rotary of the mixers with increments of `speed`: 1 is RoPE."""
     torch.manual_seed(seed)
     planes, length = 16, 100
@@ -203,7 +197,7 @@ def cyclic(seed: int, order: int, length: int) -> float:
     return distance(found, torch.stack([residue.cos(), residue.sin()], dim=-1))
 
 
-def group_claims(seed: int, length: int, *, turn: float = math.pi) -> list[Claim]:
+def group_claims(seed: int, length: int, *, turn: float = math.pi) -> list[claims.Claim]:
     error, wrong = parity(seed, length, turn=turn)
     narrow, _ = parity(seed, FLOAT32_BITS, turn=turn, dtype=torch.float32)
     by_mixer = f"the same for {FLOAT32_BITS} bits by a mixer in float32, whose phases are summed in float64"

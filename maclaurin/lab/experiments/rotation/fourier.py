@@ -21,6 +21,7 @@ from torch import Tensor
 
 from maclaurin.lab import claims
 from maclaurin.lab.experiments.draws import distance, generator, normal, slope
+from maclaurin.lab.experiments.dynamics.system import System
 from maclaurin.lab.result import Curve, Grid, Part, Plot
 
 FEATURES = (64, 256, 1024, 4096, 16384)
@@ -44,12 +45,9 @@ def recurrence(seed: int, *, length: int = 64, dim: int = 4, features: int = 32,
     step_TD = turn * torch.diff(q_TK, dim=0, prepend=torch.zeros_like(q_TK[:1])) @ omega_DK.T
     write_TD = torch.polar(grow_k_T[:, None].expand(-1, features), (q_TK - k_TK) @ omega_DK.T)
     turn_TD = torch.polar(torch.ones_like(step_TD), step_TD)
-    state_DV = torch.zeros(features, 3, dtype=torch.complex128, device="cpu")
-    numerators = []
-    for t in range(length):
-        state_DV = turn_TD[t][:, None] * state_DV + write_TD[t][:, None] * v_TV[t]
-        numerators.append(grow_q_T[t] * state_DV.mean(0).real)
-    return distance(torch.stack(numerators), explicit_TV)
+    read_TD = torch.ones_like(turn_TD) * grow_q_T[:, None] / features
+    found = System(turn_TD[:, None], write_TD[:, None], read_TD[:, None], v_TV[:, None]).run()[:, 0].real
+    return distance(found, explicit_TV)
 
 
 def kernel_errors(seed: int, features: Sequence[int], draws: int, dim: int = 8) -> tuple[list[float], list[float]]:

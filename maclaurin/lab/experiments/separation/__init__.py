@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 
 from maclaurin.common.arguments import at_least_one
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.separation import checks
 from maclaurin.lab.experiments.separation.checks import Sweep
 from maclaurin.lab.experiments.separation.networks import Score, Setting, score
@@ -92,9 +91,9 @@ def separation(
     return Result("separation", title, settings, made, grids, plots, NOTES)
 
 
-def _of_mechanisms(reports: Mapping[str, Report], base: Setting) -> list[Claim]:
+def _of_mechanisms(reports: Mapping[str, Report], base: Setting) -> list[claims.Claim]:
     """What is expected of the growth and of d' holds for the base."""
-    made: list[Claim] = []
+    made: list[claims.Claim] = []
     for name, report in reports.items():
         if not report.thresholds:
             made.append(claims.not_applicable("1.6", f"growth of a1* with n, {name}", "; ".join(report.notes)))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from maclaurin.lab import claims
-from maclaurin.lab.claims import Claim
 from maclaurin.lab.experiments.separation.networks import Score, Setting, masses, mismatches, score
 from maclaurin.lab.experiments.separation.probe import NOISE_LENGTHS, Report, lost_at
 from maclaurin.lab.mechanisms import Attention, Named, mechanism
@@ -56,7 +55,7 @@ def sweeps(base: Setting) -> list[Sweep]:
     ]
 
 
-def gates(strong: Named, weak: Named, base: Setting, networks: int, seed: int) -> list[Claim]:
+def gates(strong: Named, weak: Named, base: Setting, networks: int, seed: int) -> list[claims.Claim]:
     """Whether there is a separation at all, at the setting that was asked for, and where it must end."""
 
     def success(mechanism: Named, setting: Setting = base) -> float:
@@ -77,7 +76,7 @@ def gates(strong: Named, weak: Named, base: Setting, networks: int, seed: int) -
     ]
 
 
-def draws(scores: Sequence[Score]) -> Claim:
+def draws(scores: Sequence[Score]) -> claims.Claim:
     """Measured shares against exact probabilities: the draws and the formula must be the same network."""
     shares = [(one.success, one.exact.success, one.networks) for one in scores if one.exact is not None]
     worst = max(abs(p - q) / math.sqrt(max(q * (1 - q), 1 / count) / count) for p, q, count in shares)
@@ -85,7 +84,7 @@ def draws(scores: Sequence[Score]) -> Claim:
     return claims.at_most("1.4", text, worst, STANDARD_ERRORS)
 
 
-def written_out(attentions: Sequence[Attention], networks: int, seed: int) -> Claim:
+def written_out(attentions: Sequence[Attention], networks: int, seed: int) -> claims.Claim:
     """The two-row formula against the n x n network, needle anywhere, with and without a query of its own."""
     settings = {  # needle: setting
         0: Setting(n=200, a1=0.5),
@@ -99,7 +98,7 @@ def written_out(attentions: Sequence[Attention], networks: int, seed: int) -> Cl
     return claims.at_most("1.5 full network", f"of {count} full networks, those the two-row formula gets wrong", wrong, 0)
 
 
-def needle_masses(strong: Attention, weak: Attention) -> list[Claim]:
+def needle_masses(strong: Attention, weak: Attention) -> list[claims.Claim]:
     """What the ops put on the needle beside the closed forms for exp(s) and s. The query factor cancels in the second."""
     n, sizes = 1000.0, (1.2, 0.7, 0.1, 0.01)
     found = [masses(strong, n, a) for a in sizes]
@@ -116,7 +115,7 @@ def needle_masses(strong: Attention, weak: Attention) -> list[Claim]:
     return [claims.at_most("1.3", text.format(row), gap, 1e-6) for row, gap in worst.items()]
 
 
-def predictor(reports: Mapping[str, Report]) -> list[Claim]:
+def predictor(reports: Mapping[str, Report]) -> list[claims.Claim]:
     """The prediction takes S for its mean; the best of m sums of signs helps, so that it must lie above a1*."""
     ratios = [
         predicted / found
@@ -138,7 +137,7 @@ def expected_growth(name: str) -> float | None:
     return {"softmax": 0.0, "linear": 0.5, "relu": 0.5, "elu": 0.5, "2mamba": 1 / 3, "hedgehog": 1.0}.get(name)
 
 
-def of_report(name: str, report: Report) -> list[Claim]:
+def of_report(name: str, report: Report) -> list[claims.Claim]:
     """The growth of a1* beside the theory, and d' at noise 0.1: linear attention loses the needle, softmax does not."""
     made = []
     if (expected := expected_growth(name)) is not None:
@@ -153,7 +152,7 @@ def of_report(name: str, report: Report) -> list[Claim]:
     return made
 
 
-def limits(weak: Named) -> list[Claim]:
+def limits(weak: Named) -> list[claims.Claim]:
     """What the claim is not: with a readout set by hand linear attention separates too."""
     low, high = hand_set(weak, Setting())
     text = f"{weak.name}, one head that reads the needle's channel alone (y = e_1)"
@@ -171,7 +170,7 @@ def hand_set(attention: Attention, setting: Setting) -> tuple[float, float]:
     return low, high
 
 
-def magnitudes() -> list[Claim]:
+def magnitudes() -> list[claims.Claim]:
     """FAVOR+ turns the needle round; keys of unit length do not carry it."""
     sizes = (16, 64, 256, 1024)
     favor = [mechanism("performer", num_features=size) for size in sizes]

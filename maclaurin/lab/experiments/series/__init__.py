@@ -123,9 +123,8 @@ def truncation_part(found: dict[float, list[Truncation]]) -> Part:
         Plot("truncation", caption, "P", "error of exp(s)", errors, log_y=True),
         Plot("moved", "Weight that lies elsewhere than in softmax.", "P", "share of weight", moved, log_y=True),
     ]
-    return Part(
-        made, [Grid("Weight that orders 0 to P put elsewhere than softmax, mean over queries", columns, rows)], plots
-    )
+    title = "Weight that orders 0 to P put elsewhere than softmax, mean over queries"
+    return Part(made, [Grid(title, columns, rows)], plots)
 
 
 def layer_part(layers: Sequence[LayerOrders], seed: int, scale: float = 1.0) -> Part:
@@ -147,6 +146,5 @@ def layer_part(layers: Sequence[LayerOrders], seed: int, scale: float = 1.0) -> 
     terms = {one.layer: [term / math.log(10) for term in one.log_terms[:last]] for one in layers}
     curves = [Curve(f"layer {layer}", list(range(last)), of_layer) for layer, of_layer in terms.items()]
     plot = Plot("orders", "Mean size of every order of the series, by layer.", "order n", "log₁₀ of mean |Xⁿ/n!|", curves)
-    return Part(
-        made, [Grid("Which order weighs most, by layer; variance and largest size of its scores", columns, rows)], [plot]
-    )
+    title = "Which order weighs most, by layer; variance and largest size of its scores"
+    return Part(made, [Grid(title, columns, rows)], [plot])

@@ -16,11 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from maclaurin.lab.experiments.draws import distance, generator, normal
+from maclaurin.lab.experiments.draws import generator, normal, relative_distance
+from maclaurin.lab.experiments.dynamics.system import System
 from maclaurin.lab.traces import Traced
 from maclaurin.mixers.mechanisms import OfScores
 from maclaurin.ops.arithmetic import default_scale, repeat_heads
@@ -50,19 +52,9 @@ def term(q: Tensor, k: Tensor, v: Tensor, order: int, form: str) -> Tensor:
     if order == 0:  # every score to the power 0 is the only score of queries and keys that are 1
         q = k = torch.ones_like(q[..., :1])
         order = 1
-    y, _ = power_attention(
-        q,
-        k,
-        v,
-        order=order,
-        scale=1.0,
-        normalize=False,
-        form=form,
-        backend="torch",
-        return_state=form == "recurrent",  # the matrix needs no state, which high orders could not have
-        fold_at=1,
-        fold_every=1,
-    )
+    # the matrix needs no state, which high orders could not have
+    kept: dict[str, Any] = {"return_state": form == "recurrent", "fold_at": 1, "fold_every": 1}
+    y, _ = power_attention(q, k, v, order=order, scale=1.0, normalize=False, form=form, backend="torch", **kept)
     return y
 
 
@@ -71,19 +63,14 @@ def tensor_network(q: Tensor, k: Tensor, v: Tensor, order: int) -> Tensor:
     q_TF = k_TF = torch.ones_like(q[0, :, 0, :1])
     for _ in range(order):
         q_TF, k_TF = ((power[:, :, None] * x[0]).flatten(1) for power, x in ((q_TF, q), (k_TF, k)))
-    state_FV = torch.zeros(k_TF.shape[1], v.shape[3], dtype=v.dtype, device="cpu")
-    outputs = []
-    for q_F, k_F, v_V in zip(q_TF, k_TF, v[0, :, 0], strict=True):
-        state_FV = state_FV + k_F[:, None] * v_V
-        outputs.append(q_F @ state_FV)
-    return torch.stack(outputs)[None, :, None]
+    return System(torch.ones_like(k_TF)[:, None], k_TF[:, None], q_TF[:, None], v[0]).run()[None]
 
 
 def check_order(order: int, tokens: int, dim: int, spread: float, seed: int) -> float:
     """The larger distance of the op's and the paper's network from the matrix, relative to the largest output."""
     q, k, v = draw(tokens, dim, spread, seed)
-    matrix = term(q, k, v, order, "parallel")
-    return max(_relative(other, matrix) for other in (term(q, k, v, order, "recurrent"), tensor_network(q, k, v, order)))
+    matrix, *others = term(q, k, v, order, "parallel"), term(q, k, v, order, "recurrent"), tensor_network(q, k, v, order)
+    return max(relative_distance(other, matrix) for other in others)
 
 
 def check_sum(
@@ -98,11 +85,7 @@ def check_sum(
     scores = torch.einsum("bthk,bshk->bhts", q, k)
     numerator = torch.einsum("bhts,bshv->bthv", scores.exp().tril(), wide)
     softmax, _ = softmax_attention(q, k, v, scale=1.0, form="parallel", backend="torch")
-    return _relative(total, numerator), _relative(total[..., :-1] / total[..., -1:], softmax)
-
-
-def _relative(one: Tensor, other: Tensor) -> float:
-    return distance(one, other) / other.abs().max().item()
+    return relative_distance(total, numerator), relative_distance(total[..., :-1] / total[..., -1:], softmax)
 
 
 def lagrange(score: Tensor, order: int) -> Tensor:

@@ -106,8 +106,10 @@ class Study:
         _, lows, highs = zip(*losses.values(), strict=True)
         flat = Curve("softmax", [first, last], [softmax[0]] * 2, dashed=True)
         curves = [Curve("orders 0 to P", list(losses), means, lows, highs), flat]
-        plot = Plot("loss", "Validation loss by the highest order; range over seeds.", "P", "nats per byte", curves)
-        title = "Validation loss, nats per byte, mean and range over seeds"
+        several = len(self.softmax) > 1
+        over = "range over seeds" if several else "one seed"
+        plot = Plot("loss", f"Validation loss by the highest order; {over}.", "P", "nats per byte", curves)
+        title = f"Validation loss, nats per byte, {'mean and ' * several}{over}"
         return Part(made, [Grid(title, ("model", "loss", "lowest", "highest"), rows)], [plot])
 
 

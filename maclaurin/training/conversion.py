@@ -1,9 +1,7 @@
 """All settings of a conversion: one dataclass, the flags of `maclaurin convert`, stored with the result to resume from.
 
-The defaults of `Plan` are those of encoders; `defaults` has those of other sources. A model of `maclaurin train` is
-converted with the text, the batches and a fifth of the steps of its training, and at learning rates relative to its own. It
-is undertrained, so transfer trains its projections too, and the loss on the text works better than distillation. Measured
-in docs/convert.md.
+The defaults of `Plan` are those of encoders; convert/defaults.py has those of other sources. Like a recipe it needs no
+library, and it is here because importing `maclaurin.convert` registers models, which takes seconds.
 """
 
 from __future__ import annotations
@@ -17,16 +15,14 @@ from typing import Any
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.common.files import naming, read_json, write_json
 from maclaurin.common.records import Record
-from maclaurin.convert.sources import Source
-from maclaurin.models.linearised.students import NAMES, SOFTMAX, STUDENTS
-from maclaurin.training.recipe import Recipe
 
 FILE = "conversion.json"
 LOSSES = ("distill", "task")
 DECODER: dict[str, Any] = {"max_length": 256, "batch_size": 8, "eval_rows": 128}
 OWN = DECODER | {"train_projections": True, "map_rate": 10.0, "loss": "task"}
-SHARE = 10  # a stage has the steps of training divided by this
 AS_TRAINED = "own models as they were trained"
+STUDENTS = ("taylor", "2mamba", "luna", "hedgehog", "performer", "relu", "elu")
+SOFTMAX = "softmax"
 
 
 def _flag(default: Any, text: str, others: str = "") -> Any:
@@ -74,7 +70,7 @@ class Plan(Record):
         if not self.output:
             raise ValueError("give an output, the folder of the converted model")
         for name in (*comma_list(self.student), *comma_list(self.layers)):
-            one_of("student", name, NAMES)
+            one_of("student", name, (*STUDENTS, "sliding-window", SOFTMAX))
         if self.layers and len(comma_list(self.student)) > 1:
             raise ValueError(f"layers names the students itself: give one student beside it at most, got {self.student!r}")
         whole_numbers("keep_softmax", self.keep_softmax)
@@ -158,25 +154,3 @@ def whole_numbers(name: str, text: str) -> list[int]:
         return [int(part) for part in comma_list(text)]
     except ValueError:
         raise ValueError(f"{name} must be whole numbers separated by commas, got {text!r}") from None
-
-
-def defaults(source: Source) -> dict[str, Any]:
-    """Fields of a `Plan`."""
-    if source.kind == "maclaurin":
-        return OWN | (_of_recipe(source.path) if (source.path / "recipe.json").is_file() else {})
-    return DECODER if source.causal else {}
-
-
-def _of_recipe(folder: Path) -> dict[str, Any]:
-    recipe = Recipe.load(folder)
-    steps = max(1, recipe.steps // SHARE)
-    return {
-        "corpus": recipe.corpus,
-        "text_field": recipe.text_field,
-        "max_length": recipe.length,
-        "batch_size": recipe.batch_size * recipe.accumulation,
-        "transfer_steps": steps,
-        "transfer_rate": 10 * recipe.learning_rate,
-        "recover_steps": steps,
-        "recover_rate": recipe.learning_rate / 3,
-    }

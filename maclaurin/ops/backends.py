@@ -1,0 +1,88 @@
+"""Which backend runs a call, in one place for all ops: what is asked for, what can run, and who is told.
+
+`backend="auto"` takes the C++ kernels where they can run and are faster. The environment variable MACLAURIN_BACKEND
+replaces "auto" in every call of a process (`native/library.py` reads it). As a wish for everything, "native" cannot mean
+mechanisms that have no kernel: they run in torch as before; a call that a kernel exists for runs there or says why not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from maclaurin.ops.native import library
+
+
+class SlowPathWarning(UserWarning):
+    """Something runs more slowly than it could. Said once per process and reason."""
+
+
+class Choice(NamedTuple):
+    """What one op decided. reason: why torch runs it; None where the C++ kernels do."""
+
+    op: str
+    form: str
+    reason: str | None
+
+    @property
+    def backend(self) -> str:
+        return "native" if self.reason is None else "torch"
+
+
+_said: set[str] = set()
+_watching: list[Choice] | None = None
+
+
+def reason_for_torch(
+    backend: str, x: Tensor, dtype: torch.dtype, *, no_kernel: str | None = None, torch_is_faster: str | None = None
+) -> str | None:
+    """Why torch computes a call on tensors like x in `dtype`; None where the C++ kernels do.
+
+    no_kernel: what the call would have to be for a kernel to exist. torch_is_faster: why "auto" prefers torch all the same.
+    """
+    wanted = library.default_backend if backend == "auto" else backend
+    if wanted == "torch":
+        return "backend='torch'" if backend == "torch" else f"{library.BACKEND_VARIABLE}=torch"
+    refusal = no_kernel or library.refusal(x, dtype)
+    if wanted == "native":
+        if refusal is None:
+            return None
+        if backend == "native":
+            raise ValueError(f"backend='native' needs {refusal}")
+        if no_kernel is None:
+            raise ValueError(f"{library.BACKEND_VARIABLE}=native needs {refusal}")
+    if refusal is None:
+        return torch_is_faster
+    if no_kernel is None and torch_is_faster is None and not x.is_meta:
+        say_once(f"PyTorch runs what the C++ kernels could: they need {refusal}")
+    return f"the kernels need {refusal}"
+
+
+def say_once(sentence: str) -> None:
+    """A SlowPathWarning, the first time in this process. Not in a compiled graph, nor to those who watch."""
+    if torch.compiler.is_compiling() or _watching is not None or sentence in _said:
+        return
+    _said.add(sentence)
+    warnings.warn(f"{sentence} (said once; `maclaurin.explain` shows all layers)", SlowPathWarning, stacklevel=3)
+
+
+def note(op: str, form: str, reason: str | None) -> None:
+    """Called by every op that has decided: told to whoever watches."""
+    if _watching is not None:
+        _watching.append(Choice(op, form, reason))
+
+
+@contextmanager
+def watching() -> Iterator[list[Choice]]:
+    """What ops decide until the end of the block."""
+    global _watching
+    before, _watching = _watching, []
+    try:
+        yield _watching
+    finally:
+        _watching = before
