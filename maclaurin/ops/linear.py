@@ -150,9 +150,8 @@ class _Engine:
         return y, None if state_NKW is None else state_NKW.unflatten(0, (B, G))
 
 
-def _shapes(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Any, recurrent: Any, keep: bool, *options: Any
-) -> tuple[Tensor, ...]:
+def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    keep, _, normalize, *_ = rest[2:]
     dtype, (B, T, H, K), (G, V) = torch.promote_types(q.dtype, torch.float32), q.shape, v.shape[2:]
     state = (B, G, K, V + normalize) if keep else (0,)
     return q.new_empty(B, T, H, V, dtype=dtype), q.new_empty(state, dtype=dtype)
