@@ -223,8 +223,7 @@ class ShortConv(nn.Conv1d):
     def run(
         self, x: Tensor, state: ConvState | None = None, call: Call = AT_ONCE, activation: str = "identity"
     ) -> tuple[Tensor, ConvState | None]:
-        weight = self.weight.squeeze(1)
-        return short_conv(x, weight, self.bias, activation=activation, state=state, form=call.form, lengths=call.lengths)
+        return short_conv(x, self.weight.squeeze(1), self.bias, activation=activation, **call.with_state(state))
 
     def state_of(self, zeros: Zeros) -> ConvState:
         return ConvState(zeros(self.kernel_size[0] - 1, self.in_channels))

@@ -193,7 +193,8 @@ class Linear(OfScores):
     def _attend(self, tokens: Tokens, state: State | None, call: Call) -> tuple[Tensor, State | None]:
         """Features of a map are computed segment by segment, so that they stay in the CPU's cache until they are summed."""
         T = tokens[0].shape[1]
-        if T <= SEGMENT or not self.causal or call.form == "parallel" or isinstance(self.features, str):
+        at_once = not self.causal or call.form == "parallel" or isinstance(self.features, str)
+        if at_once or torch.compiler.is_compiling() or T <= SEGMENT:  # a compiler would unroll the loop
             return super()._attend(tokens, state, call)
         *qkv, log_decay = tokens
         # split, not slices: the gradient of a slice is as long as the sequence

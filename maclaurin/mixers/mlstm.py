@@ -32,12 +32,14 @@ from maclaurin.mixers.base import Call, MixerState, Zeros, initialise, start_of_
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import decay
+from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.mlstm import INPUT_GATES, mlstm
 from maclaurin.ops.states import MLSTMState
 
 NORMS = ("layer", "rms")
 INPUT_BIAS = -10.0
 FORGET_BIASES = (3.0, 6.0)  # from the first head to the last
+_linear = without_autocast(F.linear)
 
 
 class Gate(nn.Module):
@@ -54,8 +56,7 @@ class Gate(nn.Module):
     def wide(self, x: Tensor) -> Tensor:
         """In float32 at least, also under autocast: gates are exponents, and bfloat16 would round them to three digits."""
         dtype = torch.promote_types(x.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+        return _linear(x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
 
 
 class MLSTM(ProjectedMixer):

@@ -142,7 +142,9 @@ class SelectiveRotary(nn.Module):
         self.temperature, self.theta, self.temp_max = temperature, theta, temp_max
 
     @without_autocast
-    def forward(self, x: Tensor, state: RotationState | None = None, call: Call = AT_ONCE) -> tuple[Tensor, RotationState]:
+    def forward(
+        self, x: Tensor, state: RotationState | None = None, call: Call = AT_ONCE
+    ) -> tuple[Tensor, RotationState | None]:
         """The angles (B, T, G, R) of tokens x (B, T, d_model), within ±π, and the state after the last of them."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         z_BTGD = x.to(dtype).unflatten(-1, (self.heads, -1))
@@ -156,7 +158,6 @@ class SelectiveRotary(nn.Module):
         else:
             activation = "silu" if self.increments == "silu" else "identity"
             w_BTC, conv = self.conv.run(u_BTC, before, call, activation)
-        assert conv is not None
         w = w_BTC.unflatten(-1, (self.heads, self.planes))
         if self.bias is not None:
             w = w + self.bias.to(dtype).exp()
@@ -166,7 +167,7 @@ class SelectiveRotary(nn.Module):
         if state is not None:
             phase = phase + state.phase[:, None]
         angles = phase * self.temperatures(x.device)
-        return _wrapped(angles).to(dtype), RotationState(phase[:, -1].clone(), conv)
+        return _wrapped(angles).to(dtype), None if conv is None else RotationState(phase[:, -1].clone(), conv)
 
     def temperatures(self, device: torch.device | str) -> Tensor:
         """The speed of each plane (R,), in the widest dtype: a rounded speed would give wrong angles far from the start."""

@@ -20,11 +20,12 @@ from maclaurin.mixers.base import RMSNorm
 from maclaurin.models.arguments import refuse_unknown
 from maclaurin.models.cache import StateCache
 from maclaurin.models.checked import load_checked
+from maclaurin.models.compiled_loss import summed_in_graph
 from maclaurin.models.config import MaclaurinConfig
 from maclaurin.models.documents import Bounds, document_bounds
 from maclaurin.models.outputs import TrainingOutput, when_read
 from maclaurin.models.weights import check_fit, saved_classes
-from maclaurin.ops.transforms import numbers, recomputed
+from maclaurin.ops.transforms import has_numbers, numbers, recomputed
 
 LOSS_CHUNK = 2048  # tokens whose logits exist at a time while the loss is computed
 
@@ -199,7 +200,7 @@ def _padding(attention_mask: Tensor | None, T: int) -> Tensor | None:
     if attention_mask is None:
         return None
     attention_mask = attention_mask[:, -T:]
-    return None if bool(numbers(attention_mask).all()) else attention_mask
+    return None if has_numbers(attention_mask) and bool(numbers(attention_mask).all()) else attention_mask
 
 
 class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
@@ -306,9 +307,12 @@ def _targets(labels: Tensor, padding: Tensor | None, bounds: Bounds | None) -> T
 def _cross_entropy(rows: Tensor, head: nn.Module, targets: Tensor, num_items: Tensor | int | None) -> Tensor:
     """Token-weighted, of every next token, in float32. head: makes logits of the rows, a chunk at a time."""
     rows, targets = rows[:, :-1].flatten(0, 1), targets[:, 1:].flatten()
-    total = rows.new_zeros((), dtype=torch.float32)
-    for some_rows, some_targets in zip(rows.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
-        total = total + recomputed(_summed, head, some_rows, some_targets)
+    if torch.compiler.is_compiling():
+        total = summed_in_graph(head, rows, targets, LOSS_CHUNK)
+    else:
+        total = rows.new_zeros((), dtype=torch.float32)
+        for some_rows, some_targets in zip(rows.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
+            total = total + recomputed(_summed, head, some_rows, some_targets)
     if num_items is None:
         num_items = (targets != -100).sum().clamp(min=1)
     return total / num_items

@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maclaurin.ops.transforms import has_numbers
+
 Bounds = Tensor | Sequence[int]
+NOT_IN_GRAPHS = "position_ids must not restart, nor seq_idx change, in a compiled model: it cannot separate packed documents"
 
 
 def document_bounds(
@@ -38,6 +41,10 @@ def document_bounds(
     elif position_ids is not None and size[1] > 1:
         begins = _restarts(position_ids.expand(size), attention_mask)
     else:
+        return None
+    if not has_numbers(begins):
+        # how many documents there are is not known before the graph runs
+        torch._assert_async(begins.any().logical_not(), NOT_IN_GRAPHS)
         return None
     if not bool(begins.any()):
         return None

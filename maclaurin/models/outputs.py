@@ -39,6 +39,6 @@ class TrainingOutput(CausalLMOutputWithPast):
 
 def when_read(head: nn.Module, hidden: Tensor) -> partial[Tensor]:
     """The logits that `head` makes of `hidden`, later, as it would make them now."""
-    device = hidden.device.type
+    device = "cpu" if hidden.is_meta else hidden.device.type  # without storage there is no precision to choose
     precision = torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
     return partial(precision(head), hidden)

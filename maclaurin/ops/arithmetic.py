@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from maclaurin.ops.native.nan import any_nan
+from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.transforms import has_numbers, numbers
 
 P = ParamSpec("P")
@@ -59,7 +60,7 @@ def without_autocast(op: Callable[P, R]) -> Callable[P, R]:
     def protected(*args: P.args, **kwargs: P.kwargs) -> R:
         tensors = (x for group in args for x in (group if isinstance(group, tuple) else (group,)) if isinstance(x, Tensor))
         device = next((x.device.type for x in tensors), "cpu")
-        if not torch.is_autocast_enabled(device):
+        if device == "meta" or not torch.is_autocast_enabled(device):
             return op(*args, **kwargs)
         with torch.autocast(device, enabled=False):
             return op(*args, **kwargs)
@@ -73,11 +74,21 @@ SUMMED_AT_ONCE = 64  # tokens
 @without_autocast
 def running_sum(x: Tensor) -> Tensor:
     """x.cumsum(1) for x (B, T, ...), in blocks: torch walks down a column at a time, which misses every cache on a CPU."""
+    if x.device.type != "cpu":
+        return x.cumsum(1)
+    sums: Tensor = (_as_operator if is_unrolled(x) else _sum_in_blocks)(x)
+    return sums
+
+
+def _sum_in_blocks(x: Tensor) -> Tensor:
     T = x.shape[1]
-    if T <= SUMMED_AT_ONCE or x.device.type != "cpu":
+    if T <= SUMMED_AT_ONCE:
         return x.cumsum(1)
     blocks: Tensor = pad(x.flatten(2), (0, 0, 0, -T % SUMMED_AT_ONCE)).unflatten(1, (-1, SUMMED_AT_ONCE))
     within = x.new_ones(SUMMED_AT_ONCE, SUMMED_AT_ONCE).tril() @ blocks
     before = pad(within[:, :-1, -1].cumsum(1), (0, 0, 1, 0))
     sums = (within + before[:, :, None]).flatten(1, 2)[:, :T].view_as(x)
     return x.cumsum(1) if has_nan(sums) else sums  # the product gives later tokens the weight 0, which NaN survives
+
+
+_as_operator = one_operator("running_sum(Tensor x) -> Tensor", fake=lambda x: x.new_empty(x.shape))(_sum_in_blocks)

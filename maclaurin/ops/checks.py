@@ -125,7 +125,7 @@ def token_state(state: TokenState | None, k: Tensor, v: Tensor) -> None:
                 f"state must have been made with the same heads and channels: it holds {name} of {tuple(kept.shape[2:])} "
                 f"(heads, channels), the new ones have {tuple(new.shape[2:])}"
             )
-    if state.lengths is not None and not torch.compiler.is_compiling():
+    if state.lengths is not None and has_numbers(state.lengths):
         state.check_lengths()
 
 

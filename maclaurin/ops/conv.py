@@ -50,7 +50,8 @@ def short_conv(
         raise ValueError(
             f"state must hold the last {width - 1} inputs of {x.shape[2]} channels, got {checks.shape(state.inputs)}"
         )
-    step = call.at_once(x.shape[1], CHUNK if call.form == "chunked" else x.shape[1])
+    at_once = call.form in ("auto", "parallel") or torch.compiler.is_compiling()  # a compiler would unroll the loop
+    step = call.at_once(x.shape[1], CHUNK)
     natively = call.natively("short_conv", x, auto="parallel")
 
     @without_autocast
@@ -63,10 +64,11 @@ def short_conv(
             y = native.call("short_conv", *tensors, activation == "silu").to(x.dtype)
         else:
             padded = with_past(x, before, width)
-            pieces = [
-                _taps(padded[:, start : start + step + width - 1], weight, bias) for start in range(0, x.shape[1], step)
-            ]
-            y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+            if at_once:
+                y = _taps(padded, weight, bias)
+            else:
+                starts = range(0, x.shape[1], step)
+                y = torch.cat([_taps(padded[:, start : start + step + width - 1], weight, bias) for start in starts], dim=1)
             y = silu(y) if activation == "silu" else y
         return y, ConvState(last_inputs(x, before, width - 1, lengths)) if call.return_state else None
 
@@ -91,7 +93,7 @@ def with_past(x: Tensor, before: Tensor | None, width: int) -> Tensor:
 
 def last_inputs(x: Tensor, before: Tensor | None, count: int, lengths: Tensor | None) -> Tensor:
     """The last inputs of every sequence, those before the first new token included."""
-    if lengths is None and x.shape[1] >= count:
+    if lengths is None and not torch.compiler.is_compiling() and x.shape[1] >= count:
         return x[:, x.shape[1] - count :].clone()  # a view would keep all of the input alive
     padded = with_past(x, before, count + 1)
     if lengths is None:

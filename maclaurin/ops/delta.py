@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autoca
 from maclaurin.ops.backends import note
 from maclaurin.ops.causality import causally
 from maclaurin.ops.features import Kernel, monomials
+from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import DeltaState, State
 from maclaurin.ops.transforms import is_transformed
@@ -82,7 +84,7 @@ def delta_rule(
     if form == "auto":
         form = "recurrent" if q.shape[1] == 1 else "chunked"
     note("delta_rule", "recurrent" if q.shape[1] == 1 else form, "the delta rule has no kernel")
-    rule = _Rule(kernel, default_scale(scale, q), form == "recurrent", q.shape[1] if form == "parallel" else chunk_size)
+    rule = _Rule(order, default_scale(scale, q), form == "recurrent", q.shape[1] if form == "parallel" else chunk_size)
     return over_documents(
         causally(rule.run, form=form, return_state=return_state),
         (q, k, v, beta, log_decay),
@@ -97,7 +99,7 @@ def delta_rule(
 class _Rule:
     """One call's mechanism and form. Lengths make no difference: padding is neutral."""
 
-    kernel: Kernel
+    order: int
     scale: float
     recurrent: bool
     chunk_size: int
@@ -106,30 +108,65 @@ class _Rule:
     def run(
         self, inputs: Inputs, state: DeltaState | None, lengths: Tensor | None, return_state: bool
     ) -> tuple[Tensor, DeltaState | None]:
-        q, k, v, beta, log_decay = inputs
-        assert q is not None and k is not None and v is not None and beta is not None
-        B, _, H, _ = q.shape
-        G = k.shape[2]
-        given_dtype, dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
-        q = q.to(dtype) if self.scale == 1 else q.to(dtype) * self.scale
-        q_NRTK = q.unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
-        k_NTK, v_NTV, beta_NT = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (k, v, beta))
-        a_NT = None if log_decay is None else log_decay.transpose(1, 2).flatten(0, 1)
-        state_NFV = None if state is None else state.recurrent.to(dtype).flatten(0, 1)
-        tokens = (q_NRTK, k_NTK, v_NTV, beta_NT, a_NT)
-        if self.recurrent:
-            y_NRTV, state_NFV = _recurrent(*tokens, state_NFV, self.kernel)
-        else:
-            # the state holds φ(k); chunks compute with plain monomials, which the roots turn into φ
-            root_F1 = self.kernel.feature_weights(k.shape[3], v_NTV)[:, None].sqrt()
-            start_NFV = None if state_NFV is None else state_NFV / root_F1
-            y_NRTV, end_NFV = delta_chunked.chunked(*tokens, start_NFV, self.kernel, self.chunk_size, return_state)
-            state_NFV = None if end_NFV is None else end_NFV * root_F1
-        y = y_NRTV.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(given_dtype)
-        if not return_state:
-            return y, None
-        assert state_NFV is not None
-        return y, DeltaState(state_NFV.unflatten(0, (B, G)))
+        q = inputs[0]
+        assert q is not None
+        start = None if state is None else state.recurrent
+        attend = _as_operator if is_unrolled(q) else _attend
+        y, end = attend(*inputs, start, self.order, self.scale, self.recurrent, self.chunk_size, return_state)
+        return y, DeltaState(end) if return_state else None
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    start: Tensor | None,
+    order: int,
+    scale: float,
+    recurrent: bool,
+    chunk_size: int,
+    return_state: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Those of `delta_rule`, k, v, beta and log_decay with the same heads; the states are (B,G,F,V)."""
+    kernel = Kernel.of(order)
+    B, _, H, _ = q.shape
+    G = k.shape[2]
+    given_dtype, dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q = q.to(dtype) if scale == 1 else q.to(dtype) * scale
+    q_NRTK = q.unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    k_NTK, v_NTV, beta_NT = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (k, v, beta))
+    a_NT = None if log_decay is None else log_decay.transpose(1, 2).flatten(0, 1)
+    state_NFV = None if start is None else start.to(dtype).flatten(0, 1)
+    tokens = (q_NRTK, k_NTK, v_NTV, beta_NT, a_NT)
+    if recurrent:
+        y_NRTV, state_NFV = _recurrent(*tokens, state_NFV, kernel)
+    else:
+        # the state holds φ(k); chunks compute with plain monomials, which the roots turn into φ
+        root_F1 = kernel.feature_weights(k.shape[3], v_NTV)[:, None].sqrt()
+        start_NFV = None if state_NFV is None else state_NFV / root_F1
+        y_NRTV, end_NFV = delta_chunked.chunked(*tokens, start_NFV, kernel, chunk_size, return_state)
+        state_NFV = None if end_NFV is None else end_NFV * root_F1
+    y = y_NRTV.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(given_dtype)
+    if not return_state:
+        return y, None
+    assert state_NFV is not None
+    return y, state_NFV.unflatten(0, (B, G))
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    order, *_, return_state = rest[3:]
+    dtype, (B, T, H, K), (G, V) = torch.promote_types(q.dtype, torch.float32), q.shape, v.shape[2:]
+    state = (B, G, Kernel.of(order).feature_count(K), V) if return_state else (0,)
+    return q.new_empty(B, T, H, V), q.new_empty(state, dtype=dtype)
+
+
+_as_operator = one_operator(
+    "delta_rule(Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? log_decay, Tensor? start, "
+    "int order, float scale, bool recurrent, SymInt chunk_size, bool return_state) -> (Tensor, Tensor)",
+    fake=_shapes,
+)(_attend)
 
 
 def _recurrent(

@@ -35,36 +35,38 @@ def monomial_count(dim: int, order: int) -> int:
 
 def multiplicity(dim: int, order: int) -> Tensor:
     """How many ordered index tuples give each monomial, float64, in the order of the features."""
-    counts = torch.full((1,), float(math.factorial(order)), dtype=torch.float64, device="cpu")
-    for parent, run in _growing(dim, order):
-        counts = counts[parent] / run  # a run of m equal indices divides by m!, one factor at a time
-    return counts
+    counts = [float(math.factorial(order))]
+    for monomials in _growing(dim, order):
+        counts = [counts[parent] / run for parent, run in monomials]  # a run of m equal indices divides by m!, step by step
+    return torch.tensor(counts, dtype=torch.float64, device="cpu")
 
 
-def power_of_norm(dim: int, order: int) -> Tensor:
-    """For an even order, the weights of its monomials in |x|^order = (Σ x_i²)^(order/2): zero but for squares. float64."""
-    counts = torch.full((1,), float(math.factorial(order // 2)), dtype=torch.float64, device="cpu")
-    before = torch.zeros(1, dtype=torch.float64, device="cpu")
-    for parent, run in _growing(dim, order):
+def power_of_norm(dim: int, order: int) -> list[float]:
+    """For an even order, the weights of its monomials in |x|^order = (Σ x_i²)^(order/2): zero but for squares."""
+    counts, runs = [float(math.factorial(order // 2))], [0]
+    for monomials in _growing(dim, order):
         # an index that comes an odd number of times makes no square, and m pairs of it divide by m!
-        counts = torch.where((run == 1) & (before[parent] % 2 == 1), 0.0, counts[parent])
-        counts = torch.where(run % 2 == 0, counts / (run / 2), counts)
-        before = run
-    return torch.where(before % 2 == 1, 0.0, counts)
+        kept = [0.0 if run == 1 and runs[parent] % 2 else counts[parent] for parent, run in monomials]
+        counts = [count if run % 2 else count / (run / 2) for count, (_, run) in zip(kept, monomials, strict=True)]
+        runs = [run for _, run in monomials]
+    return [0.0 if run % 2 else count for count, run in zip(counts, runs, strict=True)]
 
 
-def _growing(dim: int, order: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _growing(dim: int, order: int) -> Iterator[list[tuple[int, int]]]:
     """The monomials of orders 1, 2, … in lexical order: which of one order less they continue, by what run of equal indices.
 
-    Behind each of those there are stands every index from the last one on.
+    Behind each of those there are stands every index from the last one on. In plain numbers, so that a graph which is
+    traced or exported holds the result and not the way to it.
     """
-    last, run = (torch.zeros(1, dtype=dtype, device="cpu") for dtype in (torch.long, torch.float64))
-    for n in range(1, order + 1):
-        size, children = monomial_count(dim, n), dim - last
-        parent = torch.repeat_interleave(torch.arange(len(last), dtype=torch.long, device="cpu"), children, output_size=size)
-        step = torch.arange(size, dtype=torch.long, device="cpu") - (children.cumsum(0) - children)[parent]
-        run, last = torch.where(step == 0, run[parent] + 1, 1.0), last[parent] + step
-        yield parent, run
+    ends = [(0, 0)]  # the last index, and how often it stands there
+    for _ in range(order):
+        grown = [
+            (parent, last, run + 1 if last == before else 1)
+            for parent, (before, run) in enumerate(ends)
+            for last in range(before, dim)
+        ]
+        ends = [(last, run) for _, last, run in grown]
+        yield [(parent, run) for parent, _, run in grown]
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class Kernel:
         if order_weights_NO is None:
             return weights_F[:, None]
         counts = torch.tensor(self.feature_counts(dim), dtype=torch.long, device=weights_F.device)
-        return (weights_F * order_weights_NO.repeat_interleave(counts, dim=1))[..., None]
+        return (weights_F * order_weights_NO.repeat_interleave(counts, dim=1, output_size=weights_F.shape[0]))[..., None]
 
     def features(self, x: Tensor) -> Tensor:
         """φ(x): (..., d) -> (..., F)."""
@@ -188,10 +190,9 @@ def squares(kernel: Kernel, dim: int) -> list[tuple[int, Tensor, Tensor]]:
     found, start = [], 0
     for position, (n, c) in enumerate(zip(kernel.orders, kernel.coefficients, strict=True)):
         if n > 0 and n % 2 == 0:
-            weights_F = c * power_of_norm(dim, n)
-            # a static size: there are as many squares as monomials of half the order, also where tensors have no numbers
-            index_E = weights_F.nonzero_static(size=monomial_count(dim, n // 2)).squeeze(1)
-            found.append((position, start + index_E, weights_F[index_E]))
+            weights = {start + index: c * weight for index, weight in enumerate(power_of_norm(dim, n)) if weight}
+            index_E = torch.tensor(list(weights), dtype=torch.long, device="cpu")
+            found.append((position, index_E, torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")))
         start += monomial_count(dim, n)
     return found
 

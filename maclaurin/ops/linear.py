@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.features import Kernel
+from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import Plan, chunked
 from maclaurin.ops.ragged import Inputs
@@ -65,8 +66,6 @@ def linear_attention(
     call.check()
     checks.scale(scale)
     at_least_one("chunk_size", chunk_size)
-    if call.form == "auto":
-        call = call._replace(form="parallel" if q.shape[1] <= PARALLEL_UP_TO else "chunked")
     if log_decay is not None and log_decay.shape[2] != k.shape[2]:
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
     scale = default_scale(scale, q)
@@ -77,7 +76,8 @@ def linear_attention(
             f"state must have been made with the same heads and channels: it holds {tuple(initial.recurrent.shape[1:])} "
             f"(heads, key channels, value channels), the new ones need {state_shape}"
         )
-    engine = _Engine(scale, normalize, call.form, chunk_size, not call.natively("linear_attention", q))
+    auto = "parallel" if not torch.compiler.is_compiling() and q.shape[1] <= PARALLEL_UP_TO else "chunked"
+    engine = _Engine(scale, normalize, call.form, chunk_size, not call.natively("linear_attention", q, auto))
     return call.causally(engine.run, (q, k, v, log_decay), initial)
 
 
@@ -105,22 +105,31 @@ class _Engine:
         q, k, v, log_decay = inputs
         assert q is not None and k is not None and v is not None
         recurrent = None if state is None else state.recurrent
-        y, recurrent = (self._in_torch if self.in_torch else self._natively)(q, k, v, log_decay, recurrent, return_state)
-        return y.to(q.dtype), None if recurrent is None else LinearState(recurrent)
+        if not self.in_torch:
+            y, recurrent = self._natively(q, k, v, log_decay, recurrent, return_state)
+        elif is_unrolled(q):
+            options = (self.scale, self.normalize, self.form, self.chunk_size)
+            y, recurrent = _as_operator(q, k, v, log_decay, recurrent, return_state, *options)
+        else:
+            y, recurrent = self.attend(q, k, v, log_decay, recurrent, return_state)
+        return y.to(q.dtype), LinearState(recurrent) if return_state and recurrent is not None else None
 
-    @property
-    def _size(self) -> int | None:
+    def _size(self, time: int) -> int | None:
         """Tokens that are taken at once; None for all."""
-        return {"parallel": None, "chunked": self.chunk_size, "recurrent": 1}[self.form]
+        form = self.form
+        if form == "auto":
+            form = "parallel" if time <= PARALLEL_UP_TO else "chunked"
+        return {"parallel": None, "chunked": self.chunk_size, "recurrent": 1}[form]
 
     def _natively(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, recurrent: Tensor | None, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
         tensors = (None if x is None else x.float() for x in (q, k, v, log_decay, recurrent))
-        y, _, new_state = native.call("linear", *tensors, self.scale, 1.0, self.normalize, self._size or q.shape[1], keep)
+        chunk = {"chunked": self.chunk_size, "recurrent": 1}.get(self.form, native.linear.LONGEST_BLOCK)
+        y, _, new_state = native.call("linear", *tensors, self.scale, 1.0, self.normalize, chunk, keep)
         return y, new_state if keep else None
 
-    def _in_torch(
+    def attend(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, recurrent: Tensor | None, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
         B, _, H, _ = q.shape
@@ -134,11 +143,28 @@ class _Engine:
         a_NT = None if log_decay is None else log_decay.to(dtype).transpose(1, 2).flatten(0, 1)
         state_NKW = None if recurrent is None else recurrent.to(dtype).flatten(0, 1)
         run = _per_channel if a_NT is not None and a_NT.dim() == 3 else _per_head
-        y_NRTW, state_NKW = run(q_NRTK, k_NTK, v_NTW, a_NT, state_NKW, self._size, keep)
+        y_NRTW, state_NKW = run(q_NRTK, k_NTK, v_NTW, a_NT, state_NKW, self._size(q.shape[1]), keep)
         y = y_NRTW.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
         if self.normalize:
             y = safe_divide(y[..., :-1], y[..., -1:])
         return y, None if state_NKW is None else state_NKW.unflatten(0, (B, G))
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    keep, _, normalize, *_ = rest[2:]
+    dtype, (B, T, H, K), (G, V) = torch.promote_types(q.dtype, torch.float32), q.shape, v.shape[2:]
+    state = (B, G, K, V + normalize) if keep else (0,)
+    return q.new_empty(B, T, H, V, dtype=dtype), q.new_empty(state, dtype=dtype)
+
+
+@one_operator(
+    "linear_in_torch(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? recurrent, bool keep, "
+    "float scale, bool normalize, str form, int chunk_size) -> (Tensor, Tensor)",
+    fake=_shapes,
+)
+def _as_operator(*arguments: Any) -> tuple[Tensor, Tensor | None]:
+    tensors, options = arguments[:6], arguments[6:]
+    return _Engine(*options, in_torch=True).attend(*tensors)
 
 
 # --- no decay, or one per head

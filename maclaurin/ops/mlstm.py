@@ -147,7 +147,7 @@ def _stabilised(i: Tensor, log_forget: Tensor, start: Tensor | None) -> tuple[Te
     sums = decay.cumulative(log_forget, 1, SMALLEST_LOG_FORGET)
     m = (sums + torch.cat([start_B1G, i - sums], dim=1).cummax(dim=1).values[:, 1:]).clamp(min=0)
     units = m.detach()
-    log_decay = log_forget + torch.cat([start_B1G, units[:, :-1]], dim=1) - units
+    log_decay = log_forget + torch.cat([start_B1G, units], dim=1)[:, :-1] - units
     # above 0 only by rounding; a clamp would take the gradient away as well
     return m, log_decay - log_decay.detach().clamp(min=0), (i - units).exp()
 

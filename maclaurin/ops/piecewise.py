@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.decay import widest
+from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.transforms import is_transformed, twice_differentiable
 
 BLOCK = 2**16  # numbers that are looked up at a time, so that what is made for them stays in the cache
@@ -28,17 +29,28 @@ DIRECT_UP_TO = 2  # numbers per hidden unit: for so few, as in decoding, the sum
 @without_autocast
 def scalar_mlp(u: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor, bias_out: Tensor) -> Tensor:
     """f(u), u (...) -> (..., L), for weight_in and bias_in (N,), weight_out (N, L), bias_out (L,); float32 at least."""
+    evaluate = _as_operator if u.dim() > 1 and is_unrolled(u) else _evaluate
+    y: Tensor = evaluate(u, weight_in, bias_in, weight_out, bias_out)
+    return y
+
+
+def _evaluate(u: Tensor, *weights: Tensor) -> Tensor:
     dtype = torch.promote_types(u.dtype, torch.float32)
-    weights = (weight_in, bias_in, weight_out, bias_out)
     u_n = u.to(dtype).flatten()
-    if u_n.numel() <= DIRECT_UP_TO * weight_in.numel():
+    if u_n.numel() <= DIRECT_UP_TO * weights[0].numel():
         w_N, b_N, A_NL, c_L = (weight.to(dtype) for weight in weights)
         y_nL = torch.addmm(c_L, torch.relu(u_n[:, None] * w_N + b_N), A_NL)
     else:
         table = _table(*(weight.to(widest(u.device)) for weight in weights))
         look_up = _looked_up if is_transformed() else _Lookup.apply
         y_nL = look_up(u_n, *(part.to(dtype) for part in table))
-    return y_nL.view(*u.shape, bias_out.shape[0])
+    return y_nL.view(*u.shape, weights[3].shape[0])
+
+
+_as_operator = one_operator(
+    "scalar_mlp(Tensor u, Tensor weight_in, Tensor bias_in, Tensor weight_out, Tensor bias_out) -> Tensor",
+    fake=lambda u, *weights: u.new_empty(*u.shape, weights[3].shape[0], dtype=torch.promote_types(u.dtype, torch.float32)),
+)(_evaluate)
 
 
 def _table(w_N: Tensor, b_N: Tensor, A_NL: Tensor, c_L: Tensor) -> tuple[Tensor, Tensor, Tensor]:

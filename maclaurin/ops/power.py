@@ -14,10 +14,10 @@ orthogonal, the product of features keeps only half the digits of the score.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from maclaurin.ops.blocks import over_query_blocks
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES, buffered, fold_length_of
+from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, Plan, chunked
 from maclaurin.ops.ragged import Inputs, token_by_token
@@ -144,9 +145,8 @@ class _Engine:
     ) -> tuple[Tensor, PowerState | None]:
         q, k, v, log_decay = inputs
         assert q is not None and k is not None and v is not None
-        wide = torch.promote_types(q.dtype, torch.float32)
-        dtype = decay.widest(q.device) if self.kernel.orders[-1] > LONG_SERIES else wide
-        log_decay = None if log_decay is None else log_decay.to(wide)
+        dtype = self.dtype_of(q, self.kernel.orders)
+        log_decay = None if log_decay is None else log_decay.to(torch.promote_types(q.dtype, torch.float32))
         tokens = Tokens.gather(state, k, v, log_decay, lengths)
         recurrent = None if state is None else state.recurrent
         folded = self._folded(tokens, recurrent is not None) if return_state else 0
@@ -157,11 +157,17 @@ class _Engine:
         if reason is None:
             y, recurrent = self._natively(q, tokens, recurrent, folded, through_state)
         else:
-            y, recurrent = self._in_torch(q, tokens, recurrent, folded, dtype, through_state)
+            attend = self._as_operator if is_unrolled(q) else self._in_torch
+            y, recurrent = attend(q, tokens, recurrent, folded, dtype, through_state)
         if not return_state:
             return y.to(q.dtype), None
         kept = tokens.after(folded)
         return y.to(q.dtype), PowerState(kept.keys, kept.values, kept.log_decay, kept.lengths, recurrent)
+
+    @staticmethod
+    def dtype_of(q: Tensor, orders: Sequence[int]) -> torch.dtype:
+        """Of all sums."""
+        return decay.widest(q.device) if orders[-1] > LONG_SERIES else torch.promote_types(q.dtype, torch.float32)
 
     def _reason_for_torch(self, q: Tensor, dtype: torch.dtype, has_state: bool) -> str | None:
         """None where the C++ kernels run. A few tokens at a time, but more than one, read a recurrent state in torch."""
@@ -186,14 +192,17 @@ class _Engine:
         q, k, v = (x.float() for x in (q, tokens.keys, tokens.values))
         recurrent = None if recurrent is None else recurrent.float()
         options = (self.scale, self.normalize, self.chunk_size, folded)
-        if through_state:
+        if self.form == "auto" and recurrent is None and is_unrolled(q):
+            y, _ = torch.ops.maclaurin.squared(q, k, v, tokens.log_decay, self.scale, self.normalize, self.chunk_size)
+        elif through_state:
             inputs = (q, k, v, tokens.log_decay, recurrent)
             if with_gradients := q.shape[1] == 1 < tokens.slots and native.needs_gradients(inputs):
                 # the kernel of one token meets buffered ones apart from the recurrent state, the backward of chunks within
                 q = pad(q, (0, 0, 0, 0, tokens.slots - 1, 0))
             y, _, new_state = native.call("chunked", q, k, v, tokens.log_decay, recurrent, *options)
             return y[:, -1:] if with_gradients else y, new_state if folded else recurrent
-        y, _ = native.call("quadratic", q, k, v, tokens.log_decay, self.scale, False, self.normalize)
+        else:
+            y, _ = native.call("quadratic", q, k, v, tokens.log_decay, self.scale, False, self.normalize)
         if folded:
             a = None if tokens.log_decay is None else tokens.log_decay[:, :folded]
             _, _, recurrent = native.call("chunked", q[:, :0], k[:, :folded], v[:, :folded], a, None, *options)
@@ -204,10 +213,20 @@ class _Engine:
         if has_state and backend == "native":
             return True
         T, K = q.shape[1], q.shape[3]
+        if self.form == "auto" and (T == 1 or is_unrolled(q)):
+            return False  # what a compiler sees decides by length when it runs
         wanted = self.form == "chunked" or (self.form == "auto" and longest_direct(backend, self._features(K)) < T)
         if wanted and not self._has_state(K):
             say_once(f"power_attention with {self.kernel} and {K} channels has no recurrent state: its time is quadratic")
         return wanted and self._has_state(K)
+
+    def _as_operator(
+        self, q: Tensor, tokens: Tokens, recurrent: Tensor | None, folded: int, *_: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        tensors = (q, tokens.keys, tokens.values, tokens.log_decay, tokens.first, tokens.end, recurrent, self.weights)
+        kernel = (list(self.kernel.orders), list(self.kernel.coefficients))
+        y, new_state = _operator(*tensors, *kernel, self.scale, self.normalize, self.chunk_size, self.form, folded)
+        return y, new_state if folded else recurrent
 
     def _in_torch(
         self, q: Tensor, tokens: Tokens, recurrent: Tensor | None, folded: int, dtype: torch.dtype, through_state: bool
@@ -304,6 +323,30 @@ class _Engine:
 
     def _has_state(self, key_dim: int) -> bool:
         return self._features(key_dim) <= MOST_FEATURES
+
+
+def _shapes(q: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    orders, coefficients, _, normalize, _, _, folded = rest[5:]
+    dtype = _Engine.dtype_of(q, orders)
+    (B, T, H, K), (G, V) = q.shape, values.shape[2:]
+    state = (B, G, Kernel(tuple(orders), tuple(coefficients)).feature_count(K), V + normalize) if folded else (0,)
+    return q.new_empty(B, T, H, V, dtype=dtype), q.new_empty(state, dtype=dtype)
+
+
+@one_operator(
+    "power_in_torch(Tensor q, Tensor keys, Tensor values, Tensor? log_decay, Tensor? first, Tensor? end, Tensor? recurrent, "
+    "Tensor? weights, int[] orders, float[] coefficients, float scale, bool normalize, int chunk_size, str form, "
+    "SymInt folded) -> (Tensor, Tensor)",
+    fake=_shapes,
+)
+def _operator(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor | None]:
+    k, v, log_decay, first, end, recurrent, weights, orders, coefficients, scale, normalize, chunk, form, folded = arguments
+    kernel = Kernel(tuple(orders), tuple(coefficients))
+    engine = _Engine(kernel, weights, scale, normalize, chunk, 1, 1, form, "torch")  # when to fold was decided before
+    tokens = Tokens(k, v, log_decay, q.shape[1], first, end)
+    through_state = engine._through_state(q, "torch", recurrent is not None)
+    y, after = engine._in_torch(q, tokens, recurrent, folded, _Engine.dtype_of(q, orders), through_state)
+    return y, after if folded else None
 
 
 def _check_recurrent_state(state: PowerState | None, kernel: Kernel, key_dim: int, width: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from maclaurin.ops.checks import shape
 from maclaurin.ops.states import State
 from maclaurin.ops.tokens import without_padding
-from maclaurin.ops.transforms import is_vmapped, numbers
+from maclaurin.ops.transforms import has_numbers, is_vmapped, numbers
 
 S = TypeVar("S", bound=State)
 Inputs = tuple[Tensor | None, ...]
@@ -78,7 +78,7 @@ def _by_document(
         return without_padding(output, lengths), state
     if attention_mask is not None:
         real = _checked_mask(attention_mask, x)
-        if bool(numbers(real).all()):
+        if has_numbers(real) and bool(numbers(real).all()):
             attention_mask = None
         elif is_vmapped(real):
             raise ValueError(
@@ -89,7 +89,8 @@ def _by_document(
             # a stable sort moves the real tokens of each sequence to the front and keeps their order
             row = torch.arange(B, dtype=torch.long, device=x.device)[:, None] * T
             positions = row + real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
-            return _in_buckets(op, inputs, state, positions, real.sum(1))
+            run = _in_buckets if has_numbers(real) else _in_one_batch
+            return run(op, inputs, state, positions, real.sum(1))
     if cu_seqlens is not None:
         bounds = _checked_cu_seqlens(cu_seqlens, x)
         document_lengths = bounds.diff()
@@ -134,6 +135,19 @@ def _in_buckets(
     return result, joined.select(torch.cat(rows).argsort())
 
 
+def _in_one_batch(
+    op: DenseOp[S], inputs: Inputs, state: S | None, positions: Tensor, lengths: Tensor
+) -> tuple[Tensor, S | None]:
+    """The same where lengths cannot be looked at, so that nobody knows which documents are of similar length."""
+    x = next(tensor for tensor in inputs if tensor is not None)
+    _check_rows(state, x.shape[0])
+    flat = (None if tensor is None else tensor.flatten(0, 1) for tensor in inputs)
+    documents = tuple(None if tensor is None else tensor[positions] for tensor in flat)
+    output, after = op(_zero_at_padding(documents, lengths), state, lengths)
+    output = without_padding(output, lengths).flatten(0, 1)
+    return torch.zeros_like(output).index_copy(0, positions.flatten(), output).unflatten(0, x.shape[:2]), after
+
+
 def part(inputs: Inputs, lengths: Tensor | None, start: int, end: int) -> tuple[Inputs, Tensor | None]:
     """The tokens from `start` to `end` of a right-padded batch, and how many of them are real."""
     tokens = tuple(None if tensor is None else tensor[:, start:end] for tensor in inputs)
@@ -173,7 +187,7 @@ def _checked_mask(mask: Tensor, x: Tensor) -> Tensor:
         got = shape(mask) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"attention_mask must be a tensor of shape {tuple(x.shape[:2])} (batch, time), got {got}")
     real = mask == 1
-    if not bool(numbers(real | (mask == 0)).all()):
+    if has_numbers(mask) and not bool(numbers(real | (mask == 0)).all()):
         raise ValueError("attention_mask must hold only 1 (real token) and 0 (padding), got other values or NaN")
     return real.to(x.device)
 
@@ -186,7 +200,7 @@ def _checked_lengths(lengths: Tensor, x: Tensor) -> Tensor:
             f"lengths must be {B} whole numbers, one per sequence, got {lengths.dtype} of shape {shape(lengths)}"
         )
     values = numbers(lengths)
-    if bool(((values < 0) | (values > T)).any()):
+    if has_numbers(values) and bool(((values < 0) | (values > T)).any()):
         raise ValueError(f"lengths must lie between 0 and the {T} tokens of a sequence, got {values.tolist()}")
     return lengths.long()
 

@@ -20,7 +20,7 @@ def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0, interleaved:
     K = x.shape[-1]
     if K % 2:
         raise ValueError(f"rotary positions need an even number of channels per head, got {K}")
-    if not isinstance(positions, Tensor) or tuple(positions.shape) not in ((x.shape[1],), tuple(x.shape[:2])):
+    if not isinstance(positions, Tensor) or positions.shape != x.shape[1 if positions.dim() == 1 else 0 : 2]:
         got = shape(positions) if isinstance(positions, Tensor) else type(positions).__name__
         raise ValueError(f"positions must have shape ({x.shape[1]},) or {tuple(x.shape[:2])}, got {got}")
     wide = widest(x.device)

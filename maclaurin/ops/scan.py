@@ -24,6 +24,7 @@ from torch.nn.functional import pad, threshold
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import without_autocast
+from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import ScanState
@@ -73,7 +74,8 @@ def scanned(x_BTC: Tensor, log_decay_BTC: Tensor, start_BC: Tensor | None, step:
     start = x_BTC.new_zeros(x_BTC.shape[0], x_BTC.shape[2]) if start_BC is None else start_BC
     if is_transformed():
         return _in_steps(x_BTC, log_decay_BTC, start, step)
-    h_BTC: Tensor = _Scan.apply(x_BTC, log_decay_BTC, start, step)
+    scan = _scanned if is_unrolled(x_BTC) else _Scan.apply
+    h_BTC: Tensor = scan(x_BTC, log_decay_BTC, start, step)
     return h_BTC
 
 
@@ -102,6 +104,16 @@ class _Scan(torch.autograd.Function):
         reaching_BTC = g_BTC * decay.factor(a_BTC, g_BTC.dtype)
         before_BTC = torch.cat([start_BC[:, None], h_BTC[:, :-1]], dim=1)
         return g_BTC, reaching_BTC * before_BTC, reaching_BTC[:, 0], None
+
+
+def _shape(x_BTC: Tensor, *_: Any) -> Tensor:
+    return torch.empty(x_BTC.shape, dtype=x_BTC.dtype, device=x_BTC.device)
+
+
+@one_operator("scanned(Tensor x, Tensor log_decay, Tensor start, SymInt step) -> Tensor", fake=_shape)
+def _scanned(*arguments: Any) -> Tensor:
+    h_BTC: Tensor = _Scan.apply(*arguments)
+    return h_BTC
 
 
 def _joined(x_BTC: Tensor, factor_BTC: Tensor, start_BC: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from the state at the chunk's start. The native kernel keeps it in registers.
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, native
 from maclaurin.ops.arithmetic import without_autocast
+from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.scan import scanned
@@ -60,7 +61,8 @@ def selective_scan(
         if natively:
             y, recurrent = native.call("selective_scan", x, dt, rate.to(dtype), b, c, start)
         else:
-            y, recurrent = _in_chunks(x, dt, rate.to(dtype), b, c, start, step)
+            run = _as_operator if is_unrolled(x) else _in_chunks
+            y, recurrent = run(x, dt, rate.to(dtype), b, c, start, step)
         return y.to(given), ScanState(recurrent) if call.return_state else None
 
     given = x.dtype
@@ -78,6 +80,18 @@ def _in_chunks(
         y, state_BCN = recomputed(_chunk, *pieces)
         outputs.append(y)
     return torch.cat(outputs, dim=1), state_BCN
+
+
+def _shapes(x: Tensor, dt: Tensor, rate: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    state = torch.empty(x.shape[0], *rate.shape, dtype=x.dtype, device=x.device)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), state
+
+
+_as_operator = one_operator(
+    "selective_in_chunks(Tensor x, Tensor dt, Tensor rate, Tensor b, Tensor c, Tensor? start, SymInt step) "
+    "-> (Tensor, Tensor)",
+    fake=_shapes,
+)(_in_chunks)
 
 
 def _chunk(

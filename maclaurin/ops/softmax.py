@@ -11,9 +11,9 @@ and the native kernel where there is a decay.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from maclaurin.ops import checks, decay
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.backends import note, reason_for_torch
 from maclaurin.ops.blocks import over_query_blocks, slices
+from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.states import TokenState
@@ -193,10 +194,19 @@ def _dense(
         inputs = (q.float(), tokens.keys.float(), tokens.values.float(), tokens.log_decay)
         y, _ = torch.ops.maclaurin.quadratic(*inputs, weights.scale, True, True)
         return y.to(q.dtype), kept
-    if fused:
-        return _fused(weights, q, tokens, chunk_size), kept
+    at_once = fused and state is None and weights.window is None  # one call of PyTorch's own attention
+    if is_unrolled(q) and not at_once:
+        inputs = (q, tokens.keys, tokens.values, tokens.log_decay, tokens.first, tokens.end)
+        return _as_operator(*inputs, *astuple(weights), form, chunk_size, fused), kept
+    return _in_torch(weights, q, tokens, form, chunk_size, fused), kept
 
-    B, H, G = q.shape[0], q.shape[2], k.shape[2]
+
+def _in_torch(weights: _Weights, q: Tensor, tokens: Tokens, form: str, chunk_size: int, fused: bool) -> Tensor:
+    if fused:
+        return _fused(weights, q, tokens, chunk_size)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    B, T, H, _ = q.shape
+    G = tokens.keys.shape[2]
     q_NRTK = q.to(dtype).unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).flatten(0, 1)
     k_NSK, v_NSV = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (tokens.keys, tokens.values))
     a_NS = None if tokens.log_decay is None else tokens.log_decay.transpose(1, 2).flatten(0, 1)
@@ -213,7 +223,19 @@ def _dense(
         return weights.attend(q_block, k, v, a, real)
 
     y = over_query_blocks(attend, q_NRTK, tokens.slots, block)
-    return y.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype), kept
+    return y.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype)
+
+
+@one_operator(
+    "softmax_in_torch(Tensor q, Tensor keys, Tensor values, Tensor? log_decay, Tensor? first, Tensor? end, float scale, "
+    "int? window, str numerator, str divisor, bool detach_divisor, float? score_cap, str form, int chunk_size, "
+    "bool fused) -> Tensor",
+    fake=lambda q, keys, values, *_: q.new_empty(*q.shape[:3], values.shape[3]),
+)
+def _as_operator(q: Tensor, *arguments: Any) -> Tensor:
+    keys, values, log_decay, first, end, *options, form, chunk_size, fused = arguments
+    tokens = Tokens(keys, values, log_decay, q.shape[1], first, end)
+    return _in_torch(_Weights(*options), q, tokens, form, chunk_size, fused)
 
 
 def _reason_for_torch(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol, Self
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from maclaurin.ops.fields import BATCH, SLOTS, WHOLE, Axes, Field, fields_of
+from maclaurin.ops.transforms import has_numbers
 
 
 @dataclass
@@ -51,6 +52,11 @@ class State:
                 value = change(value)
             changed[field.name] = value
         return type(self)(**changed)
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> Self:
+        """The same state with other tensors, in the order of `tensors()`."""
+        replacing = iter(tensors)
+        return self._map(lambda _: next(replacing))
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by its dotted name."""
@@ -208,7 +214,7 @@ def _checked_rows(batch_indices: Tensor | Sequence[int], state: State) -> Tensor
     if rows.dim() != 1 or not (is_whole or rows.numel() == 0):
         raise TypeError(f"batch_indices must be a list of whole numbers, got {rows.dtype} of shape {tuple(rows.shape)}")
     count = state.batch_size
-    if not torch.compiler.is_compiling() and bool(((rows < 0) | (rows >= count)).any()):
+    if has_numbers(rows) and bool(((rows < 0) | (rows >= count)).any()):
         raise ValueError(f"batch_indices must lie between 0 and {count - 1}, the last sequence, got {rows.tolist()[:16]}")
     return rows.long()
 

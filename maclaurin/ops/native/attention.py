@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Attention, Strided, buffer, pointer, rows, run
 from maclaurin.ops.native.operators import operator
@@ -210,7 +211,7 @@ def _chunked_backward_flops(dy: Shape, dnew: Any, q: Shape, k: Shape, v: Shape, 
 
 
 @operator(
-    f"chunked({INPUTS}, Tensor? state, float scale, bool normalize, int chunk, int folded) -> (Tensor, Tensor, Tensor)",
+    f"chunked({INPUTS}, Tensor? state, float scale, bool normalize, int chunk, SymInt folded) -> (Tensor, Tensor, Tensor)",
     shapes=SHAPES,
     fake=_chunked_fake,
     flops=_chunked_flops,
@@ -240,7 +241,7 @@ def _chunked(
 
 @operator(
     f"chunked_backward(Tensor dy, Tensor? dnew_state, {INPUTS}, Tensor? state, Tensor y, Tensor total, Tensor new_state, "
-    "float scale, bool normalize, int chunk, int folded) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "float scale, bool normalize, int chunk, SymInt folded) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     shapes=SHAPES,
     fake=_chunked_backward_fake,
     flops=_chunked_backward_flops,
@@ -272,6 +273,53 @@ def _chunked_backward(
     call.new_state, call.dnew_state = pointer(new_state), pointer(dnew_state)
     run("chunked_backward", call)
     return dq, dk, dv, da, dstate
+
+
+# --- squared scores, directly or through the state as the number of queries says: for compilers, that see one operator
+
+
+def _goes_direct(q: Tensor) -> bool:
+    return q.shape[1] <= longest_direct("native", q.shape[3] * (q.shape[3] + 1) // 2)
+
+
+def _squared_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    dq, dk, dv, dlog_decay = torch.ops.maclaurin.squared_backward(dy, *saved, *ctx.options)
+    return dq, dk, dv, None if saved[3] is None else dlog_decay, None, None, None
+
+
+@operator(
+    f"squared({INPUTS}, float scale, bool normalize, int chunk) -> (Tensor, Tensor)",
+    shapes=SHAPES,
+    fake=_quadratic_fake,
+    flops=_quadratic_flops,
+    save=_save,
+    backward=_squared_gradients,
+)
+def _squared(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, normalize: bool, chunk: int
+) -> tuple[Tensor, Tensor]:
+    if _goes_direct(q):
+        y, total = _quadratic(q, k, v, log_decay, scale, False, normalize)
+    else:
+        y, total, _ = _chunked(q, k, v, log_decay, None, scale, normalize, chunk, 0)
+    return y, total
+
+
+@operator(
+    f"squared_backward(Tensor dy, {INPUTS}, Tensor y, Tensor total, float scale, bool normalize, int chunk) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    shapes=SHAPES,
+    fake=_quadratic_backward_fake,
+    flops=_quadratic_backward_flops,
+)
+def _squared_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved: Any) -> tuple[Tensor, ...]:
+    log_decay, y, total, scale, normalize, chunk = saved
+    if _goes_direct(q):
+        return _quadratic_backward(dy, q, k, v, log_decay, y, total, scale, False, normalize)
+    nothing = q.new_empty(0)
+    found = _chunked_backward(dy, None, q, k, v, log_decay, None, y, total, nothing, scale, normalize, chunk, 0)
+    return found[:4]
 
 
 # --- squared scores over whole sequences, every query against every key

@@ -39,6 +39,7 @@ SHAPES = Shapes(
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? state"
 OPTIONS = "float q_scale, float k_scale, bool normalize, int chunk, bool keep"
 BLOCK = {3: 32, 4: 16}  # tokens that the kernels take at a time, by the dimensions of log_decay
+LONGEST_BLOCK = max(BLOCK.values())
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, options: tuple[Any, ...], **tensors: Tensor) -> Linear:

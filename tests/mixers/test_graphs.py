@@ -1,0 +1,105 @@
+"""Every causal mixer as a graph: compiled, exported, and without storage."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.export import Dim
+
+from tests.mixers.test_laws import FORMS, MIXERS, VARIANTS, build, inputs
+
+LENGTHS = (20, 33, 64, 100, 300)  # on both sides of every length at which a form or a chunk changes
+QUICK = ("softmax", "sliding-window", "2mamba", "taylor", "gated-delta", "gla", "luna", "s6")
+
+every_mixer = pytest.mark.parametrize("name", [*MIXERS, *VARIANTS])
+some_and_slowly_all = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("2mamba", "gla", "delta") else pytest.mark.slow) for name in MIXERS]
+)
+
+
+class Outputs(torch.nn.Module):
+    def __init__(self, mixer):
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x):
+        return self.mixer(x, return_state=False)[0]
+
+
+def assert_same_with_gradients(got, expected, module):
+    leaves = list(module.parameters())
+    pairs = [(got, expected)]
+    found = [
+        torch.autograd.grad(y.square().sum(), leaves, allow_unused=True, materialize_grads=True) for y in (got, expected)
+    ]
+    for a, b in [*pairs, *zip(*found, strict=True)]:
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * (1 + b.abs().max().item()))
+
+
+@some_and_slowly_all
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str)
+def test_two_graphs_serve_five_lengths(name, dtype):
+    """The one of the first length, and one of any other. In float64 nothing is native."""
+    torch._dynamo.reset()
+    module = Outputs(build(name, dtype))
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=counter)
+    for length in LENGTHS:
+        x = inputs(module.mixer, 2, length)
+        assert_same_with_gradients(compiled(x), module(x), module)
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["2mamba", "gla", "gated-delta"])
+def test_what_the_default_compiler_makes_is_the_same(name):
+    torch._dynamo.reset()
+    module = Outputs(build(name, torch.float32))
+    compiled = torch.compile(module, fullgraph=True)
+    for length in (20, 70):
+        x = inputs(module.mixer, 2, length)
+        assert_same_with_gradients(compiled(x), module(x), module)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in [*MIXERS, *VARIANTS]],
+)
+def test_an_export_serves_any_length(name):
+    module = Outputs(build(name, torch.float32))
+    exported = torch.export.export(module, (inputs(module.mixer, 2, 20),), dynamic_shapes={"x": {1: Dim("T", min=2)}})
+    for length in (7, 301):
+        x = inputs(module.mixer, 2, length)
+        torch.testing.assert_close(exported.module()(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+@every_mixer
+def test_shapes_need_no_storage(name):
+    """Outputs and states on the meta device have the shapes and dtypes that they have with numbers, in every form."""
+    mixer, x = build(name, torch.float32), inputs(build(name, torch.float32), 2, 40)
+    with torch.device("meta"):
+        without = build(name, torch.float32)
+    for form in FORMS:
+        for tokens in (x, x[:, :1]):
+            y, state = mixer(tokens, form=form)
+            got, got_state = without(tokens.to("meta"), form=form)
+            for name_, tensor in {"y": y, **state.tensors()}.items():
+                other = {"y": got, **got_state.tensors()}[name_]
+                assert other.is_meta
+                assert (other.shape, other.dtype) == (tensor.shape, tensor.dtype), name_
+
+
+@pytest.mark.parametrize("name", ["gla", "2mamba", "gated-delta", "softmax"])
+def test_padding_in_a_graph_has_no_influence(name):
+    """A graph cannot look at a mask: padding is sorted to the back, and its tokens are zeros."""
+    module = build(name, torch.float32)
+    mask = torch.ones(3, 21, dtype=torch.long)
+    mask[0, :9], mask[1, 12:] = 0, 0
+    x = inputs(module, 3, 21)
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        torch._dynamo.reset()
+        y, state = module(x, attention_mask=mask)
+        got, got_state = compiled(x, attention_mask=mask)
+        later = inputs(module, 3, 2, seed=3)
+        torch.testing.assert_close(got, y, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(module(later, got_state)[0], module(later, state)[0], rtol=1e-4, atol=1e-5)
