@@ -88,22 +88,27 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
             nn.init.zeros_(module.bias)
 
     @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> Any:
         """As in transformers, but weights that do not fit are refused, and nothing but a new head is left initialised.
 
         A head is new where the folder holds another class, such as the base model or the language model. With
         ignore_mismatched_sizes, heads and embeddings of another shape are new too.
         """
-        verbosity = logging.get_verbosity()
+        source = pretrained_model_name_or_path
         may_differ = kwargs.get("ignore_mismatched_sizes", False)
         kwargs["ignore_mismatched_sizes"] = True  # they are in the report, which is checked below
-        if same := cls.__name__ in saved_classes(*args[:1], **kwargs):
+        saved = saved_classes(source, kwargs.get("subfolder", ""))
+        verbosity = logging.get_verbosity()
+        if cls.__name__ in saved:
             logging.set_verbosity_error()  # one sentence below instead of its table
         try:
-            model, info = load_checked(cls, super().from_pretrained, *args, **kwargs)
+            model, info = load_checked(cls, super().from_pretrained, source, *args, **kwargs)
         finally:
             logging.set_verbosity(verbosity)
-        check_fit(model, info, same_class=same, may_differ=may_differ)
+        same_class = cls.__name__ in (saved or model.config.architectures or ())  # of a name of the hub, the latter
+        check_fit(model, info, same_class=same_class, may_differ=may_differ)
         return (model, info) if output_loading_info else model
 
 
