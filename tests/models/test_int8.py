@@ -40,7 +40,9 @@ def test_int8_weights_generate(name):
     exact = logits(model)
     assert apart(logits(quantised), exact) <= 10 * apart(logits(rounded_to_int8(model)), exact)
     prompt = tokens(5)
-    made = quantised.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=6, do_sample=False)
+    made = quantised.generate(
+        prompt, attention_mask=torch.ones_like(prompt), min_new_tokens=6, max_new_tokens=6, do_sample=False
+    )
     assert made.shape == (2, 11) and torch.equal(made[:, :5], prompt)
 
 
@@ -55,5 +57,5 @@ def test_an_adapter_stands_on_int8_weights(name):
     error = apart(logits(quantised), exact)
     with quantised.disable_adapter():
         assert apart(logits(quantised), exact) > 5 * error
-    made = quantised.generate(input_ids=tokens(5), max_new_tokens=4, do_sample=False)
+    made = quantised.generate(input_ids=tokens(5), min_new_tokens=4, max_new_tokens=4, do_sample=False)
     assert made.shape == (2, 9)

@@ -94,6 +94,6 @@ def test_gradient_checkpointing_changes_no_gradient_of_an_adapter(name):
 def test_an_adapted_model_generates():
     model = adapted(language_model("2mamba")).eval()
     prompt = tokens(5)
-    made = model.generate(input_ids=prompt, max_new_tokens=6, do_sample=False)
-    merged = model.merge_and_unload().generate(input_ids=prompt, max_new_tokens=6, do_sample=False)
+    made = model.generate(input_ids=prompt, min_new_tokens=6, max_new_tokens=6, do_sample=False)
+    merged = model.merge_and_unload().generate(input_ids=prompt, min_new_tokens=6, max_new_tokens=6, do_sample=False)
     assert made.shape == (2, 11) and torch.equal(made, merged)
