@@ -91,11 +91,12 @@ def _check_nesting(text: str) -> None:
     """A few lines of aliases of aliases stand for gigabytes, and brackets in brackets for minutes."""
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark else "?"
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has an alias, which a recipe must not have")
+            raise yaml.YAMLError(f"line {line} has an alias, which a recipe must not have")
         if depth > DEEPEST:
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1} is nested too deeply for a recipe")
+            raise yaml.YAMLError(f"line {line} is nested too deeply for a recipe")
 
 
 def _is_float(name: Any) -> bool:
