@@ -128,7 +128,7 @@ def test_a_wrong_kernel_is_said_and_the_exit_code_is_1(options, quick, monkeypat
     printed = capsys.readouterr()
     assert end.value.code == 1
     assert "WRONG: short_conv, 4 taps, silu, form parallel, 13 tokens: y is off by" in printed.err
-    assert "native short_conv" in printed.out and WRONG in printed.out
+    assert "native short_conv" in printed.out and WRONG in printed.out and "versions" in printed.out
 
 
 @needs_native
