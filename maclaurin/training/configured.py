@@ -92,10 +92,10 @@ def _check_nesting(text: str) -> None:
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has an alias, which a recipe must not have")
-        if depth > DEEPEST:
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1} is nested too deeply for a recipe")
+        alias = isinstance(event, yaml.AliasEvent)
+        if alias or depth > DEEPEST:
+            line = event.start_mark.line + 1 if event.start_mark else "?"
+            raise yaml.YAMLError(f"line {line} {'has an alias' if alias else 'is nested too deeply'}: recipes are plain")
 
 
 def _is_float(name: Any) -> bool:
