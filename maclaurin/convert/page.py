@@ -147,8 +147,9 @@ def _cost(results: Sequence[Figures]) -> list[Chart | DataTable]:
             values, lows, highs = ([ms / 1000 for ms in several] for several in (medians, low, high))
             lines.append(Line(name, Style(color, symbol), lengths, values, lows, highs))
         loads = [row.load for row in cost if row.load is not None]
-        beside = f", at a load of {min(loads):.1f} to {max(loads):.1f}" if loads else ""
-        caption = f"Forward of one sequence, {result.plan.title} from {Path(result.plan.source).name}: medians{beside}."
+        beside = f" at a load of {min(loads):.1f} to {max(loads):.1f}" if loads else ""
+        shown = "medians and quartiles" if lines[0].low else "medians"
+        caption = f"Forward of one sequence, {result.plan.title} from {Path(result.plan.source).name}: {shown}{beside}."
         parts.append(Chart(f"conversion-time-{number}", figures.against_length(lines, "time of a forward", "s"), caption))
         rows = [
             [
@@ -178,7 +179,7 @@ def _named(result: Figures) -> list[Cell]:
 
 def _time(median: float, quartiles: tuple[float, float] | None) -> Cell:
     """Milliseconds, with the quartiles below them."""
-    note = "" if quartiles is None else f"{quartiles[0]:.0f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{quartiles[1]:.0f}"
+    note = "" if quartiles is None else f"{quartiles[0]:.0f} to {quartiles[1]:.0f}"
     return Cell(f"{median:.0f} ms", median, note)
 
 

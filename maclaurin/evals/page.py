@@ -186,7 +186,7 @@ def _accuracy(table: ResultTable, row: ResultRow, value: Any) -> Cell:
     """With its interval, and with a word where guessing would do as well."""
     points = table.at(row, value)
     mean = statistics.fmean(point.value for point in points)
-    note = f"{points[0].low:.3f}\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}{points[0].high:.3f}" if len(points) == 1 else ""
+    note = f"{points[0].low:.3f} to {points[0].high:.3f}" if len(points) == 1 else ""
     notes = [note] * bool(note) + ["chance"] * table.at_chance(row, value)
     return Cell(f"{mean:.3f}", mean, ", ".join(notes))
 

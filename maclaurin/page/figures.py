@@ -19,6 +19,7 @@ SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "triangle-
 KNOWN = {"softmax": 0, "2mamba": 1, "mamba2s": 2, "mamba2": 3, "softmax-conv": 4, "2mamba-e": 5, "linear": 6}
 DASHES = ("solid", "dash", "dot", "dashdot")
 MOST_MARKERS = 60  # on a line; more would run together
+MOST_OVER = 3  # lines that a line is made wider for
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def apart(lines: Sequence[Line], *, log: bool = False) -> list[Line]:
     found = []
     for line, (below, above) in zip(lines, overlaps.depths([line.points for line in lines], log=log), strict=True):
         dash = DASHES[below % len(DASHES)] if below and line.style.dash == "solid" else line.style.dash
-        found.append(replace(line, style=replace(line.style, dash=dash), over=above))
+        found.append(replace(line, style=replace(line.style, dash=dash), over=min(above, MOST_OVER)))
     return found
 
 

@@ -100,6 +100,8 @@ class Code:
 
 @dataclass(frozen=True)
 class Section:
+    """intro: paragraphs, separated by line breaks."""
+
     title: str
     intro: str
     parts: Sequence[Chart | DataTable | Code]
@@ -107,7 +109,7 @@ class Section:
     def html(self) -> str:
         charts = "".join(part.html() for part in self.parts if isinstance(part, Chart))
         others = "".join(part.html() for part in self.parts if not isinstance(part, Chart))
-        intro = f"<p>{escape(self.intro)}</p>" if self.intro else ""
+        intro = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in self.intro.splitlines() if paragraph)
         grid = f'<div class="charts">{charts}</div>' if charts else ""
         return f"<section><h2>{escape(self.title)}</h2>{intro}{grid}{others}</section>"
 

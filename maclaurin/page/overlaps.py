@@ -21,7 +21,7 @@ def sentence(curves: Mapping[str, Points], *, log: bool = False) -> str:
     names = list(curves)
     stacks = [own for place, own in enumerate(_met(list(curves.values()), log)) if own[0] == place and len(own) > 1]
     texts = [" and ".join(", ".join(names[place] for place in own).rsplit(", ", 1)) for own in stacks]
-    return f" {'; '.join(texts)} lie on each other; the wider line is the lower one." if texts else ""
+    return f" Lines on each other, the wider ones below: {'; '.join(texts)}." if texts else ""
 
 
 def _met(curves: Sequence[Points], log: bool) -> list[list[int]]:

@@ -40,7 +40,7 @@ NOTHING = Block(0, False, False)
 
 
 def compared(groups: Sequence[Group]) -> str:
-    """Which blocks the rows have, if they differ, and what those ahead of 2mamba have that it lacks; with a space before."""
+    """Which blocks the rows have, if they differ, and what those ahead of 2mamba have that it lacks."""
     blocks = {group.name: Block.of(group.layers[0][0]) for group in groups if len(group.layers) == 1}
     if len(set(blocks.values())) < 2:
         return ""
@@ -48,7 +48,7 @@ def compared(groups: Sequence[Group]) -> str:
     for name, block in blocks.items():
         rows.setdefault(block, []).append(name)
     texts = [f"{joined(names)} {'has' if len(names) == 1 else 'have'} {block}" for block, names in rows.items()]
-    return f" The rows are blocks, not mechanisms alone, and the blocks differ: {'; '.join(texts)}.{_behind(groups, blocks)}"
+    return f"The rows are blocks, not mechanisms alone, and the blocks differ: {'; '.join(texts)}.{_behind(groups, blocks)}"
 
 
 def _behind(groups: Sequence[Group], blocks: dict[str, Block]) -> str:
@@ -60,7 +60,8 @@ def _behind(groups: Sequence[Group], blocks: dict[str, Block]) -> str:
     texts = [f"{name}, whose block also has {joined(parts)}" for name, parts in more.items() if parts]
     if not texts:
         return ""
-    return f" {second.name} is behind {joined(texts)}: what the mechanism alone is worth, this table does not say."
+    one = "what the mechanism alone is worth, only rows of one block say (block=gated)"
+    return f" {second.name} is behind {joined(texts)}: {one}."
 
 
 def joined(texts: Sequence[str]) -> str:

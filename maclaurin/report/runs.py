@@ -60,6 +60,11 @@ class SavedRun:
         return _number(self.result.get("seconds"))
 
     @property
+    def load(self) -> float | None:
+        """Of the machine, at its end."""
+        return _number(self.result.get("load"))
+
+    @property
     def status(self) -> str:
         if self.problem:
             return f"broken: {self.problem}"

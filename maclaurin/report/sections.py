@@ -67,10 +67,10 @@ def results(groups: Sequence[Group]) -> Section:
     intro = (
         f"Validation loss after the last step{_seeds(groups)} Parameters are those of mixers and MLPs. Speeds are those of "
         "this machine with all that ran beside; where it is known, its load is below them. The state is that of one "
-        f"sequence of 8,192 tokens in the whole model, float32.{blocks.compared(groups)}"
+        "sequence of 8,192 tokens in the whole model, float32."
     )
-    intro += f" {_elsewhere(groups)}" if published else ""
-    return Section("Results", intro, [DataTable("results", columns, rows, "Click a header to sort.")])
+    paragraphs = [intro, blocks.compared(groups), _elsewhere(groups) if published else ""]
+    return Section("Results", "\n".join(paragraphs), [DataTable("results", columns, rows, "Click a header to sort.")])
 
 
 def _seeds(groups: Sequence[Group]) -> str:
@@ -104,9 +104,13 @@ def _elsewhere(groups: Sequence[Group]) -> str:
 def _speed(row: Standing) -> Cell:
     """With what it varied between over seeds, and the load of the machine."""
     ends = [f"{row.speeds[0]:,.0f} to {row.speeds[1]:,.0f}"] if row.speeds else []
-    load = [f"load {row.load:.1f}"] if row.load is not None else []
     cell = _number(row.tokens_per_second, "{:,.0f}")
-    return cell if row.tokens_per_second is None else dataclasses.replace(cell, note="; ".join(ends + load))
+    notes = "; ".join(note for note in (*ends, _load(row.load)) if note)
+    return cell if row.tokens_per_second is None else dataclasses.replace(cell, note=notes)
+
+
+def _load(average: float | None) -> str:
+    return "" if average is None else f"load {average:.1f}"
 
 
 def curves(groups: Sequence[Group]) -> Section:
@@ -176,9 +180,9 @@ def _measured(mechanisms: Sequence[tuple[str, Style]], models: dict[str, Layers]
         for name, style in mechanisms
     ]
     caption = (
-        f"Measured when this page was written: forward of one layer, float32, one thread of {devices()['cpu']}, "
-        f"{load_text(average)}, the fastest form at each length; medians of 3 to 9 turns that all mixers take, bars are "
-        f"quartiles.{figures.hidden(lines, log=True)}"
+        f"Measured when this page was written: CPU time of a forward of one layer, float32, one thread of "
+        f"{devices()['cpu']}, {load_text(average)}, the fastest form at each length; medians of 3 to 9 turns that all "
+        f"mixers take, bars are quartiles.{figures.hidden(lines, log=True)}"
     )
     return Chart("cost-measured", figures.against_length(lines, "time per token and layer", "s"), caption)
 
@@ -236,7 +240,7 @@ def all_runs(runs: Sequence[SavedRun]) -> Section:
             _number(None if run.recipe is None else run.recipe.seed, "{:d}"),
             _number(run.step, "{:,d}"),
             _number(run.validation_loss, "{:.4f}"),
-            _number(run.seconds, "{:,.0f}"),
+            dataclasses.replace(_number(run.seconds, "{:,.0f}"), note=_load(run.load)),
         )
         for run in runs
     ]

@@ -93,3 +93,21 @@ def test_damaged_times_are_counted_from_now_on(tmp_path, text):
     (tmp_path / "times.json").write_text(text)
     stage = Stage(tmp_path, lambda model, batch: None, {}, 1, 1, 0, 0)
     assert stage.times() == Times(0.0, 0.0)
+
+
+def test_the_headline_of_a_conversion_gives_losses_and_what_it_trained_on(tmp_path):
+    stages = {"untrained": STAGE | {"loss": 4.5}, "transfer": STAGE | {"loss": 2.5}, "recover": STAGE | {"loss": 1.35}}
+    write(tmp_path, WHOLE | {"plan": PLAN | {"source": "runs/softmax", "transfer_steps": 40}, "stages": stages})
+    losses = "loss 1.3500, the source 1.0000, untrained 4.5000 (90% of the gap closed)"
+    assert build([tmp_path], measure=False).headline == f"softmax as 2mamba: {losses} after 540 steps on stdlib"
+    write(tmp_path, WHOLE | {"plan": PLAN | {"source": "runs/softmax"}, "stages": {"untrained": STAGE}})
+    assert build([tmp_path], measure=False).headline == "softmax as 2mamba: loss 2.0000, the source 1.0000; not trained yet"
+
+
+def test_times_of_a_conversion_have_their_quartiles_and_the_load(tmp_path):
+    write(tmp_path, WHOLE | {"cost": [COST | {"source_quartiles": [0.9, 1.4], "converted_quartiles": [2, 3], "load": 5.5}]})
+    page = build([tmp_path], measure=False)
+    (chart,) = page.charts()
+    assert chart.caption.endswith("medians and quartiles at a load of 5.5 to 5.5.")
+    assert [list(trace.error_y.array) for trace in chart.figure.data] == [[pytest.approx(0.0004)], [pytest.approx(0.001)]]
+    assert "2 ms<small>2 to 3</small>" in page.html()

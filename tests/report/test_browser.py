@@ -6,9 +6,12 @@ import struct
 
 import pytest
 
+from maclaurin.evals.cells import Problem, Row, Setting
+from maclaurin.evals.experiment import Experiment
 from maclaurin.page.html import Cell, Code, Column, DataTable, Page, Section
 from maclaurin.page.png import HEIGHT, SCALE, WIDTH, export
 from maclaurin.report import build
+from tests.report.conftest import write_suite
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -179,6 +182,28 @@ def test_long_captions_and_commands_wrap(tmp_path, browser):
             assert browser.execute_script(edges, scrolled) == [True, True, True]
         region = "document.getElementById('commands').parentElement"
         assert browser.execute_script(f"return {region}.scrollWidth - {region}.clientWidth") == 0
+
+
+@needs_driver
+def test_no_column_is_cut_off_on_a_wide_screen_and_a_phone_scrolls_inside_the_table(tmp_path, browser):
+    """A suite with eight columns of results, three learning rates and published figures."""
+    rows = {name: Row((name,)) for name in ("softmax", "2mamba", "mamba2", "gla")}
+    tests = tuple(Problem("mqar", {"length": 1024, "pairs": 2**n, "vocab_size": 512}) for n in range(1, 9))
+    setting, published = Setting(width=16, heads=2, inner=32), {"softmax": "0.99", "mamba2": "0.9 at 64"}
+    rates = (1e-3, 3e-3, 1e-2)
+    recall = Experiment(
+        "mqar", "Recall", rows, setting, tests, tests, rates, axis="pairs", source="Zoology", published=published
+    )
+    write_suite(tmp_path / "recall", recall, "recall", lambda row, own: min(1.0, 50 / own["pairs"]))
+    path = tmp_path / "page.html"
+    build([tmp_path / "recall"], measure=False).write(path)
+    regions = "[...document.querySelectorAll('.scroll')].map((region) => region.scrollWidth - region.clientWidth)"
+    for width, cut_off in ((1400, False), (390, True)):
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        browser.get(path.as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") == width
+        assert any(beyond > 0 for beyond in browser.execute_script(f"return {regions}")) is cut_off
 
 
 @needs_driver

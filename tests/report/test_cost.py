@@ -1,8 +1,11 @@
 """What the page says of costs is what the mixers do."""
 
+import re
+
 import pytest
 
 import maclaurin
+from maclaurin.report import build
 from maclaurin.report.cost import MEASURED, _count, forward_ms, multiply_adds
 
 
@@ -24,3 +27,10 @@ def test_measuring_ends_with_its_budget():
     mixers = {name: maclaurin.build_mixer(name, 16, 2) for name in ("softmax", "linear")}
     assert all(tuple(times) == MEASURED for times in forward_ms(mixers).values())
     assert all(tuple(times) == MEASURED[:1] for times in forward_ms(mixers, budget=1e-3).values())
+
+
+def test_measured_costs_state_quartiles_and_load(comparison):
+    page = build([comparison], command="x")
+    (chart,) = (chart for chart in page.charts() if chart.key == "cost-measured")
+    assert "bars are quartiles" in chart.caption and re.search(r"at a load of \d+\.\d on \d+ cores", chart.caption)
+    assert all(len(trace.error_y.array) == len(trace.x) > 0 for trace in chart.figure.data)

@@ -1,5 +1,6 @@
 """Collecting runs: whole ones are counted, unfinished and broken ones are named."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from maclaurin.report import build
 from maclaurin.report.headline import headline, lead
 from maclaurin.report.runs import collect, differences, grouped
-from maclaurin.report.sections import results
+from maclaurin.report.sections import curves, results
 from maclaurin.training import Recipe
 from maclaurin.training.compare import plan, summary
 from maclaurin.training.tables import result_table
@@ -188,3 +189,52 @@ def test_the_table_and_the_page_show_one_record(comparison):
     assert names == list(table.columns[0].cells)
     spreads = [f"{row[by_title['± seeds']].text} ({row[by_title['seeds']].text})" for row in shown.rows]
     assert [text.replace("– (", " (") for text in spreads] == list(table.columns[2].cells)
+
+
+def single(tmp_path, levels, **changes):
+    """A comparison of one seed, with the load of the machine."""
+    for run in plan(Recipe(output=str(tmp_path / "single"), steps=100, length=64), list(levels), seeds=1):
+        folder = write_run(dataclasses.replace(run.recipe, **changes.get(run.name, {})), levels[run.name])
+        result = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps(result | {"load": 7.25}))
+    return grouped(collect([tmp_path / "single"]))
+
+
+def titles(table):
+    return [column.title for column in table.columns]
+
+
+def test_single_seeds_have_no_spread_and_win_nothing(tmp_path):
+    groups = single(tmp_path, {"mamba2": 1.7, "2mamba": 1.9})
+    section = results(groups)
+    assert not {"± seeds", "seeds"} & set(titles(section.parts[0]))
+    assert "of one run, seed 0" in section.intro and "mean" not in section.intro
+    assert headline(groups).endswith("below 2mamba, with one seed each") and "wins" not in headline(groups)
+    assert "Each line is one run" in curves(groups).intro
+
+
+def test_the_blocks_that_are_compared_are_named_and_what_2mamba_lacks(tmp_path):
+    groups = single(tmp_path, {"mamba2": 1.7, "2mamba": 1.9, "softmax": 2.4})
+    intro = results(groups).intro
+    assert "mamba2 has a convolution of width 4, a gate and a skip (D); 2mamba has a convolution of width 2" in intro
+    assert "2mamba is behind mamba2, whose block also has a convolution of width 4, a gate and a skip (D)" in intro
+
+
+def test_equal_blocks_need_no_sentence(tmp_path):
+    assert "blocks" not in results(single(tmp_path, {"mamba2s": 1.9, "softmax-conv": 2.4})).intro
+
+
+def test_only_published_losses_of_one_setting_can_be_put_in_an_order(tmp_path):
+    intro = results(single(tmp_path / "a", {"mamba2": 1.7, "softmax": 1.9, "linear": 2.0})).intro
+    assert "the order of softmax and linear can" in intro and "not that of mamba2 (one head)" in intro
+    other = results(single(tmp_path / "b", {"softmax": 1.9, "linear": 2.0}, linear={"length": 128})).intro
+    assert "nor can its order: these rows differ in length" in other
+
+
+def test_speeds_have_their_range_over_seeds_and_the_load(comparison, tmp_path):
+    section = results(single(tmp_path, {"softmax": 2.0}))
+    (row,) = section.parts[0].rows
+    assert row[titles(section.parts[0]).index("tokens/s")].note == "load 7.2"
+    several = results(grouped(collect([comparison])))
+    notes = [row[titles(several.parts[0]).index("tokens/s")].note for row in several.parts[0].rows]
+    assert notes[0] == "2,350 to 2,350" and notes[-1]

@@ -4,7 +4,12 @@ import json
 
 import pytest
 
+from maclaurin.evals.cells import Problem, Row, Setting
+from maclaurin.evals.experiment import Experiment
+from maclaurin.evals.page import headline, lead
 from maclaurin.report import build
+from maclaurin.report import suites as saved
+from tests.report.conftest import write_suite
 
 
 def charts(folder):
@@ -21,7 +26,7 @@ def test_suites_below_a_folder_are_sections(suites):
     text = page.html()
     for words in ("maclaurin suite needle", "maclaurin report results", "MLPs 32 wide", "recall: Recall", "98,304"):
         assert words in text
-    assert page.headline == "longer at length 256: from linear 0.070 to softmax 0.750"
+    assert page.headline == "longer at length 256: from linear 0.070 to softmax 0.750; at chance, 0.250: 2mamba, linear"
 
 
 def test_curves_say_what_was_measured(suites):
@@ -96,3 +101,36 @@ def test_a_suite_with_a_field_of_another_kind_is_shown_or_named(suites, capsys, 
 
 def sections_of(folder):
     return "".join(section.html() for section in build([folder / "recall", folder / "longer"], measure=False).sections)
+
+
+def parity(tmp_path, accuracies, seeds=1):
+    rows, test = {name: Row((name,)) for name in accuracies}, (Problem("parity", {"length": 64}),)
+    setting = Setting(width=16, heads=2, inner=32)
+    experiment = Experiment("parity", "Parity", rows, setting, test, test, (1e-3,), seeds=seeds)
+    write_suite(tmp_path, experiment, "track", lambda row, own: accuracies[row])
+    ((table,),) = (suite.tables for suite in saved.collect([tmp_path]))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "said"),
+    [
+        ({"softmax": 0.5, "2mamba": 0.55}, "parity at test: none of 2 is above chance, 0.500: 0.500 to 0.550"),
+        ({"softmax": 0.5, "2mamba": 0.9}, "parity: from softmax 0.500 to 2mamba 0.900; at chance, 0.500: softmax"),
+        ({"softmax": 0.85, "2mamba": 0.9}, "parity: all level within their intervals, 0.850 to 0.900"),
+        ({"softmax": 0.65, "2mamba": 0.95}, "parity: from softmax 0.650 to 2mamba 0.950"),
+    ],
+)
+def test_what_chance_would_do_as_well_is_not_ranked(tmp_path, accuracies, said):
+    table = parity(tmp_path, accuracies)
+    assert headline(table) == said.replace(" at test", "")
+    chance = [name for name, accuracy in accuracies.items() if accuracy < 0.6]
+    shown = build([tmp_path], measure=False).html().split('<table id="table-parity"')[1]
+    assert shown.count("chance</small>") == len(chance)
+
+
+def test_one_seed_is_not_called_several(tmp_path):
+    one, two = (parity(tmp_path / str(seeds), {"softmax": 0.9, "linear": 0.5}, seeds) for seeds in (1, 2))
+    assert "Each has one seed" in lead([one]) and "bootstrap" not in lead([one])
+    assert "bootstrap over seeds" in lead([two]) and "one seed" not in lead([two])
+    assert ["pale: each seed" in charts(tmp_path / str(seeds))["parity-test"].caption for seeds in (1, 2)] == [False, True]
