@@ -91,12 +91,11 @@ def _check_nesting(text: str) -> None:
     """A few lines of aliases of aliases stand for gigabytes, and brackets in brackets for minutes."""
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
-        line = event.start_mark.line + 1 if event.start_mark else "?"
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError(f"line {line} has an alias, which a recipe must not have")
-        if depth > DEEPEST:
-            raise yaml.YAMLError(f"line {line} is nested too deeply for a recipe")
+        alias = isinstance(event, yaml.AliasEvent)
+        if alias or depth > DEEPEST:
+            line = event.start_mark.line + 1 if event.start_mark else "?"
+            raise yaml.YAMLError(f"line {line} {'has an alias' if alias else 'is nested too deeply'}: recipes are plain")
 
 
 def _is_float(name: Any) -> bool:

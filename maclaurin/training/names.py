@@ -51,6 +51,8 @@ DECIDED = {
     "load_best_model_at_end": "the last step is the result; use keep, and log.jsonl for the losses",
     "metric_for_best_model": "the last step is the result; use keep, and log.jsonl for the losses",
     "greater_is_better": "the last step is the result; use keep, and log.jsonl for the losses",
+    "hub_strategy": "the model is pushed once, when the run has ended",
+    "hub_always_push": "the model is pushed once, when the run has ended",
     "ignore_data_skip": "a resumed run sees the data that it has not seen",
     **dict.fromkeys(("save_only_model", "save_on_each_node", "enable_jit_checkpoint"), _COMPLETE),
     **dict.fromkeys(

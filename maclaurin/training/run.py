@@ -30,6 +30,8 @@ from maclaurin.training.text import Text
 from maclaurin.training.trainer import LanguageTrainer, arguments
 from maclaurin.training.windows import WindowSchedule
 
+# of the files in the folder of a run
+PUSHED = ("*.safetensors", "*.json", "*.jsonl", "*.txt", "*.model", "*.jinja", card.FILE)
 # newer versions of transformers warn about the older name
 CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in trainer_fields() else "gradient_checkpointing"
 
@@ -128,11 +130,32 @@ def _is_first() -> bool:
 
 def _save_model(trainer: LanguageTrainer, output: Path, recipe: Recipe, loss: float | None) -> None:
     with writing(output):
-        trainer.save_model(str(trainer.staging))
+        trainer.save_model(str(trainer.staging), _internal_call=True)  # else it would push what is not in place yet
         if trainer.is_world_process_zero():
             (trainer.staging / card.FILE).write_text(card.model_card(recipe, trainer.model, loss), encoding="utf-8")
             (trainer.staging / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing here reads
             deliver(trainer.staging, output)
+    if trainer.args.push_to_hub and trainer.is_world_process_zero():
+        _push(trainer, output)
+
+
+def _push(trainer: LanguageTrainer, output: Path) -> None:
+    """The finished model, its tokenizer, card, recipe and log: no checkpoints, and no pickle."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError
+
+    name, revision = trainer.hub_model_id, trainer.args.hub_revision
+    try:
+        HfApi().upload_folder(
+            repo_id=name,
+            folder_path=output,
+            revision=revision,
+            allow_patterns=list(PUSHED),
+            ignore_patterns=["*/*"],  # there a * stands for folders too
+        )
+    except (OSError, ValueError, RuntimeError, HTTPError) as error:
+        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(f"the model is in {str(output)!r}, but could not be pushed to {name!r}: {line}") from error
 
 
 def _check_same_model(checkpoint: Path, config: MaclaurinConfig) -> None:

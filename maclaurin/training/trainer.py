@@ -37,6 +37,7 @@ def arguments(output: str, steps: int, **fields: Any) -> TrainingArguments:
         disable_tqdm=True,
         remove_unused_columns=False,
         label_names=["labels"],
+        hub_strategy="end",  # before that, copies in the run's folder would look like a finished model
         **fields,
     )
 

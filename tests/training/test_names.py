@@ -4,7 +4,9 @@ import dataclasses
 import json
 
 import pytest
-from transformers import TrainingArguments
+from huggingface_hub import HfApi
+from huggingface_hub.utils import filter_repo_objects
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import SchedulerType
 
 from maclaurin.cli import main
@@ -149,6 +151,27 @@ def test_a_resumed_run_keeps_its_optimizer_and_may_change_its_workers(folder):
         with pytest.raises(ValueError, match=sentence):
             train(dataclasses.replace(goes_on, trainer=trainer), resume=True)
     assert train(goes_on, resume=True).finished
+
+
+def test_only_the_finished_model_is_pushed(folder, monkeypatch):
+    """And never a checkpoint or a pickle."""
+    pushed = []
+
+    def upload(self, *, repo_id, folder_path, revision, **patterns):
+        found = filter_repo_objects(
+            sorted(path.relative_to(folder_path).as_posix() for path in folder_path.rglob("*") if path.is_file()),
+            **patterns,
+        )
+        pushed.append((repo_id, set(found)))
+
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    monkeypatch.setattr(Trainer, "init_hf_repo", lambda self, **_: setattr(self, "hub_model_id", self.args.hub_model_id))
+    fields = {"length": 32, "batch_size": 2, "eval_rows": 3, "corpus": str(folder / "text"), "save_every": 1, "steps": 2}
+    train(Recipe(**fields, output=str(folder / "run"), push_to_hub=True, hub_model_id="owner/name"))
+    ((name, files),) = pushed
+    assert name == "owner/name"
+    assert {"model.safetensors", "config.json", "tokenizer_config.json", "recipe.json", "log.jsonl", "README.md"} <= files
+    assert not any("checkpoint" in file or file.endswith((".bin", ".pt", ".pth", ".lock")) for file in files), files
 
 
 def test_compare_refuses_a_mixer_wherever_it_is_given(tmp_path, capsys):
