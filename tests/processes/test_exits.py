@@ -23,7 +23,8 @@ COMMANDS = [
     ["bench", "limits"],
     ["suite", "recall"],
     ["report", "x"],
-    ["lm_eval", "--help"],
+    ["lm_eval", "--model", "hf", "--tasks", "x"],
+    ["cache"],
 ]
 
 
