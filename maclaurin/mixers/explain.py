@@ -53,9 +53,9 @@ class Explained(Record):
 
     name: str
     kind: str
-    training: list[Decision]
-    prefill: list[Decision]
-    decoding: list[Decision]
+    training: tuple[Decision, ...]
+    prefill: tuple[Decision, ...]
+    decoding: tuple[Decision, ...]
     refused: str | None = None
 
     def lines(self) -> Iterator[str]:
@@ -73,7 +73,7 @@ class Explained(Record):
 @dataclass(frozen=True)
 class Explanation(Record):
     length: int
-    layers: list[Explained]
+    layers: tuple[Explained, ...]
 
     def __str__(self) -> str:
         """Layers that do the same stand together."""
@@ -106,7 +106,7 @@ def explain(model: nn.Module, length: int) -> Explanation:
         if key not in known:
             known[key] = _explained(layer, length)
         explained.append(dataclasses.replace(known[key], name=name))
-    result = Explanation(length, explained)
+    result = Explanation(length, tuple(explained))
     print(result)
     return result
 
@@ -135,7 +135,7 @@ def _is_option(value: object) -> bool:
 
 
 def _explained(layer: Any, length: int) -> Explained:
-    seen: dict[str, list[Decision]] = {"training": [], "prefill": [], "decoding": []}
+    seen: dict[str, tuple[Decision, ...]] = {"training": (), "prefill": (), "decoding": ()}
     refused, state = None, None
     with FakeTensorMode(allow_non_fake_inputs=True):
         try:
@@ -154,5 +154,5 @@ def _explained(layer: Any, length: int) -> Explained:
     return Explained("", getattr(layer, "kind", type(layer).__name__), **seen, refused=refused)
 
 
-def _decisions(choices: list[Choice]) -> list[Decision]:
-    return [Decision(one.op, one.form, one.backend, one.reason) for one in choices]
+def _decisions(choices: list[Choice]) -> tuple[Decision, ...]:
+    return tuple(Decision(one.op, one.form, one.backend, one.reason) for one in choices)

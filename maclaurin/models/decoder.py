@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, MaxLengthCriteria, PreTrainedModel, StoppingCriteriaList
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -25,6 +24,7 @@ from maclaurin.models.config import MaclaurinConfig
 from maclaurin.models.documents import Bounds, document_bounds
 from maclaurin.models.outputs import TrainingOutput, when_read
 from maclaurin.models.weights import check_fit, saved_classes
+from maclaurin.ops.transforms import numbers, recomputed
 
 LOSS_CHUNK = 2048  # tokens whose logits exist at a time while the loss is computed
 
@@ -88,22 +88,27 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
             nn.init.zeros_(module.bias)
 
     @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> Any:
         """As in transformers, but weights that do not fit are refused, and nothing but a new head is left initialised.
 
         A head is new where the folder holds another class, such as the base model or the language model. With
         ignore_mismatched_sizes, heads and embeddings of another shape are new too.
         """
-        verbosity = logging.get_verbosity()
+        source = pretrained_model_name_or_path
         may_differ = kwargs.get("ignore_mismatched_sizes", False)
         kwargs["ignore_mismatched_sizes"] = True  # they are in the report, which is checked below
-        if same := cls.__name__ in saved_classes(*args[:1], **kwargs):
+        saved = saved_classes(source, kwargs.get("subfolder", ""))
+        verbosity = logging.get_verbosity()
+        if cls.__name__ in saved:
             logging.set_verbosity_error()  # one sentence below instead of its table
         try:
-            model, info = load_checked(cls, super().from_pretrained, *args, **kwargs)
+            model, info = load_checked(cls, super().from_pretrained, source, *args, **kwargs)
         finally:
             logging.set_verbosity(verbosity)
-        check_fit(model, info, same_class=same, may_differ=may_differ)
+        same_class = cls.__name__ in (saved or model.config.architectures or ())  # of a name of the hub, the latter
+        check_fit(model, info, same_class=same_class, may_differ=may_differ)
         return (model, info) if output_loading_info else model
 
 
@@ -194,7 +199,7 @@ def _padding(attention_mask: Tensor | None, T: int) -> Tensor | None:
     if attention_mask is None:
         return None
     attention_mask = attention_mask[:, -T:]
-    return None if bool(attention_mask.all()) else attention_mask
+    return None if bool(numbers(attention_mask).all()) else attention_mask
 
 
 class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
@@ -303,7 +308,7 @@ def _cross_entropy(rows: Tensor, head: nn.Module, targets: Tensor, num_items: Te
     rows, targets = rows[:, :-1].flatten(0, 1), targets[:, 1:].flatten()
     total = rows.new_zeros((), dtype=torch.float32)
     for some_rows, some_targets in zip(rows.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
-        total = total + checkpoint(_summed, head, some_rows, some_targets, use_reentrant=False)
+        total = total + recomputed(_summed, head, some_rows, some_targets)
     if num_items is None:
         num_items = (targets != -100).sum().clamp(min=1)
     return total / num_items

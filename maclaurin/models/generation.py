@@ -87,8 +87,16 @@ def continue_text(
         new_tokens=len(new),
         prefill_seconds=stream.first - started,
         tokens_per_second=later / (ended - stream.first) if later and ended > stream.first else None,
-        state_bytes=output.past_key_values.nbytes,
+        state_bytes=_nbytes(output.past_key_values),
     )
+
+
+def _nbytes(cache: Any) -> int:
+    """Of a cache of this package, which knows its size, or of transformers, whose layers hold tensors."""
+    if hasattr(cache, "nbytes"):
+        return int(cache.nbytes)
+    held = (value for layer in cache.layers for value in vars(layer).values())
+    return sum(value.nbytes for value in held if isinstance(value, Tensor))
 
 
 def _check_finite(ids: Tensor, logits: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers.utils import logging
 
 from maclaurin.common.files import LONGEST_REASON, read_json
-from maclaurin.models.checked import CONFIG
+from maclaurin.models.checked import CONFIG, stays_inside
 
 NAMED = 5  # weights that an error names
 
@@ -41,10 +41,14 @@ def load_whole(loader: Any, folder: Path, *, unused: Callable[[str], bool] = lam
     return model
 
 
-def saved_classes(folder: str | Path, **options: Any) -> list[str]:
+def saved_classes(source: str | Path, subfolder: str = "") -> list[str]:
     """The names of the classes whose weights a folder holds, as its config.json has them; [] where it is not here."""
-    config = Path(folder) / options.get("subfolder", "") / CONFIG
-    return (read_json(config).get("architectures") or []) if config.is_file() else []
+    folder = Path(source) / subfolder
+    if not (folder / CONFIG).is_file():
+        return []
+    stays_inside(folder, folder / CONFIG)
+    names = read_json(folder / CONFIG).get("architectures")
+    return names if isinstance(names, list) else []
 
 
 def check_fit(model: Any, info: dict[str, Any], *, same_class: bool, may_differ: bool) -> None:

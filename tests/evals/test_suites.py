@@ -78,7 +78,7 @@ def test_bad_settings_say_what_to_change():
         plan("recal")
     with pytest.raises(ValueError, match="preset must be one of"):
         plan("recall", "fast")
-    with pytest.raises(ValueError, match=r"mixers must be one of .*'2mamba'.* got '2mambo'"):
+    with pytest.raises(ValueError, match=r"mixers has '2mambo', did you mean '2mamba'.*it may have .*2mamba"):
         plan("recall", mixers=["2mambo"])
     with pytest.raises(ValueError, match="seeds must be at least 1"):
         plan("recall", seeds=0)
@@ -104,3 +104,18 @@ def test_any_mixer_can_be_a_row():
     cells = planned.cells(planned.seeds)
     assert len(cells) == 4 and {cell.setting.steps for cell in cells} == {7}
     assert {cell.learning_rate for cell in cells} == {1e-4}
+
+
+def test_any_mixer_with_options_is_a_row():
+    (experiment, *_) = plan("track", mixers="gla,2mamba:conv_width=4,gate=true,gla-conv:conv_width=3")
+    rows = experiment.rows
+    assert list(rows) == ["gla", "2mamba:conv_width=4,gate=true", "gla-conv:conv_width=3"]
+    assert rows["2mamba:conv_width=4,gate=true"].options == {"2mamba": {"conv_width": 4, "gate": True}}
+    assert rows["gla-conv:conv_width=3"].options == {"gla": {"conv_width": 3, "activation": "silu"}}  # beside its own
+    for mixers, sentence in (
+        ("2mambo", "mixers has '2mambo', did you mean '2mamba'"),
+        ("gla:conv_widht=4", "no option 'conv_widht', did you mean 'conv_width'"),
+        ("conv_width=4", "mixers must begin with a name"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            plan("track", mixers=mixers)

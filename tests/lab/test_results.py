@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -132,3 +133,54 @@ def test_every_experiment_explains_its_flags_in_the_shell(capsys, name) -> None:
     with pytest.raises(SystemExit) as exit:
         main(["lab", name, "--help"])
     assert exit.value.code == 0 and "--seed" in capsys.readouterr().out
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """Commands of the lab whose experiments cost nothing, and the files that they leave."""
+    monkeypatch.setattr("maclaurin.lab.run.run_one", lambda name, options: dataclasses.replace(small(), name=name))
+    monkeypatch.setattr("maclaurin.lab.run.run_all", lambda *_: iter([small(), dataclasses.replace(small(), name="memory")]))
+
+    def run(*arguments: str) -> set[str]:
+        with pytest.raises(SystemExit, match="0"):
+            main(["lab", *arguments, "--output", str(tmp_path)])
+        return {path.name for path in tmp_path.iterdir()}
+
+    return run
+
+
+def test_pages_of_experiments_do_not_overwrite_each_other(shell, tmp_path, capsys) -> None:
+    assert shell("rotation") == {"rotation.lab.json", "rotation.html"}
+    before = (tmp_path / "rotation.html").read_bytes()
+    assert shell("memory") >= {"rotation.html", "memory.html"}
+    assert str(tmp_path / "memory.html") in capsys.readouterr().out
+    assert shell("all") >= {"rotation.html", "memory.html", "lab.html"}
+    assert (tmp_path / "rotation.html").read_bytes() == before
+
+
+def test_all_says_which_experiment_has_ended(shell, capsys) -> None:
+    shell("all")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("9 experiments, ") and said[1:] == ["[1/9] series: 0 s", "[2/9] memory: 0 s"]
+
+
+def test_without_plotly_there_is_a_table_and_no_page(shell, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("maclaurin.page.missing", lambda: "a report needs plotly: pip install 'maclaurin[report]'")
+    assert shell("rotation") == {"rotation.lab.json"}
+    printed = capsys.readouterr()
+    assert "it is one" in printed.out and "no page: a report needs plotly" in printed.err
+
+
+@pytest.mark.parametrize("name", ["rotation", "all"])
+def test_ctrl_c_says_what_is_there_and_how_to_start_again(tmp_path, monkeypatch, capsys, name) -> None:
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    for work in ("run_one", "run_all"):
+        monkeypatch.setattr(f"maclaurin.lab.run.{work}", interrupted)
+    monkeypatch.setattr("sys.argv", ["maclaurin", "lab", name, "--output", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main(["lab", name, "--output", str(tmp_path)])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 130 and said.startswith("maclaurin: stopped; ")
+    assert said.endswith(f"lab {name} --output {tmp_path}") and ("0 of 9 experiments" in said) == (name == "all")

@@ -1,5 +1,6 @@
 """One folder serves every task of a decoder: the head that it lacks is new, a layer that it lacks is an error."""
 
+import json
 import logging
 import re
 
@@ -120,6 +121,17 @@ def test_a_language_model_without_its_own_head_is_damaged(saved, change):
     change_weights(saved, change)
     with pytest.raises(ValueError, match=r"does not fit|hold 0 tensors|holds? 0"):
         AutoModelForCausalLM.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("classes", [3, None, ["Another"], [[]]])
+def test_a_configuration_that_does_not_know_its_class_is_taken_for_another(saved, classes):
+    file = saved / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": classes}))
+    if classes in (None, ["Another"]):
+        assert AutoModelForCausalLM.from_pretrained(pretrained_model_name_or_path=saved).training is False
+    else:
+        with pytest.raises(ValueError, match="architectures must be a list of names"):
+            MaclaurinForCausalLM.from_pretrained(saved)
 
 
 def test_what_generates_has_a_trained_head(saved, tmp_path):

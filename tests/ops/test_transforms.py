@@ -96,6 +96,22 @@ def test_second_derivatives_are_right(op):
         right(torch.autograd.grad(gradient(x, form=form), x, along)[0], (ahead - behind) / (2 * h))
 
 
+@pytest.mark.parametrize("op", [ops.power_attention, ops.delta_rule])
+def test_a_second_derivative_is_not_dropped_where_the_gradient_of_the_output_is_a_constant(op):
+    x, k, v = torch.randn(3, 1, 9, 1, 4, dtype=torch.float64).unbind()
+    more = (torch.full((1, 9, 1), 0.5, dtype=torch.float64),) if op is ops.delta_rule else ()
+
+    def total(k, form):
+        return op(x, k / 4, v, *more, form=form, chunk_size=4)[0].sum() + k.pow(3).sum()  # a graph that goes on past the op
+
+    found = []
+    for form in ("chunked", "recurrent"):
+        leaf = k.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(total(leaf, form), leaf, create_graph=True)
+        found.append(torch.autograd.grad(gradient, leaf, torch.ones_like(leaf))[0])
+    right(found[0], found[1])
+
+
 def test_a_native_operator_refuses_second_derivatives():
     x = torch.randn(1, 5, 1, 4, requires_grad=True)
     y, _ = ops.power_attention(x, x, x, backend="native")

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from maclaurin.models import MaclaurinForCausalLM
+from maclaurin.report.runs import mixer_label
 from maclaurin.training import Recipe, model_size, train
 from maclaurin.training.compare import plan, summary
 from maclaurin.training.contenders import CONTENDERS
@@ -44,11 +46,50 @@ def test_contenders_differ_in_nothing_but_the_mixer():
     assert [run.seed for run in plan(Recipe(seed=5), ["softmax"], seeds=2)] == [5, 6]
 
 
-def test_an_unknown_contender_is_one_sentence():
-    with pytest.raises(ValueError, match="mixers must be one of 'softmax'"):
-        plan(Recipe(), ["2mambo"], 1)
+@pytest.mark.parametrize(
+    ("mixers", "sentence"),
+    [
+        ("2mambo", "mixers has '2mambo', did you mean '2mamba'.*it may have softmax, softmax-conv, .*retnet"),
+        ("gla,2mamba:conv_widht=4", "'2mamba' has no option 'conv_widht', did you mean 'conv_width'.*it takes: .*gate"),
+        ("2mamba:conv_width=wide", "conv_width"),
+        ("gla,gla", "mixers has 'gla' twice"),
+        ("conv_width=4", "mixers must begin with a name"),
+        ("", "mixers must name at least one contender"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence_before_any_run(mixers, sentence, tmp_path):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        plan(Recipe(output=str(tmp_path)), mixers, 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_seeds_must_be_at_least_one():
     with pytest.raises(ValueError, match="seeds must be at least 1"):
         plan(Recipe(), ["2mamba"], 0)
+
+
+def test_any_registered_mixer_with_options_is_a_contender():
+    runs = plan(Recipe(output="x"), "gla,2mamba:conv_width=4,gate=true,mamba2:d_state=16,softmax-conv", seeds=1)
+    assert [(run.name, run.recipe.mixer, run.recipe.options()) for run in runs] == [
+        ("gla", "gla", {}),
+        ("2mamba:conv_width=4,gate=true", "2mamba", {"conv_width": 4, "gate": True}),
+        ("mamba2:d_state=16", "mamba2", {"expand": 1, "d_state": 16}),  # beside the options of the contender
+        ("softmax-conv", "softmax", {"conv_width": 2}),
+    ]
+    assert Path(runs[1].recipe.output).name == "2mamba,conv_width=4,gate=true-seed0"
+    as_list = plan(Recipe(output="x"), ["gla", "2mamba:conv_width=4,gate=true"], seeds=1)
+    assert [run.name for run in as_list] == [run.name for run in runs[:2]]
+
+
+def test_options_that_are_objects_stay_options():
+    (run,) = plan(Recipe(), 'gla:rotary="selective",rotary_options={"theta":1}', 1)
+    assert run.recipe.config().options_of("gla")["rotary_options"] == {"theta": 1}
+
+
+@pytest.mark.parametrize("name", ["2mamba:conv_width=4,gate=true", "gla"])
+def test_a_page_names_a_contender_as_it_was_typed(name):
+    (run,) = plan(Recipe(), name, 1)
+    assert mixer_label(run.recipe) == name
 
 
 def test_the_summary_ranks_by_mean_loss_with_its_spread(tmp_path):
@@ -92,7 +133,7 @@ def test_a_comparison_goes_on_run_by_run(tmp_path, monkeypatch):
     assert {row["name"] for row in table} == {"linear", "2mamba"}
     finished = tmp_path / "out" / "linear-seed0"
     assert not list(finished.glob("checkpoint-*")) and (finished / "model.safetensors").exists()
-    with pytest.raises(ValueError, match="is a finished run of `compare`, which keeps no checkpoint"):
+    with pytest.raises(ValueError, match="holds a finished run of `compare`, which keeps no checkpoint"):
         train(Recipe.load(finished), resume=True)
     kept = (finished / "result.json").stat().st_mtime_ns
     (tmp_path / "out" / "2mamba-seed0" / "result.json").unlink()
