@@ -17,100 +17,18 @@ from maclaurin.mixers.overview import crossover_length
 from maclaurin.page import figures
 from maclaurin.page.figures import Line, Mark, Style
 from maclaurin.page.html import Cell, Chart, Code, Column, DataTable, Section
-from maclaurin.report import blocks
+from maclaurin.report.cells import load_note, number
 from maclaurin.report.cost import MEASURED, forward_ms, multiply_adds
 from maclaurin.report.headline import headline, lead
-from maclaurin.report.runs import Group, Points, SavedRun, differences, grouped
+from maclaurin.report.results import results, styles
+from maclaurin.report.runs import Group, Points, SavedRun, grouped
 from maclaurin.training.model_size import Layers, crossover, layers
 from maclaurin.training.recipe import Recipe
-from maclaurin.training.statistics import Standing
 
 LENGTHS = tuple(2**n for n in range(8, 17))
 STATE_LENGTHS = tuple(2**n for n in range(6, 18))
 LARGEST_LAYER = 2**29  # bytes of one that is built to be counted
 REFERENCE = Style("#888888", "circle-open", "dot")
-
-
-def styles(groups: Sequence[Group]) -> dict[str, Style]:
-    return figures.styles([(group.name, group.mixer) for group in groups])
-
-
-def results(groups: Sequence[Group]) -> Section:
-    several = any(group.row.seeds > 1 for group in groups)
-    published = any(group.row.published for group in groups)
-    columns = (
-        Column("rank"),
-        Column("mixer", numeric=False),
-        Column("validation loss"),
-        *[Column("± seeds"), Column("seeds")] * several,
-        Column("parameters"),
-        Column("tokens/s"),
-        Column("peak memory"),
-        Column("state at 8k"),
-        *[Column("published elsewhere")] * published,
-    )
-    style = styles(groups)
-    rows = [
-        (
-            _number(row.rank, "{:d}"),
-            Cell(row.name, swatch=style[row.name].color),
-            _number(row.loss, "{:.4f}", missing="unfinished"),
-            *[_number(row.spread, "{:.4f}"), _number(row.seeds, "{:d}")] * several,
-            _number(row.parameters, "{:,d}"),
-            _speed(row),
-            _bytes(row.peak_bytes),
-            _bytes(row.state_bytes_at_8k),
-            *[_published(row.published)] * published,
-        )
-        for row in (group.row for group in groups)
-    ]
-    intro = (
-        f"Validation loss after the last step{_seeds(groups)} Parameters are those of mixers and MLPs. Speeds are those of "
-        "this machine with all that ran beside; where it is known, its load is below them. The state is that of one "
-        "sequence of 8,192 tokens in the whole model, float32."
-    )
-    paragraphs = [intro, blocks.compared(groups), _elsewhere(groups) if published else ""]
-    return Section("Results", "\n".join(paragraphs), [DataTable("results", columns, rows, "Click a header to sort.")])
-
-
-def _seeds(groups: Sequence[Group]) -> str:
-    """How many runs a loss is the mean of."""
-    counts = {group.row.seeds for group in groups if group.row.seeds}
-    if counts <= {1}:
-        found = {run.recipe.seed for group in groups for run in group.done if run.recipe is not None}
-        which = f", seed {found.pop()}" if len(found) == 1 else ""
-        return f" of one run{which}: how much another seed would change it is not known." if counts else "."
-    one = " Rows with one seed have no ±." if 1 in counts else ""
-    return f", mean over seeds; ± is their standard deviation.{one}"
-
-
-def _elsewhere(groups: Sequence[Group]) -> str:
-    """What the published losses are, and which of them can be put in an order beside this one."""
-    alike = [group for group in groups if group.row.published and " " not in group.row.published]
-    others = [f"{group.name} {note}" for group in groups if (note := group.row.published.partition(" ")[2])]
-    sentence = (
-        "“Published elsewhere” is the loss that the thesis (arXiv 2602.17363) gives for the same mechanism in another "
-        "setting: far larger models, FineWeb, another tokenizer, 90k steps. Its numbers cannot be compared with these"
-    )
-    if differing := differences(alike):
-        return f"{sentence}, nor can its order: these rows differ in {', '.join(differing)}."
-    if len(alike) < 2:
-        return f"{sentence}."
-    names = blocks.joined([group.name for group in alike])
-    note = f", not that of {blocks.joined(others)}" if others else ""
-    return f"{sentence}; the order of {names} can, which are of one size and budget there and here{note}."
-
-
-def _speed(row: Standing) -> Cell:
-    """With what it varied between over seeds, and the load of the machine."""
-    ends = [f"{row.speeds[0]:,.0f} to {row.speeds[1]:,.0f}"] if row.speeds else []
-    cell = _number(row.tokens_per_second, "{:,.0f}")
-    notes = "; ".join(note for note in (*ends, _load(row.load)) if note)
-    return cell if row.tokens_per_second is None else dataclasses.replace(cell, note=notes)
-
-
-def _load(average: float | None) -> str:
-    return "" if average is None else f"load {average:.1f}"
 
 
 def curves(groups: Sequence[Group]) -> Section:
@@ -237,10 +155,10 @@ def all_runs(runs: Sequence[SavedRun]) -> Section:
         (
             Cell(str(run.folder)),
             Cell(run.status),
-            _number(None if run.recipe is None else run.recipe.seed, "{:d}"),
-            _number(run.step, "{:,d}"),
-            _number(run.validation_loss, "{:.4f}"),
-            dataclasses.replace(_number(run.seconds, "{:,.0f}"), note=_load(run.load)),
+            number(None if run.recipe is None else run.recipe.seed, "{:d}"),
+            number(run.step, "{:,d}"),
+            number(run.validation_loss, "{:.4f}"),
+            dataclasses.replace(number(run.seconds, "{:,.0f}"), note=load_note(run.load)),
         )
         for run in runs
     ]
@@ -326,20 +244,6 @@ def _mechanisms(groups: Sequence[Group]) -> list[tuple[str, Group, Style]]:
 
 def _mean_layer(by_layer: Sequence[tuple[dict[int, float], int]], length: int) -> float:
     return sum(count * costs[length] for costs, count in by_layer) / sum(count for _, count in by_layer)
-
-
-def _number(value: float | None, text: str, missing: str = "–") -> Cell:
-    return Cell(missing) if value is None else Cell(text.format(value), float(value))
-
-
-def _published(text: str) -> Cell:
-    """ "2.727 (with dt)": a number, and how its model differs from the one here."""
-    number, _, note = text.partition(" ")
-    return Cell(number, float(number), note) if text else Cell("–")
-
-
-def _bytes(value: int | None) -> Cell:
-    return Cell("–") if value is None else Cell(size_text(value), float(value))
 
 
 def _command_of(path: Path) -> str:
