@@ -80,7 +80,7 @@ def _by_document(
         real = _checked_mask(attention_mask, x)
         if has_numbers(real) and bool(numbers(real).all()):
             attention_mask = None
-        elif is_vmapped(real):
+        elif has_numbers(real) and is_vmapped(real):
             raise ValueError(
                 "attention_mask must be 1 everywhere where it differs between the examples of a vmap, got padding: leave it "
                 "out for right-padded sequences, whose padding no real token sees, and count only the real ones"
@@ -199,8 +199,7 @@ def _checked_lengths(lengths: Tensor, x: Tensor) -> Tensor:
         raise ValueError(
             f"lengths must be {B} whole numbers, one per sequence, got {lengths.dtype} of shape {shape(lengths)}"
         )
-    values = numbers(lengths)
-    if has_numbers(values) and bool(((values < 0) | (values > T)).any()):
+    if has_numbers(lengths) and bool((((values := numbers(lengths)) < 0) | (values > T)).any()):
         raise ValueError(f"lengths must lie between 0 and the {T} tokens of a sequence, got {values.tolist()}")
     return lengths.long()
 
