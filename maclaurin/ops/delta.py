@@ -16,7 +16,7 @@ Padding has the key, value, β and log decay zero: it writes nothing and changes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +111,7 @@ class _Rule:
         q = inputs[0]
         assert q is not None
         start = None if state is None else state.recurrent
-        attend = _as_operator if is_unrolled(q) else _attend
+        attend: Callable[..., tuple[Tensor, Any]] = _as_operator if is_unrolled(q) else _attend
         y, end = attend(*inputs, start, self.order, self.scale, self.recurrent, self.chunk_size, return_state)
         return y, DeltaState(end) if return_state else None
 

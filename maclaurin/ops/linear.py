@@ -163,8 +163,8 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
     fake=_shapes,
 )
 def _as_operator(*arguments: Any) -> tuple[Tensor, Tensor | None]:
-    tensors, options = arguments[:6], arguments[6:]
-    return _Engine(*options, in_torch=True).attend(*tensors)
+    *tensors, scale, normalize, form, chunk_size = arguments
+    return _Engine(scale, normalize, form, chunk_size, in_torch=True).attend(*tensors)
 
 
 # --- no decay, or one per head

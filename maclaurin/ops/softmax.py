@@ -222,8 +222,9 @@ def _in_torch(weights: _Weights, q: Tensor, tokens: Tokens, form: str, chunk_siz
         assert k is not None and v is not None
         return weights.attend(q_block, k, v, a, real)
 
-    y = over_query_blocks(attend, q_NRTK, tokens.slots, block)
-    return y.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype)
+    y_NRTV: Tensor = over_query_blocks(attend, q_NRTK, tokens.slots, block)
+    y: Tensor = y_NRTV.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    return y.to(q.dtype)
 
 
 @one_operator(

@@ -315,8 +315,10 @@ def _squared(
 )
 def _squared_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved: Any) -> tuple[Tensor, ...]:
     log_decay, y, total, scale, normalize, chunk = saved
+    found: tuple[Tensor, ...]
     if _goes_direct(q):
-        return _quadratic_backward(dy, q, k, v, log_decay, y, total, scale, False, normalize)
+        found = _quadratic_backward(dy, q, k, v, log_decay, y, total, scale, False, normalize)
+        return found
     nothing = q.new_empty(0)
     found = _chunked_backward(dy, None, q, k, v, log_decay, None, y, total, nothing, scale, normalize, chunk, 0)
     return found[:4]
