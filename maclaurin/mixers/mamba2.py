@@ -36,6 +36,21 @@ from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import ConvState, LinearState
 
 
+class GroupNorm(RMSNorm):
+    """An RMS norm over the channels of each group, with a weight per channel."""
+
+    def __init__(self, dim: int, groups: int, eps: float) -> None:
+        super().__init__(dim, eps)
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.groups == 1:
+            return super().forward(x)
+        x_groups = wide(x).unflatten(-1, (self.groups, -1))
+        normalised = F.rms_norm(x_groups, x_groups.shape[-1:], eps=self.eps).flatten(-2)
+        return (normalised * self.weight.to(normalised.dtype)).to(x.dtype)
+
+
 class Mamba2(Mixer):
     """Options:
 
@@ -44,7 +59,8 @@ class Mamba2(Mixer):
     skip_per_channel: D has an entry per channel instead of per head.
     ssd: the core alone, without convolution, activation, gate and norm, on the input itself (so expand is 1).
     single_head: only one head of inner width / num_heads goes through the recurrence, the rest through a gated MLP path.
-    norm_eps: of the gated norm. init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    norm_eps: of the gated norm; norm_per_group: it is over the channels of each group, as in the authors' code, or over all
+    channels, as in transformers before 5.23. init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
 
     def __init__(
@@ -61,6 +77,7 @@ class Mamba2(Mixer):
         ssd: bool = False,
         single_head: bool = False,
         norm_eps: float = 1e-5,
+        norm_per_group: bool = True,
         init: str = "torch",
     ) -> None:
         super().__init__(d_model, num_heads)
@@ -90,7 +107,7 @@ class Mamba2(Mixer):
         self.dt_bias = nn.Parameter(initial_dt_bias(self.ssm_heads))
         self.A_log = nn.Parameter(torch.empty(self.ssm_heads).uniform_(1, 16).log())
         self.D = nn.Parameter(torch.ones(self.ssm_dim if skip_per_channel else self.ssm_heads))
-        self.norm = None if ssd else RMSNorm(self.ssm_dim, norm_eps)
+        self.norm = None if ssd else GroupNorm(self.ssm_dim, n_groups if norm_per_group else 1, norm_eps)
         self.out_proj = nn.Linear(inner, d_model, bias=False)
         initialise(self, init)
 

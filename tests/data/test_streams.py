@@ -224,7 +224,7 @@ def test_workers_of_a_loader_see_the_same(tmp_path):
 KILLED = """
 import sys
 from tests.data.test_streams import Endless, byte_tokenizer
-from maclaurin.data import growing as module, tokens
+from maclaurin.data import partial_entry as module, tokens
 module.FIRST_PIECE = module.LARGEST_PIECE = 64
 print("begins", flush=True)
 tokens.tokenise(Endless(), "train", byte_tokenizer(), __import__("pathlib").Path(sys.argv[1]))

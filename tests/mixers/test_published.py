@@ -1,5 +1,6 @@
 """The thesis (arXiv 2507.23632, 2602.17363) against independent statements of it: formulas and other people's code."""
 
+import inspect
 import math
 
 import pytest
@@ -167,7 +168,7 @@ class TestAgainstTransformers:
     )
     def test_forward_and_decoding(self, heads, head_dim, d_state, groups, expand, length):
         transformers = pytest.importorskip("transformers", reason="needs the test extra")
-        from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+        from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer, MambaRMSNormGated
 
         d_model = heads * head_dim // expand
         config = transformers.Mamba2Config(
@@ -183,7 +184,9 @@ class TestAgainstTransformers:
             vocab_size=8,
         )
         theirs = Mamba2Mixer(config, 0).eval()
-        ours = maclaurin.build_mixer("mamba2", d_model, heads, expand=expand, d_state=d_state, n_groups=groups)
+        per_group = "group_size" in inspect.signature(MambaRMSNormGated).parameters  # since 5.23
+        options = {"expand": expand, "d_state": d_state, "n_groups": groups, "norm_per_group": per_group}
+        ours = maclaurin.build_mixer("mamba2", d_model, heads, **options)
         ours.load_state_dict(theirs.state_dict())
         x = torch.randn(2, length + 3, d_model)
         with torch.no_grad():

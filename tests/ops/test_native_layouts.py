@@ -26,6 +26,8 @@ OPERATORS = {
         {"dy": "BTHV", "dnew_state": "BGFW", **ATTENTION, "state": "BGFW", **OUTPUTS, "new_state": "BGFW"},
         (1.0, True, 2, 5),
     ),
+    "squared": (ATTENTION, (1.0, True, 2)),
+    "squared_backward": ({"dy": "BTHV", **ATTENTION, **OUTPUTS}, (1.0, True, 2)),
     "whole": (ATTENTION, (1.0, True)),
     "whole_backward": ({"dy": "BTHV", **ATTENTION, **OUTPUTS}, (1.0, True)),
     "linear": (LINEAR, (1.0, 1.0, True, 2, True)),
@@ -40,7 +42,12 @@ OPERATORS = {
     "selective_scan": (SELECTIVE, ()),
     "selective_scan_backward": ({"dy": "BTC", "dnew_state": "BCN", **SELECTIVE}, ()),
 }
-FREE = {("quadratic", "v", 3), ("whole", "v", 3), ("short_conv", "x", 1)}  # sizes that no other tensor of theirs knows
+FREE = {
+    ("quadratic", "v", 3),
+    ("squared", "v", 3),
+    ("whole", "v", 3),
+    ("short_conv", "x", 1),
+}  # sizes that no other tensor of theirs knows
 
 every_operator = pytest.mark.parametrize("name", OPERATORS)
 
@@ -80,7 +87,9 @@ def test_sizes_that_disagree_are_refused(name):
             assert_refused(name, {**given, argument: wrong}, options, ValueError, f"^{argument} of maclaurin::{name} must")
         for dim, size in enumerate(tensor.shape):
             for other in (size - 1, size + 1):
-                last_queries_alone = name in ("quadratic", "chunked") and argument == "q" and dim == 1 and other < size
+                last_queries_alone = (
+                    name in ("quadratic", "squared", "chunked") and argument == "q" and dim == 1 and other < size
+                )
                 if last_queries_alone or (name, argument, dim) in FREE:
                     continue
                 shape = (*tensor.shape[:dim], other, *tensor.shape[dim + 1 :])
