@@ -33,6 +33,8 @@ def allowance(op: Op, batch: Batch, dtype: torch.dtype, name: str) -> float:
         return 0.0
     if not Kernel.of(op.options["order"]).never_negative:
         return 0.0
+    if name == "gradient of q" and batch.tokens["q"].shape[-1] == 1 and isinstance(op.options["order"], int):
+        return math.inf  # a query of one channel is a factor of all its weights: it cancels, and so does its gradient
     batch = batch.map(lambda x: x.detach().double())
     amplified_BTH = amplification(op, batch)
     if name.startswith("gradient"):

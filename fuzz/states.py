@@ -91,14 +91,25 @@ def _op_owner(draw: Draw) -> tuple[Call, Call]:
 def changed(draw: Draw, state: State) -> tuple[State, bool]:
     """The state with one to three of its tensors changed, and whether it may still fit."""
     places = _places(state)
-    fits = True
+    fits, misfits = True, []
     for owner, name in draw.sample(places, min(len(places), draw.choice((1, 1, 1, 2, 3)))):
         tensor = getattr(_at(state, owner), name)
         way = draw.one(".".join((*owner, name)), ("shape", "shape", "shape", "dtype", "none", "number", "values"))
         value, still_fits = _lie(draw, way, tensor)
-        fits = fits and (still_fits or (isinstance(value, Tensor) and value.shape == tensor.shape))
+        if not still_fits and not (isinstance(value, Tensor) and value.shape == tensor.shape):
+            fits = False
+            misfits.append((owner, name, tensor, value))
         state = _with(state, owner, name, value)
-    return state, fits
+    return state, fits or _another_cache(misfits)
+
+
+def _another_cache(misfits: list[tuple[tuple[str, ...], str, Tensor, Any]]) -> bool:
+    """Whether what changed is the keys and values of one KV cache, and both to the same number of tokens."""
+    if sorted(name for _, name, _, _ in misfits) != ["keys", "values"] or len({owner for owner, *_ in misfits}) != 1:
+        return False
+    pairs = [(old, new) for _, _, old, new in misfits if isinstance(new, Tensor) and new.dim() == 4]
+    alike = all(new.shape[:1] + new.shape[2:] == old.shape[:1] + old.shape[2:] for old, new in pairs)
+    return len(pairs) == 2 and alike and len({new.shape[1] for _, new in pairs}) == 1
 
 
 def _places(state: State, owner: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], str]]:
