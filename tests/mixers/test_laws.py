@@ -30,6 +30,7 @@ VARIANTS = {
     "gla+selective": ("gla", {"rotary": "selective", "tie_decay_pairs": True, "key_dim": 4}),
     "gated-delta+selective": ("gated-delta", {"rotary": "selective"}),
     "2mamba+selective": ("2mamba", selective(gate="gla", bias=True)),
+    "2mamba+orders": ("2mamba", {"order": (0, 1, 2), "learn_order_weights": True, "num_kv_heads": 2}),
     "2mamba+near": ("2mamba", {"near_window": 5}),
     "taylor+near": ("taylor", {"near_window": 4, "num_kv_heads": 2, "learn_order_weights": True}),
     "hedgehog+near": ("hedgehog", {"near_window": 6, "num_kv_heads": 2}),
