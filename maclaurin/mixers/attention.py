@@ -53,6 +53,7 @@ class Attention(ProjectedMixer):
 
     bidirectional = True
     gate_bias = True
+    decays_per_channel = True
 
     def __init__(
         self,
@@ -76,10 +77,15 @@ class Attention(ProjectedMixer):
         one_of("norm", norm, NORMS)
         one_of("value_norm", value_norm, VALUE_NORMS)
         at_least_one("fold_every", fold_every)
+        if self.decay == "channel" and order not in (1, 2):
+            raise ValueError(f"decay='channel' needs order 1 or 2, got {order}")
+        self._sums_at_once = order == 1 or self.decay == "channel"
         if fold_at is not None:
             at_least_one("fold_at", fold_at)
-            if order in (None, 1):
-                raise ValueError("fold_at needs an order above 1: softmax folds no tokens, first order each one at once")
+            if order is None or self._sums_at_once:
+                raise ValueError(
+                    "fold_at needs an order above 1, no decay per channel: softmax folds no tokens, the others each at once"
+                )
         self.kernel = None if order is None else Kernel.of(order)
         if self.kernel is None and norm == "none":
             raise ValueError("norm='none' leaves exp(score) unbounded: softmax (order=None) needs 'sum' or 'output'")
@@ -196,7 +202,7 @@ class Attention(ProjectedMixer):
         if self.kernel is None:
             kept = tokens if self.window is None else min(tokens, self.window - 1)
             attention = self.tokens_of(TokenState, kept, self.num_kv_heads, zeros)
-        elif self.order == 1:
+        elif self._sums_at_once:
             attention = LinearState(zeros(*self._recurrent_shape(), dtype=zeros.wide))
         else:
             kept = buffered(tokens, self._fold_at(self._key_dtype(zeros.dtype)), self.fold_every)
