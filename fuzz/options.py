@@ -64,6 +64,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "order": (None, 1, 2, 3, 4, (0, 1, 2), (1, 2)),
     "out_gate": gated.OUT_GATES,
     "out_gate_activation": gated.GATE_ACTIVATIONS,
+    "qk_norm": SWITCH,
     "rotary": projected.ROTARIES,
     "rotary_options": (
         None,

@@ -19,6 +19,7 @@ from maclaurin.common.arguments import at_least, at_least_one, one_of, positive
 from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Zeros, advanced, initial_dt_bias
 from maclaurin.mixers.mechanisms import Mechanism
 from maclaurin.mixers.near_window import NearState, NearWindow
+from maclaurin.mixers.qk_norm import QKNorm
 from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.conv import ACTIVATIONS
@@ -58,6 +59,7 @@ class ProjectedMixer(Mixer):
     shared_keys: one query and one key per token for all heads, which differ in values and decays, as in Mamba-2.
     conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it,
     or "silu-v" on v alone.
+    qk_norm: an RMS norm of q and k per head, with learned weights (`qk_norm.py`).
     rotary: "rope" rotates q and k by exact positions, with rope_theta; "selective" by angles computed from the tokens, with
     rotary_options (`selective_rope.py`). rotary_interleaved pairs channels (0,1), (2,3)… rounded_positions: rounds
     those of "rope" to bfloat16, so that beyond 256 tokens share positions; for checkpoints that were trained so.
@@ -86,6 +88,7 @@ class ProjectedMixer(Mixer):
         conv_width: int = 0,
         conv_bias: bool = True,
         activation: str = "identity",
+        qk_norm: bool = False,
         rotary: str = "none",
         rope_theta: float = 10000.0,
         rotary_options: dict[str, Any] | None = None,
@@ -114,6 +117,7 @@ class ProjectedMixer(Mixer):
         self._set_rotary(rotary, rope_theta, rotary_options or {}, rotary_interleaved, rounded_positions)
         self._set_decay(decay, decay_scale, decay_bias, decay_rank, value_discretization, dt_bias)
         self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
+        self.qk_norm = QKNorm(num_heads, self.num_kv_heads, self.key_dim) if qk_norm else None
         self.near: NearWindow | None = None  # for mechanisms that have the option near_window
         self.skip: nn.Parameter | None = None
         self.gate_proj: nn.Linear | None = None
@@ -213,6 +217,8 @@ class ProjectedMixer(Mixer):
         q, k = repeat_heads(q, self.num_heads), repeat_heads(k, self.num_kv_heads)
         if self.activation == "silu-v":
             v = F.silu(v)
+        if self.qk_norm is not None:
+            q, k = self.qk_norm(q, k)
         positions, position = advanced(state, x, call.lengths) if self._needs_position else (None, None)
         rotation, interleaved = None, self.rotary_interleaved
         if self.rotary == "rope":
