@@ -47,6 +47,7 @@ class Attention(ProjectedMixer):
     value_norm: "position" divides v_t by t^σ(c), with one c per head (paper 1's cosine attention).
     window: for softmax only, how many tokens a query sees, itself included; may be changed at any time.
     near_window: for all other orders, how many of the last tokens a softmax beside them sees (`near_window.py`).
+    near_norm: "each" divides both by their own sums, "joint" by one sum of all weights.
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     fold_at, fold_every: when tokens are folded into the recurrent state; by default as soon as that makes the state smaller.
     """
@@ -67,6 +68,7 @@ class Attention(ProjectedMixer):
         value_norm: str = "none",
         window: int | None = None,
         near_window: int | None = None,
+        near_norm: str = "each",
         fold_at: int | None = None,
         fold_every: int = FOLD_EVERY,
         init: str = "torch",
@@ -106,8 +108,10 @@ class Attention(ProjectedMixer):
         self.window = window
         self.fold_at = fold_at
         self.fold_every = fold_every
+        if near_window is None and near_norm != "each":
+            raise ValueError(f"near_norm={near_norm!r} needs near_window")
         if near_window is not None:
-            self.near = NearWindow(num_heads, near_window, causal=self.causal)
+            self.near = NearWindow(num_heads, near_window, norm=near_norm, divides=self._divides, causal=self.causal)
 
         orders = 0 if self.kernel is None else len(self.kernel.orders)
         self._folds: dict[torch.dtype, int] = {}

@@ -304,7 +304,7 @@ class ProjectedMixer(Mixer):
         """A KV cache of so many tokens, with log decays if there is a decay."""
         keys = zeros(tokens, heads, self.key_dim, dtype=self._key_dtype(zeros.dtype))
         decay = None if self.decay == "none" else zeros(tokens, heads, dtype=zeros.wide)
-        return kind(keys, zeros(tokens, heads, self.head_dim), decay)
+        return kind(keys, zeros(tokens, heads, self._kept_values), decay)
 
     def _key_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of cached keys, for inputs of `dtype`."""
@@ -315,4 +315,9 @@ class ProjectedMixer(Mixer):
         if self.near is None:
             return far
         shape = (min(tokens, self.near.window - 1), self.num_kv_heads)
-        return NearState(far, TokenState(zeros(*shape, self.key_dim), zeros(*shape, self.head_dim)))
+        return NearState(far, TokenState(zeros(*shape, self.key_dim), zeros(*shape, self._kept_values)))
+
+    @property
+    def _kept_values(self) -> int:
+        """Channels of a cached value: those of a head, and a one where the weights of two mechanisms have one sum."""
+        return self.head_dim + (self.near is not None and self.near.joint)

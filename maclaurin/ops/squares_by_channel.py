@@ -11,6 +11,7 @@ An output is an average of values. Where its denominator is below the rounding e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,8 @@ from maclaurin.ops.features import Kernel, remembered
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.rounding import ROUNDING
 from maclaurin.ops.states import LinearState, State
+
+Attend = Callable[..., tuple[Tensor, LinearState | None]]
 
 SQUARE = Kernel.of(2)
 
@@ -46,7 +49,7 @@ def squares_by_channel(
     checks.log_decay(log_decay, q, k, per_channel=True)
     dtype, scale = q.dtype, default_scale(scale, q)
     q, k, v = wide(q), wide(k) * scale, wide(v)
-    attend = partial(linear_attention, scale=1.0, normalize=False, **options)
+    attend: Attend = partial(linear_attention, scale=1.0, normalize=False, **options)
     features = (SQUARE.features(q), SQUARE.features(k))
     if not normalize:
         y, after = attend(*features, v, of_pairs(log_decay), state=state)
