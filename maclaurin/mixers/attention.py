@@ -12,6 +12,7 @@ their code sums zero weights it averages or returns zero, depending on the kerne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +62,7 @@ class Attention(ProjectedMixer):
         d_model: int,
         num_heads: int,
         *,
-        order: int | tuple[int, ...] | None,
+        order: int | Sequence[int] | None,
         learn_order_weights: bool = False,
         feature_map: str = "identity",
         norm: str = "sum",
@@ -75,6 +76,7 @@ class Attention(ProjectedMixer):
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
+        order = tuple(order) if isinstance(order, Sequence) else order  # JSON has no tuples
         one_of("feature_map", feature_map, FEATURE_MAPS)
         one_of("norm", norm, NORMS)
         one_of("value_norm", value_norm, VALUE_NORMS)
@@ -221,8 +223,8 @@ class Attention(ProjectedMixer):
 class Taylor(Attention):
     """order: the terms 0..order of the softmax series, or those of a tuple such as (0, 2). The rest: as `Attention`."""
 
-    def __init__(self, d_model: int, num_heads: int, *, order: int | tuple[int, ...] = 2, **options: Any) -> None:
-        if not isinstance(order, tuple):
+    def __init__(self, d_model: int, num_heads: int, *, order: int | Sequence[int] = 2, **options: Any) -> None:
+        if not isinstance(order, Sequence):
             at_least_one("order", order)
             order = Kernel.of(range(order + 1)).orders
         super().__init__(d_model, num_heads, order=order, **options)
