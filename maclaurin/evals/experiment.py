@@ -18,10 +18,11 @@ class Experiment:
 
     reference: the model whose number of parameters all models have, as nearly as the width of their MLPs allows; it need
     not be in the table; None for the MLPs of the setting everywhere. metric: "accuracy", "exact" for the share of examples
-    without a mistake, or "loss", nats per answer, of which less is better and which then also chooses learning rates.
-    families: by label, the mechanism, where a table has it in several sizes: drawn against bytes of state. against: by label, the model that it is compared with seed by seed, on the last test.
-    published: by label, the text of the table's last column; `source` says where it was published, and in which setting.
-    note: what a reader of the table must know.
+    without a mistake, or "loss", nats per answer, which is better when lower and then chooses learning rates too.
+    families: by label, the mechanism, where a table has each in several sizes; it is drawn against bytes of state.
+    against: by label, the model that it is compared with seed by seed, on the last test. published: by label, the text of
+    the table's last column; `source` says where it was published, and in which setting. note: what a reader of the table
+    must know.
     """
 
     name: str

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from maclaurin.evals import searched
 from maclaurin.evals.frontier import frontiers
 from maclaurin.evals.results import ResultRow, ResultTable, SuiteResult
 from maclaurin.evals.tables import against_text, column_title, footnotes, state_text, steps_text, time_title
@@ -30,7 +31,8 @@ LEAD_OF_A_MODEL = (
 def page(results: SuiteResult) -> Page:
     tables = results.tables
     made = {"command": results.command, **versions(), **devices()}
-    sections = [section(table, table.experiment) for table in tables]
+    sections = [_search(tables)] if tables[0].rung else []
+    sections += [section(table, table.experiment) for table in tables]
     sections.append(
         Section(
             "How it was made",
@@ -40,6 +42,17 @@ def page(results: SuiteResult) -> Page:
         )
     )
     return Page(f"Maclaurin: {results.suite}", headline(tables[0]), [lead(tables)], sections)
+
+
+def _search(tables: Sequence[ResultTable]) -> Section:
+    columns = [Column(title, numeric=title not in searched.LEFT) for title in searched.TITLES]
+    rows = [[_number(text) for text in line] for line in searched.lines(tables)]
+    return Section("All candidates", "", [DataTable("table-search", columns, rows, searched.cost(tables))])
+
+
+def _number(text: str) -> Cell:
+    number = text.replace(",", "")
+    return Cell(text, float(number)) if number.replace(".", "", 1).isdigit() else Cell(text)
 
 
 def lead(tables: Sequence[ResultTable]) -> str:

@@ -1,10 +1,12 @@
 """From outcomes to a table: the best learning rate of each model, and the intervals of its accuracies.
 
 The learning rate of a model is the one with the best mean validation over seeds, the smaller of two equals: the highest
-accuracy, or the lowest loss where the metric is the loss. Tests have no part in it. With one seed an interval is Wilson's over the examples of the test: an accuracy with several answers per
-example varies no more than one with one answer, so the interval is conservative. With several seeds it is the wider of
-Wilson's over the examples of all seeds and the bootstrap of the mean over seeds. Of a loss it is the normal interval of the
-mean over examples, where an accuracy has Wilson's.
+accuracy, or the lowest loss where the metric is the loss. Tests have no part in it.
+
+With one seed an interval is Wilson's over the examples of the test: an accuracy with several answers per example varies no
+more than one with one answer, so the interval is conservative. With several seeds it is the wider of Wilson's over the
+examples of all seeds and the bootstrap of the mean over seeds. Of a loss it is the normal interval of the mean over
+examples, where an accuracy has Wilson's.
 """
 
 from __future__ import annotations

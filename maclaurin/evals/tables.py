@@ -18,6 +18,7 @@ from maclaurin.evals.runner import Event
 
 BEST = "◆"
 
+
 class Watcher:
     """A bar for all cells and one per cell in training. Where the output is no terminal, a line as each cell ends, and every
     few seconds how far one of them is.

@@ -61,7 +61,7 @@ def test_a_document_goes_to_the_smaller_part():
 
 
 def test_a_text_that_is_too_short_or_has_no_end_says_so(folder, monkeypatch):
-    with pytest.raises(ValueError, match="length must be below the .* bytes of the test part"):
+    with pytest.raises(ValueError, match=r"length must be below the .* bytes of the test part"):
         task("text", corpus=folder, length=10_000, split="test").sample(1, seed=0)
     with pytest.raises(ValueError, match="split must be one of 'train', 'validation', 'test'"):
         task("text", split="held-out")

@@ -43,9 +43,8 @@ class Text(Task[Batch]):
     def draw(self, count: int, rng: np.random.Generator) -> Batch:
         tokens = part_of(self.corpus, self.split)
         if len(tokens) <= self.length:
-            raise ValueError(
-                f"length must be below the {len(tokens)} bytes of the {self.split} part of {self.corpus!r}, got {self.length}"
-            )
+            part = f"the {self.split} part of {self.corpus!r}"
+            raise ValueError(f"length must be below the {len(tokens)} bytes of {part}, got {self.length}")
         start_N1 = rng.integers(len(tokens) - self.length, size=(count, 1))
         bytes_NT = torch.from_numpy(tokens[start_N1 + np.arange(self.length + 1)].astype(np.int64))
         return Batch(bytes_NT[:, :-1], bytes_NT[:, 1:])
@@ -68,7 +67,7 @@ def part_of(corpus: str, split: str) -> np.ndarray[Any, Any]:
         validation, test = np.array_split(file.tokens, 2)
         return validation if split == "validation" else test
     is_test = halves(np.diff(file.ends, prepend=0))
-    return np.concatenate([file.document(place) for place in np.flatnonzero(is_test == (split == "test"))])
+    return np.concatenate([file.document(int(place)) for place in np.flatnonzero(is_test == (split == "test"))])
 
 
 def halves(sizes: Integers) -> np.ndarray[Any, np.dtype[np.bool_]]:
