@@ -45,6 +45,7 @@ def test_mamba2_and_windows_have_the_bytes_of_second_order():
 
     assert state("2mamba-k8") == pytest.approx(state("window-w16"), rel=0.5)
     assert state("2mamba-k16") == pytest.approx(state("mamba2-n128"), rel=0.5)
+    assert state("2mamba-k16") > state("gla-k32") > state("gla-k8")
     assert state("2mamba-k16") == pytest.approx(state("window-w64"), rel=0.5)
     assert state("2mamba-k32") == pytest.approx(state("mamba2-n256x2"), rel=0.5)
     assert state("window-w64") < state("softmax") < state("fox")

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_a_rung_says_what_it_must_be():
 @pytest.mark.parametrize("preset", RUNGS)
 def test_every_rung_is_longer_and_has_the_references(preset):
     rungs = RUNGS[preset]
-    assert all(one.times < two.times and one.seeds <= two.seeds for one, two in zip(rungs, rungs[1:], strict=False))
+    assert all(one.times < two.times and one.seeds <= two.seeds for one, two in pairwise(rungs))
     assert rungs[-1].seeds >= 3
     for planned in plan("search", preset):
         assert set(REFERENCES) < set(planned.rows)

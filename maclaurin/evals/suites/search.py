@@ -11,8 +11,8 @@ from dataclasses import replace
 from maclaurin.evals.cells import Problem, Row, Setting
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.halving import Rung
-from maclaurin.evals.suites.frontier import gated
-from maclaurin.evals.suites.rows import mqar, no_paper, one
+from maclaurin.evals.suites.frontier import few_to_many, gated
+from maclaurin.evals.suites.rows import no_paper, one
 
 RUNGS = {
     "quick": (Rung(1, 1, 0.5), Rung(2, 1, 0.5, floor=0.5), Rung(4, 3, 0.0, floor=0.5)),
@@ -34,7 +34,7 @@ def second_order(**options: object) -> Row:
 CANDIDATES = {
     "2mamba": second_order(),
     "mamba2s": gated("mamba2s"),
-    "gla": gated("gla", key_dim=16),
+    "gla": gated("gla", key_dim=8),
     "gated-delta": gated("gated-delta"),
     "orders-1-2": second_order(order=[1, 2], learn_order_weights=True),
     "near-16": second_order(near_window=16),
@@ -50,10 +50,11 @@ CANDIDATES = {
     "silu-v": second_order(activation="silu-v"),
     "dt-on-values": second_order(value_discretization="dt"),
     "forget": second_order(decay="forget"),
-    "shared-keys-32": second_order(shared_keys=True, key_dim=32),
-    # heads by width, at the state of 2mamba
-    "heads-2": Row(("2mamba",), {"2mamba": {"block": "gated", "key_dim": 16}}, heads=2),
-    "heads-8": Row(("2mamba",), {"2mamba": {"block": "gated", "key_dim": 16}}, heads=8),
+    "keys-16": second_order(key_dim=16),
+    # one set of keys for all heads, and heads by width: at the state of keys-16
+    "shared-keys-16": second_order(shared_keys=True, key_dim=16),
+    "heads-4": replace(second_order(key_dim=16), heads=4),
+    "heads-2": replace(second_order(key_dim=16), heads=2),
 }
 # more than two layers: one of softmax among eight has a state that grows, at an eighth of the price
 DEEP = {"softmax-1-of-8": in_turn(*["2mamba"] * 7, "softmax")}
@@ -65,13 +66,12 @@ def search(preset: str) -> list[Experiment]:
     quick = preset == "quick"
     rows = {**REFERENCES, **CANDIDATES, **({} if quick else DEEP)}
     length = 256 if quick else 512
-    pairs = ((32, 8), (64, 16)) if quick else ((64, 16), (256, 64))
-    recalled = tuple(problem for tokens, count in pairs for problem in mqar(tokens, count, vocab_size=128 if quick else 512))
-    size = Setting(inner=256) if quick else Setting(inner=256, width=128, layers=8)
+    recalled = few_to_many(16, 40) if quick else few_to_many(64, 512)
+    size = Setting(heads=8, inner=256) if quick else Setting(heads=8, inner=256, width=128, layers=8)
     shape = "2 layers of width 64" if quick else "8 layers of width 128"
     text = Experiment(
         "text",
-        f"Bytes of the standard library, {length} at a time, {shape}, 4 heads, gated blocks, equal parameters",
+        f"Bytes of the standard library, {length} at a time, {shape}, 8 heads, gated blocks, equal parameters",
         rows,
         replace(size, steps=400, batch=4, examples=256) if quick else replace(size, steps=1000, batch=16),
         train=(Problem("text", {"length": length}),),
@@ -82,13 +82,11 @@ def search(preset: str) -> list[Experiment]:
     )
     recall = Experiment(
         "mqar",
-        f"MQAR, {shape}, 4 heads, gated blocks, equal parameters: accuracy by number of pairs",
+        f"MQAR, {shape}, 8 heads, gated blocks, equal parameters: accuracy by number of pairs",
         rows,
-        replace(size, steps=400, batch=16, stop_at=0.999, examples=200)
-        if quick
-        else replace(size, steps=1500, stop_at=0.999),
+        replace(size, steps=400, stop_at=0.999, examples=200) if quick else replace(size, steps=1500, stop_at=0.999),
         train=recalled,
-        test=recalled,
+        test=recalled[-2:],
         learning_rates=(3e-3, 1e-2) if quick else (1e-3, 3e-3, 1e-2),
         axis="pairs",
         reference=gated("softmax"),
