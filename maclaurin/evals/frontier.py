@@ -19,7 +19,8 @@ def frontiers(key: str, table: ResultTable) -> list[Chart]:
     style = figures.styles([(name, name) for name in families])
     charts = []
     for place, point in enumerate(next(iter(families.values()))[0].points if families else ()):
-        lines = [_family(name, style[name], rows, place) for name, rows in families.items()]
+        measured = {name: [row for row in rows if len(row.points) > place] for name, rows in families.items()}
+        lines = [_family(name, style[name], rows, place) for name, rows in measured.items()]
         value = point.options.get(table.axis)
         where = "" if value is None else f" at {column_title(table, value)}"
         figure = frontier(lines, table.metric_title, lower=table.lower_is_better)

@@ -60,13 +60,13 @@ def lead(tables: Sequence[ResultTable]) -> str:
     if not any(table.setting for table in tables):
         return LEAD_OF_A_MODEL
     seeds = {row.seeds for table in tables for row in table.measured()}
+    over = "Wilson's over examples"
+    if any(table.lower_is_better for table in tables):
+        over += " (of a loss the normal one, over pieces of a text that all models share)"
     if seeds <= {1}:
-        return (
-            f"{LEAD} Each has one seed: intervals are 95 %, Wilson's over examples, and do not say what another seed would "
-            "change."
-        )
-    one = "with one seed Wilson's over examples, with several " if 1 in seeds else ""
-    return f"{LEAD} Intervals are 95 %: {one}the wider of Wilson's over examples and the bootstrap over seeds."
+        return f"{LEAD} Each has one seed: intervals are 95 %, {over}, and do not say what another seed would change."
+    one = f"with one seed {over}, with several " if 1 in seeds else ""
+    return f"{LEAD} Intervals are 95 %: {one}the wider of {over if not one else 'that'} and the bootstrap over seeds."
 
 
 def headline(table: ResultTable) -> str:

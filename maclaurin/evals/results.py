@@ -186,7 +186,7 @@ class ResultTable(Record):
 
     def frontier(self, place: int = -1) -> list[str]:
         """The labels, by bytes, of the rows that no other is beyond in the test at this place."""
-        rows = [row for row in self.measured() if row.points[place].state_bytes is not None]
+        rows = [row for row in self.measured() if len(row.points) > place and row.points[place].state_bytes is not None]
         points = [(float(row.points[place].state_bytes or 0), row.points[place].value) for row in rows]
         return [rows[found].label for found in pareto(points, lower=self.lower_is_better)]
 

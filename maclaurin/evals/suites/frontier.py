@@ -1,8 +1,8 @@
 """State for state: what recall and text gain from each byte of state, at equal parameters and in an equal block.
 
-Every mechanism is in several sizes, and in the surroundings of Mamba-2 (`block="gated"`), which Mamba-2 has by itself. A
-window of softmax has as many bytes as its tokens; all of softmax and FoX end the axis. Keys of second order with 64 channels
-are in `standard` alone: at the lengths of `quick` their state would be larger than all keys and values.
+Every mechanism is in several sizes, and in the surroundings of Mamba-2 (`block="gated"`), which Mamba-2 has by itself.
+Mamba-2 and windows of softmax have sizes with about the bytes of the second-order states; softmax and FoX, which keep all
+tokens, end the axis.
 """
 
 from __future__ import annotations
