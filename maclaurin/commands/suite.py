@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def suite(
-    name: Annotated[str, typer.Argument(help="recall, track, needle, lra, vision or swax.")],
+    name: Annotated[str, typer.Argument(help="recall, track, needle, lra, vision, swax, frontier or search.")],
     preset: Annotated[str, typer.Option(help="quick, standard or paper.")] = "quick",
     mixers: Annotated[
         str | None,
@@ -46,7 +47,8 @@ def suite(
     folder = output or Path("results") / f"{name}-{preset}"
     errors: dict[str, str] = {}
     if model is None:
-        tables, errors = _trained(experiments, folder, jobs)
+        train = partial(_trained, folder=folder, jobs=jobs)
+        tables, errors = _searched(experiments, preset, train) if name == "search" else train(experiments)
     elif name == "needle":
         tables = _tested(model, experiments)
     else:
@@ -56,6 +58,14 @@ def suite(
         count = "one cell" if len(errors) == 1 else f"{len(errors)} cells"
         print(f"maclaurin: {count} failed, such as: {next(iter(errors.values()))}", file=sys.stderr)
         raise SystemExit(1)
+
+
+def _searched(experiments: list[Any], preset: str, train: Any) -> tuple[list[ResultTable], dict[str, str]]:
+    """The same rung by rung, each with the models that the one before leaves."""
+    from maclaurin.evals.halving import halve
+    from maclaurin.evals.suites.search import REFERENCES, RUNGS
+
+    return halve(experiments, RUNGS[preset], REFERENCES, train)
 
 
 def _trained(experiments: list[Any], folder: Path, jobs: int | None) -> tuple[list[ResultTable], dict[str, str]]:
@@ -95,6 +105,7 @@ def _tested(model: str, experiments: list[Any]) -> list[ResultTable]:
 
 def _publish(results: SuiteResult, folder: Path, *, as_json: bool) -> None:
     from maclaurin.common.files import write_json
+    from maclaurin.evals.searched import search_table
     from maclaurin.evals.tables import distance_table, result_table
     from maclaurin.page import missing
 
@@ -107,6 +118,8 @@ def _publish(results: SuiteResult, folder: Path, *, as_json: bool) -> None:
             console.print(result_table(table))
             if by_distance := distance_table(table):
                 console.print(by_distance)
+        if results.tables[0].rung:
+            console.print(search_table(results.tables))
         console.print(f"figures: {folder / 'results.json'}")
     if sentence := missing():
         print(f"no page: {sentence}", file=sys.stderr)

@@ -33,13 +33,14 @@ class Row(Record):
     """A model of a table: the mixers of its layers, as a pattern that repeats, and the options of each mixer by name.
 
     short_window: SWAX's stochastic windows, in half of the steps but the last tenth. test_window: the window, in tests, of
-    all layers that have one.
+    all layers that have one. heads: of this model, instead of those of the setting.
     """
 
     mixers: tuple[str, ...]
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     short_window: int | None = None
     test_window: int | None = None
+    heads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ class Cell(Record):
                 del settings["setting"][later]  # results from before there was a choice stay valid
         if not self.validate:
             del settings["validate"]
+        if self.row.heads is None:
+            del settings["row"]["heads"]
         text = json.dumps({"protocol": PROTOCOL, **settings}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 

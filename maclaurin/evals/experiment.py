@@ -17,10 +17,12 @@ class Experiment:
     that accuracy is plotted against, on one axis or on two (a heat map).
 
     reference: the model whose number of parameters all models have, as nearly as the width of their MLPs allows; it need
-    not be in the table; None for the MLPs of the setting everywhere. metric: "accuracy", or "exact" for the share of
-    examples without a mistake. against: by label, the model that it is compared with seed by seed, on the last test.
-    published: by label, the text of the table's last column; `source` says where it was published, and in which setting.
-    note: what a reader of the table must know.
+    not be in the table; None for the MLPs of the setting everywhere. metric: "accuracy", "exact" for the share of examples
+    without a mistake, or "loss", nats per answer, which is better when lower and then chooses learning rates too.
+    families: by label, the mechanism, where a table has each in several sizes; it is drawn against bytes of state.
+    against: by label, the model that it is compared with seed by seed, on the last test. published: by label, the text of
+    the table's last column; `source` says where it was published, and in which setting. note: what a reader of the table
+    must know.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Experiment:
     reference: Row | None = SOFTMAX
     metric: str = "accuracy"
     seeds: int = 1
+    families: Mapping[str, str] = field(default_factory=dict)
     against: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, str] = field(default_factory=dict)
     source: str = ""

@@ -3,8 +3,8 @@
 Training examples are new at every step, drawn with the cell's seed; validation and test examples have seeds of their own,
 the same for all cells. AdamW (0.9, 0.95), weight decay of matrices only, a tenth of the steps to warm up, then a cosine to a
 hundredth, gradients clipped to norm 1. Where there is a goal, training ends when validation reaches it; where there are
-separate validation tasks, the weights with the best validation accuracy are kept. A run whose loss becomes NaN ends there,
-and its accuracies are 0.
+separate validation tasks, the weights with the best validation accuracy are kept. A run whose loss becomes NaN ends there:
+its accuracies are 0, and its losses those of guessing among all classes.
 
 The same cell gives the same numbers, bit for bit, on the same machine with the same number of threads.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from maclaurin.common.records import Record
+from maclaurin.common.records import ABSENT, Record
 from maclaurin.data.tasks import MQAR, NOT_ASKED, Batch, StoredTask, Task
 from maclaurin.data.tasks.base import rows
 from maclaurin.evals.cells import Cell
@@ -47,7 +47,8 @@ class Score(Record):
     """On one test. accuracy: the mean over examples of their share of right answers. exact: examples without a mistake.
 
     state_bytes: the state of the model for one sequence of this length, None if it has none. by_distance: for recall,
-    (from, to, right answers, answers asked for) by how many tokens ago the key first occurred.
+    (from, to, right answers, answers asked for) by how many tokens ago the key first occurred. loss: nats per answer, the
+    mean over examples, with their standard deviation; None in results from before it was counted.
     """
 
     accuracy: float
@@ -56,24 +57,28 @@ class Score(Record):
     length: int
     state_bytes: int | None
     by_distance: Sequence[tuple[int, int, int, int]]
+    loss: float | None = field(default=None, metadata=ABSENT)
+    loss_std: float | None = field(default=None, metadata=ABSENT)
 
 
 @dataclass(frozen=True)
 class Outcome(Record):
-    validation: float  # accuracy on the validation tasks; learning rates are chosen by it
+    validation: float  # accuracy on the validation tasks; learning rates are chosen by it, or by the loss there
     scores: Sequence[Score]  # in the order of the cell's tests
     parameters: int
     steps: int  # taken: fewer than allowed if the goal was reached
     diverged: bool
     seconds: float  # CPU time: other processes do not count
+    validation_loss: float | None = field(default=None, metadata=ABSENT)  # nats per answer
 
     @classmethod
     def from_json(cls, values: Any, where: str = "") -> Self:
         made = super().from_json(values, where)
-        numbers: list[float] = [made.validation, made.parameters, made.steps, made.seconds]
+        numbers: list[float] = [made.validation, made.parameters, made.steps, made.seconds, made.validation_loss or 0]
         for score in made.scores:
             numbers += [score.accuracy, score.exact, score.examples, score.length, score.state_bytes or 0]
             numbers += [number for bucket in score.by_distance for number in bucket]
+            numbers += [score.loss or 0, score.loss_std or 0]
         if not all(0 <= number < math.inf for number in numbers):
             raise ValueError("numbers of an outcome must be finite and at least 0")
         return made
@@ -90,10 +95,11 @@ def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
     for mixer, own in windows.items():
         mixer.window = cell.row.test_window or own
     model.eval()
-    validation = 0.0 if diverged else _validation_accuracy(model, _judges(cell))
+    guessing = math.log(tasks[0].num_classes)
+    validation, loss = (0.0, guessing) if diverged else _validation(model, _judges(cell))
     scores = [_score(model, problem.task(), cell.setting.examples, diverged) for problem in cell.test]
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Outcome(validation, scores, parameters, steps, diverged, time.process_time() - started)
+    return Outcome(validation, scores, parameters, steps, diverged, time.process_time() - started, loss)
 
 
 def train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch = lambda step, loss: None) -> tuple[int, bool]:
@@ -126,7 +132,7 @@ def train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch = 
                 for mixer, own in windows.items():
                     mixer.window = own
                 model.eval()
-                accuracy = _validation_accuracy(model, _judges(cell), CHECK_EXAMPLES)
+                accuracy, _ = _validation(model, _judges(cell), CHECK_EXAMPLES)
                 model.train()
                 if cell.validate and accuracy > best:
                     best, weights = accuracy, {name: value.clone() for name, value in model.state_dict().items()}
@@ -167,10 +173,11 @@ def _judges(cell: Cell) -> list[Task[Any]]:
     return [problem.task() for problem in cell.validate or cell.train]
 
 
-def _validation_accuracy(model: SmallModel, tasks: list[Task[Any]], examples: int = VALIDATION_EXAMPLES) -> float:
-    """The mean over tasks, each with the same weight."""
-    parts = [validation_part(task).sample(examples, VALIDATION_SEED) for task in tasks]
-    return float(np.mean([_right(model, part)[0].mean().item() for part in parts]))
+def _validation(model: SmallModel, tasks: list[Task[Any]], examples: int = VALIDATION_EXAMPLES) -> tuple[float, float]:
+    """Accuracy and loss: the mean over tasks, each with the same weight."""
+    found = [_answers(model, validation_part(task).sample(examples, VALIDATION_SEED)) for task in tasks]
+    share, loss = ([getattr(one, column).mean().item() for one in found] for column in ("share_N", "loss_N"))
+    return float(np.mean(share)), float(np.mean(loss))
 
 
 def _score(model: SmallModel, task: Task[Any], examples: int, diverged: bool) -> Score:
@@ -178,16 +185,17 @@ def _score(model: SmallModel, task: Task[Any], examples: int, diverged: bool) ->
     parts: Iterable[Examples] = (
         task.once(EXAMPLES_AT_ONCE) if isinstance(task, StoredTask) else [task.sample(examples, TEST_SEED)]
     )
-    shares = []
+    found = []
     for drawn in parts:
-        share_N, right, asked = _right(model, drawn)
-        shares.append(share_N)
-    share_N = torch.cat(shares)
+        found.append(_answers(model, drawn))
+    last = found[-1]
+    share_N, loss_N = torch.cat([one.share_N for one in found]), torch.cat([one.loss_N for one in found])
     if diverged:
-        share_N, right = torch.zeros_like(share_N), torch.zeros_like(right)
+        share_N, last = torch.zeros_like(share_N), replace(last, right=torch.zeros_like(last.right))
+        loss_N = torch.full_like(loss_N, math.log(task.num_classes))
     inputs = drawn.tokens if isinstance(drawn, Batch) else drawn.inputs
     length = inputs.shape[-1] if inputs.dtype == torch.int64 else inputs[0].numel()  # tokens, or pixels
-    buckets = _by_distance(drawn.tokens, right, asked) if isinstance(task, MQAR) else []
+    buckets = _by_distance(drawn.tokens, last.right, last.asked) if isinstance(task, MQAR) else []
     return Score(
         accuracy=share_N.mean().item(),
         exact=(share_N == 1).double().mean().item(),
@@ -195,22 +203,35 @@ def _score(model: SmallModel, task: Task[Any], examples: int, diverged: bool) ->
         length=length,
         state_bytes=model.state_nbytes(length),
         by_distance=buckets,
+        loss=loss_N.mean().item(),
+        loss_std=loss_N.std(correction=0).item(),
     )
 
 
+@dataclass(frozen=True)
+class Answers:
+    share_N: Tensor  # of right answers per example
+    loss_N: Tensor  # nats per answer, the mean per example
+    right: Tensor  # which are right and which are asked for, (N, T) or (N, 1)
+    asked: Tensor
+
+
 @torch.no_grad()
-def _right(model: SmallModel, drawn: Examples) -> tuple[Tensor, Tensor, Tensor]:
-    """The share of right answers per example (N,), which answers are right and which are asked for, (N, T) or (N, 1)."""
+def _answers(model: SmallModel, drawn: Examples) -> Answers:
     inputs = drawn.tokens if isinstance(drawn, Batch) else drawn.inputs
     targets = drawn.targets if isinstance(drawn, Batch) else drawn.labels[:, None]
     size = max(TOKENS_AT_ONCE // inputs[0].numel(), 1)
     asked = targets != NOT_ASKED
-    right = torch.zeros_like(asked)
+    right, nats = torch.zeros_like(asked), torch.zeros_like(asked, dtype=torch.float64)
     for start in range(0, len(inputs), size):
         some = slice(start, start + size)
         logits, answers = model(rows(drawn, some))
         right[some] = right[some].masked_scatter(asked[some], logits.argmax(-1) == answers)
-    return right.double().sum(1) / asked.double().sum(1), right, asked
+        lost = cross_entropy(logits.double(), answers, reduction="none")
+        lost = lost.where(lost.isfinite(), math.log(logits.shape[-1]))  # as if it guessed
+        nats[some] = nats[some].masked_scatter(asked[some], lost)
+    count_N = asked.double().sum(1)
+    return Answers(right.double().sum(1) / count_N, nats.sum(1) / count_N, right, asked)
 
 
 def _by_distance(tokens_NT: Tensor, right_NT: Tensor, asked_NT: Tensor) -> list[tuple[int, int, int, int]]:

@@ -125,6 +125,7 @@ def _state_nbytes(model: Any, length: int) -> int:
 def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
     """A new model for a task; ValueError if task and setting do not fit together."""
     options = {name: dict(own) for name, own in row.options.items()}
+    heads = row.heads or setting.heads
     if setting.model == "vision":
         if len(row.mixers) > 1:
             raise ValueError(f"a vision model has one mixer, got {', '.join(row.mixers)}")
@@ -134,7 +135,7 @@ def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
             num_channels=1,
             hidden_sizes=[setting.width],
             depths=[setting.layers],
-            num_attention_heads=[setting.heads],
+            num_attention_heads=[heads],
             mlp_ratios=[setting.inner / setting.width],
             patch_sizes=[PATCH],
             pooling="mean",
@@ -148,7 +149,7 @@ def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
         hidden_size=setting.width,
         intermediate_size=setting.inner,
         num_hidden_layers=setting.layers,
-        num_attention_heads=setting.heads,
+        num_attention_heads=heads,
         mixer=list(row.mixers),
         mixer_options=options,
         bos_token_id=None,

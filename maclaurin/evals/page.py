@@ -1,4 +1,4 @@
-"""A suite as a page: accuracy against pairs or lengths with the trained ones shaded, heat maps, and the table."""
+"""A suite as a page: values against pairs, lengths (the trained ones shaded) or bytes of state, heat maps, and the table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from maclaurin.evals import searched
+from maclaurin.evals.frontier import frontiers
 from maclaurin.evals.results import ResultRow, ResultTable, SuiteResult
 from maclaurin.evals.tables import against_text, column_title, footnotes, state_text, steps_text, time_title
 from maclaurin.machine.inventory import devices, versions
@@ -19,7 +21,7 @@ AXES = {"pairs": "pairs to remember", "length": "length", "longest": "letters"}
 
 LEAD = (
     "Every cell trains a model of its own at an equal budget. The learning rate of a mixer is the best of the grid by "
-    "validation accuracy; tests have no part in it."
+    "validation; tests have no part in it."
 )
 LEAD_OF_A_MODEL = (
     "A trained model continues every prompt greedily, with its own tokenizer. Intervals are 95 %: Wilson's over prompts."
@@ -29,7 +31,8 @@ LEAD_OF_A_MODEL = (
 def page(results: SuiteResult) -> Page:
     tables = results.tables
     made = {"command": results.command, **versions(), **devices()}
-    sections = [section(table, table.experiment) for table in tables]
+    sections = [_search(tables)] if tables[0].rung else []
+    sections += [section(table, table.experiment) for table in tables]
     sections.append(
         Section(
             "How it was made",
@@ -41,18 +44,29 @@ def page(results: SuiteResult) -> Page:
     return Page(f"Maclaurin: {results.suite}", headline(tables[0]), [lead(tables)], sections)
 
 
+def _search(tables: Sequence[ResultTable]) -> Section:
+    columns = [Column(title, numeric=title not in searched.LEFT) for title in searched.TITLES]
+    rows = [[_number(text) for text in line] for line in searched.lines(tables)]
+    return Section("All candidates", "", [DataTable("table-search", columns, rows, searched.cost(tables))])
+
+
+def _number(text: str) -> Cell:
+    number = text.replace(",", "")
+    return Cell(text, float(number)) if number.replace(".", "", 1).isdigit() else Cell(text)
+
+
 def lead(tables: Sequence[ResultTable]) -> str:
     """How the figures were made, and what their intervals are over."""
     if not any(table.setting for table in tables):
         return LEAD_OF_A_MODEL
     seeds = {row.seeds for table in tables for row in table.measured()}
+    over = "Wilson's over examples"
+    if any(table.lower_is_better for table in tables):
+        over += " (of a loss the normal one, over pieces of a text that all models share)"
     if seeds <= {1}:
-        return (
-            f"{LEAD} Each has one seed: intervals are 95 %, Wilson's over examples, and do not say what another seed would "
-            "change."
-        )
-    one = "with one seed Wilson's over examples, with several " if 1 in seeds else ""
-    return f"{LEAD} Intervals are 95 %: {one}the wider of Wilson's over examples and the bootstrap over seeds."
+        return f"{LEAD} Each has one seed: intervals are 95 %, {over}, and do not say what another seed would change."
+    one = f"with one seed {over}, with several " if 1 in seeds else ""
+    return f"{LEAD} Intervals are 95 %: {one}the wider of {over if not one else 'that'} and the bootstrap over seeds."
 
 
 def headline(table: ResultTable) -> str:
@@ -62,7 +76,8 @@ def headline(table: ResultTable) -> str:
     value = table.columns()[-1]
     means = {row.label: statistics.fmean(point.value for point in table.at(row, value)) for row in rows}
     where = "" if value is None else f" at {column_title(table, value)}"
-    best, worst = max(means, key=lambda label: means[label]), min(means, key=lambda label: means[label])
+    lowest, highest = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    worst, best = (highest, lowest) if table.lower_is_better else (lowest, highest)
     guessing = [row.label for row in rows if table.at_chance(row, value)]
     if len(guessing) == len(rows):
         which = f"{best} is" if len(rows) == 1 else f"none of {len(rows)} is"
@@ -71,7 +86,8 @@ def headline(table: ResultTable) -> str:
     if best == worst:
         return f"{table.experiment}: {best} {means[best]:.3f}{where}"
     intervals = {row.label: table.interval(row, value) for row in rows}
-    if intervals[best][0] <= intervals[worst][1]:
+    # intervals of losses are over texts that all models share: they do not say which differences are real
+    if not table.lower_is_better and intervals[best][0] <= intervals[worst][1]:
         return f"{table.experiment}{where}: all level within their intervals, {means[worst]:.3f} to {means[best]:.3f}"
     chance = f"; at chance, {table.chance(value):.3f}: {', '.join(guessing)}" if guessing else ""
     return f"{table.experiment}{where}: from {worst} {means[worst]:.3f} to {best} {means[best]:.3f}{chance}"
@@ -80,12 +96,14 @@ def headline(table: ResultTable) -> str:
 def section(table: ResultTable, key: str) -> Section:
     """`key` names it in the page and its figures as files."""
     rows = table.measured()
-    style = figures.styles([(row.label, row.label) for row in rows])
+    style = figures.styles([(row.label, row.family or row.label) for row in rows])
     charts: list[Chart] = []
+    if table.by_state:
+        return Section(table.title, "", [*frontiers(key, table), _table(key, table, style)])
     if table.axis and len(table.columns()) > 1:
         charts.append(_curve(key, table, rows, style))
     elif not table.axis and rows:
-        charts.append(_spread(key, rows, style))
+        charts.append(_spread(key, table, rows, style))
     if table.across:
         charts += [_heat_map(key, table, row) for row in rows]
     if any(point.by_distance for row in rows for point in row.points):
@@ -114,16 +132,16 @@ def _trained(table: ResultTable) -> list[float]:
     return [problem.options[table.axis] for problem in table.train if table.axis in problem.options]
 
 
-def _spread(key: str, rows: Sequence[ResultRow], style: dict[str, Style]) -> Chart:
+def _spread(key: str, table: ResultTable, rows: Sequence[ResultRow], style: dict[str, Style]) -> Chart:
     """Of an experiment with one test."""
     points = [row.points[0] for row in rows]
     lines = [
         Line(row.label, style[row.label], [0], [point.value], [point.low], [point.high])
         for row, point in zip(rows, points, strict=True)
     ]
-    figure = figures.spread(lines, [point.by_seed for point in points], "accuracy")
+    figure = figures.spread(lines, [point.by_seed for point in points], table.metric_title)
     pale = "; pale: each seed" if any(len(point.by_seed) > 1 for point in points) else ""
-    return Chart(f"{key}-test", figure, f"Accuracy with its 95 % interval{pale}.")
+    return Chart(f"{key}-test", figure, f"{table.metric.capitalize()} with its 95 % interval{pale}.")
 
 
 def _heat_map(key: str, table: ResultTable, row: ResultRow) -> Chart:
@@ -158,7 +176,7 @@ def _table(key: str, table: ResultTable, style: dict[str, Style]) -> DataTable:
     blank = len(columns) - 1
     columns += [Column("published elsewhere", numeric=False)] * bool(table.source)
     rows = []
-    for row in table.rows:
+    for row in table.ordered():
         if row.points:
             cells = [Cell(row.label, swatch=style[row.label].color), *_cells(table, row, compared)]
         else:
@@ -170,14 +188,14 @@ def _table(key: str, table: ResultTable, style: dict[str, Style]) -> DataTable:
 
 def _cells(table: ResultTable, row: ResultRow, compared: bool) -> list[Cell]:
     """The cells between the label and the published figure."""
-    grid = ", ".join(f"{tried.learning_rate:g}:\N{NO-BREAK SPACE}{tried.accuracy:.3f}" for tried in row.validation)
+    grid = ", ".join(f"{tried.learning_rate:g}:\N{NO-BREAK SPACE}{tried.value:.3f}" for tried in row.validation)
     return [
         Cell(f"{row.learning_rate:g}", row.learning_rate, f"validation {grid}") if grid else Cell("–"),
         *(_accuracy(table, row, value) for value in table.columns()),
-        *([_against(row)] if compared else []),
+        *([_against(table, row)] if compared else []),
         Cell(steps_text(row) or "–", max(row.steps, default=0)),
         Cell(f"{row.parameters:,}", row.parameters),
-        Cell(state_text(row) or "–", row.points[-1].state_bytes),
+        Cell(state_text(table, row) or "–", row.points[-1].state_bytes),
         Cell(f"{row.seconds:.0f}", row.seconds),
     ]
 
@@ -191,11 +209,11 @@ def _accuracy(table: ResultTable, row: ResultRow, value: Any) -> Cell:
     return Cell(f"{mean:.3f}", mean, ", ".join(notes))
 
 
-def _against(row: ResultRow) -> Cell:
+def _against(table: ResultTable, row: ResultRow) -> Cell:
     if row.against is None:
         return Cell("–")
     difference = row.against.difference
-    lines = (line.replace(" ", "\N{NO-BREAK SPACE}") for line in against_text(row))
+    lines = (line.replace(" ", "\N{NO-BREAK SPACE}") for line in against_text(table, row))
     return Cell(f"{difference:+.3f}", difference, " ".join(lines).removeprefix(f"{difference:+.3f}\N{NO-BREAK SPACE}"))
 
 

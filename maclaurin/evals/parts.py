@@ -1,7 +1,7 @@
 """Which examples of a task are for training and which for validation.
 
 A generated task has any number of them: another seed is another set. A stored one has its own validation split, or else
-every fifth example of its training split is used for validation.
+every fifth example of its training split is used for validation. A text has all three parts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from maclaurin.data.tasks import Labelled, StoredTask, Task
+from maclaurin.data.tasks import Labelled, StoredTask, Task, Text
 from maclaurin.data.tasks.base import Store
 
 KEPT_BACK = 5  # one in so many
@@ -25,6 +25,8 @@ def training_part(task: Task[Any]) -> Task[Any]:
 
 
 def validation_part(task: Task[Any]) -> Task[Any]:
+    if isinstance(task, Text):
+        return dataclasses.replace(task, split="validation")
     if not isinstance(task, StoredTask):
         return task
     if "validation" in task.splits:

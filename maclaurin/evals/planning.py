@@ -98,4 +98,4 @@ def check(experiment: Experiment) -> None:
         causal = setting.model != "vision"
         for name in row.mixers:
             with torch.device("meta"):
-                build_mixer(name, setting.width, setting.heads, causal=causal, **row.options.get(name, {}))
+                build_mixer(name, setting.width, row.heads or setting.heads, causal=causal, **row.options.get(name, {}))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from maclaurin.common.intervals import wilson
+from maclaurin.common.pareto import pareto
 from maclaurin.common.records import ABSENT, Json, Record
 from maclaurin.evals.cells import Problem, Setting
 
@@ -59,6 +61,7 @@ class Point(Asked):
     by_seed: Sequence[float]
     accuracy: float | None = field(default=None, metadata=ABSENT)
     exact: float | None = field(default=None, metadata=ABSENT)
+    loss: float | None = field(default=None, metadata=ABSENT)
     examples: int
     tokens: int
     state_bytes: int | None
@@ -67,15 +70,26 @@ class Point(Asked):
 
 @dataclass(frozen=True)
 class Tried(Record):
-    """A learning rate and its mean validation accuracy over seeds."""
+    """A learning rate and its mean validation over seeds: the accuracy, or the loss where the table's metric is the loss."""
 
     learning_rate: float
-    accuracy: float
+    accuracy: float | None = field(default=None, metadata=ABSENT)
+    loss: float | None = field(default=None, metadata=ABSENT)
+
+    def __post_init__(self) -> None:
+        if (self.accuracy is None) == (self.loss is None):
+            raise ValueError("validation must have an accuracy or a loss")
+
+    @property
+    def value(self) -> float:
+        found = self.accuracy if self.loss is None else self.loss
+        assert found is not None
+        return found
 
 
 @dataclass(frozen=True)
 class Against(Record):
-    """How much better a model is on the last test than another with the same seed: mean, lowest and highest over seeds."""
+    """How much higher a model is on the last test than another with the same seed: mean, lowest and highest over seeds."""
 
     row: str
     difference: float
@@ -89,7 +103,8 @@ class ResultRow(Record):
     """validation: of the learning rates tried so far. seeds, points, steps, seconds: with the best one of them.
 
     A row without points is unfinished, or failed; `errors` says how. A saved model, trained elsewhere, has one seed and
-    neither learning rates nor steps.
+    neither learning rates nor steps. family: the mechanism, where a table has it in several sizes. verdict: of a search,
+    whether the model goes on to the next rung, and why not.
     """
 
     label: str
@@ -108,13 +123,15 @@ class ResultRow(Record):
     diverged: int = 0
     seconds: float | None = field(default=None, metadata=ABSENT)
     against: Against | None
+    family: str = ""
+    verdict: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultTable(Record):
     """The table of an experiment. setting: the budget; None for a saved model, trained elsewhere.
 
-    core_seconds: of all finished cells, not only those of the chosen learning rates.
+    core_seconds: of all finished cells, not only those of the chosen learning rates. rung: of a search, from 1; else 0.
     """
 
     experiment: str
@@ -131,6 +148,7 @@ class ResultTable(Record):
     note: str = ""
     cells: int = 0
     core_seconds: float = 0.0
+    rung: int = 0
     rows: Sequence[ResultRow]
 
     def to_json(self) -> Json:
@@ -143,9 +161,34 @@ class ResultTable(Record):
             values = {**values, "setting": None}
         return super().from_json(values, where)
 
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric == "loss"
+
+    @property
+    def metric_title(self) -> str:
+        return {"exact": "examples without a mistake", "loss": "loss, nats per byte"}.get(self.metric, self.metric)
+
     def measured(self) -> list[ResultRow]:
         """The rows that have points."""
         return [row for row in self.rows if row.points]
+
+    @property
+    def by_state(self) -> bool:
+        """Whether it is about bytes of state: rows are sizes of a few families."""
+        return any(row.family for row in self.rows)
+
+    def ordered(self) -> list[ResultRow]:
+        """All rows as a reader sees them: where the table is about bytes of state, by these, the unmeasured ones last."""
+        if not self.by_state:
+            return list(self.rows)
+        return sorted(self.rows, key=lambda row: row.points[-1].state_bytes or 0 if row.points else math.inf)
+
+    def frontier(self, place: int = -1) -> list[str]:
+        """The labels, by bytes, of the rows that no other is beyond in the test at this place."""
+        rows = [row for row in self.measured() if len(row.points) > place and row.points[place].state_bytes is not None]
+        points = [(float(row.points[place].state_bytes or 0), row.points[place].value) for row in rows]
+        return [rows[found].label for found in pareto(points, lower=self.lower_is_better)]
 
     def columns(self) -> list[Any]:
         """The values of the axis, in the order of the tests; one None where there is no axis."""
@@ -162,12 +205,14 @@ class ResultTable(Record):
         if len(points) == 1:
             return points[0].low, points[0].high
         examples = sum(point.examples * len(point.by_seed) for point in points)
+        if self.metric == "loss":
+            return min(point.low for point in points), max(point.high for point in points)
         return wilson(statistics.fmean(point.value for point in points), examples)
 
     def chance(self, value: Any) -> float | None:
-        """What guessing gives there; None of a task that is not known here."""
+        """The accuracy of guessing there; None of a task that is not known here, and for a loss."""
         first = next((point for row in self.measured() for point in self.at(row, value)), None)
-        if first is None:
+        if first is None or self.metric == "loss":
             return None
         if self.metric == "exact":  # all answers of an example
             return 0.0

@@ -1,13 +1,17 @@
 """From outcomes to a table: the best learning rate of each model, and the intervals of its accuracies.
 
-The learning rate of a model is the one with the best mean validation accuracy over seeds, the smaller of two equals; tests
-have no part in it. With one seed an interval is Wilson's over the examples of the test: an accuracy with several answers per
-example varies no more than one with one answer, so the interval is conservative. With several seeds it is the wider of
-Wilson's over the examples of all seeds and the bootstrap of the mean over seeds.
+The learning rate of a model is the one with the best mean validation over seeds, the smaller of two equals: the highest
+accuracy, or the lowest loss where the metric is the loss. Tests have no part in it.
+
+With one seed an interval is Wilson's over the examples of the test: an accuracy with several answers per example varies no
+more than one with one answer, so the interval is conservative. With several seeds it is the wider of Wilson's over the
+examples of all seeds and the bootstrap of the mean over seeds. Of a loss it is the normal interval of the mean over
+examples, where an accuracy has Wilson's.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maclaurin.common.intervals import wilson
+from maclaurin.common.intervals import CONFIDENCE_Z, wilson
 from maclaurin.evals.cells import Cell, Problem
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.learn import Outcome, Score
@@ -34,7 +38,16 @@ def bootstrap(values: Sequence[float]) -> tuple[float, float]:
 
 def interval(values: Sequence[float], examples: int) -> tuple[float, float]:
     """The 95 % interval of the mean over seeds of values, each over `examples` examples."""
-    low, high = wilson(statistics.fmean(values), examples * len(values))
+    return _wider(values, *wilson(statistics.fmean(values), examples * len(values)))
+
+
+def loss_interval(values: Sequence[float], deviations: Sequence[float], examples: int) -> tuple[float, float]:
+    """The same of losses with these standard deviations over the examples, which are the same for all seeds."""
+    mean, half = statistics.fmean(values), CONFIDENCE_Z * statistics.fmean(deviations) / math.sqrt(examples)
+    return _wider(values, max(mean - half, 0.0), mean + half)
+
+
+def _wider(values: Sequence[float], low: float, high: float) -> tuple[float, float]:
     if len(values) == 1:
         return low, high
     lowest, highest = bootstrap(values)
@@ -86,12 +99,12 @@ def _row(
     for cell, outcome in own:
         if outcome is not None:
             by_rate[cell.learning_rate].append(outcome)
-    validation = {rate: statistics.fmean(outcome.validation for outcome in done) for rate, done in by_rate.items() if done}
+    tried = [_tried(experiment, rate, done) for rate, done in by_rate.items() if done]
     row = ResultRow(
         label=label,
         mixers=experiment.rows[label].mixers,
         options=experiment.rows[label].options,
-        validation=[Tried(rate, score) for rate, score in validation.items()],
+        validation=tried,
         published=experiment.published.get(label, ""),
         errors=sorted({errors[cell.key] for cell, _ in own if cell.key in errors}),
         unfinished=sum(outcome is None for _, outcome in own),
@@ -99,10 +112,12 @@ def _row(
         seeds=0,
         points=[],
         against=None,
+        family=experiment.families.get(label, ""),
     )
-    if not validation:
+    if not tried:
         return row
-    rate = min(validation, key=lambda rate: (-validation[rate], rate))
+    sign = 1 if experiment.metric == "loss" else -1
+    rate = min(tried, key=lambda one: (sign * one.value, one.learning_rate)).learning_rate
     done = by_rate[rate]
     return replace(
         row,
@@ -120,9 +135,25 @@ def _row(
     )
 
 
+def _tried(experiment: Experiment, rate: float, done: Sequence[Outcome]) -> Tried:
+    if experiment.metric == "loss":
+        return Tried(rate, loss=statistics.fmean(_known(outcome.validation_loss) for outcome in done))
+    return Tried(rate, statistics.fmean(outcome.validation for outcome in done))
+
+
+def _known(loss: float | None) -> float:
+    if loss is None:
+        raise ValueError("a cell has no loss: it was trained before losses were counted; give another --output")
+    return loss
+
+
 def _point(problem: Problem, metric: str, scores: Sequence[Score]) -> Point:
-    values = [getattr(score, metric) for score in scores]
-    low, high = interval(values, scores[0].examples)
+    values = [_known(getattr(score, metric)) for score in scores]
+    examples = scores[0].examples
+    if metric == "loss":
+        low, high = loss_interval(values, [_known(score.loss_std) for score in scores], examples)
+    else:
+        low, high = interval(values, examples)
     buckets: dict[tuple[int, int], list[int]] = {}
     for score in scores:
         for start, stop, right, asked in score.by_distance:
@@ -137,7 +168,8 @@ def _point(problem: Problem, metric: str, scores: Sequence[Score]) -> Point:
         by_seed=values,
         accuracy=statistics.fmean(score.accuracy for score in scores),
         exact=statistics.fmean(score.exact for score in scores),
-        examples=scores[0].examples,
+        loss=None if scores[0].loss is None else statistics.fmean(_known(score.loss) for score in scores),
+        examples=examples,
         tokens=scores[0].length,
         state_bytes=scores[0].state_bytes,
         by_distance=[Bucket(*ends, right / asked, asked) for ends, (right, asked) in sorted(buckets.items())],

@@ -16,6 +16,8 @@ from maclaurin.evals.cells import Cell
 from maclaurin.evals.results import Point, ResultRow, ResultTable
 from maclaurin.evals.runner import Event
 
+BEST = "◆"
+
 
 class Watcher:
     """A bar for all cells and one per cell in training. Where the output is no terminal, a line as each cell ends, and every
@@ -62,7 +64,8 @@ def ending(cell: Cell, event: Event) -> str:
     if event.outcome is None:
         return f"{cell.name}: failed: {event.error}"
     outcome = event.outcome
-    how = "diverged" if outcome.diverged else f"validation {outcome.validation:.3f}"
+    loss = "" if outcome.validation_loss is None else f", loss {outcome.validation_loss:.3f}"
+    how = "diverged" if outcome.diverged else f"validation {outcome.validation:.3f}{loss}"
     return f"{cell.name}: {how} after {outcome.steps} steps, {outcome.seconds:.0f} core-seconds"
 
 
@@ -73,11 +76,10 @@ def column_title(table: ResultTable, value: Any) -> str:
 
 
 def result_table(table: ResultTable) -> Table:
-    """Accuracies above their 95 % intervals; with a second axis, the mean over it, without an interval."""
+    """Values above their 95 % intervals; with a second axis, the mean over it, without an interval."""
     setting = table.setting
-    metric = "accuracy" if table.metric == "accuracy" else "examples without a mistake"
     budget = f"; at most {setting.steps} steps of {setting.batch}; seeds: {table.seeds}" if setting else ""
-    drawn = Table(title=f"{table.title}\n{metric}{budget}", caption="\n".join(footnotes(table)))
+    drawn = Table(title=f"{table.title}\n{table.metric_title}{budget}", caption="\n".join(footnotes(table)))
     drawn.add_column("mixer")
     drawn.add_column("learning rate (validation)")
     values = table.columns()
@@ -90,11 +92,11 @@ def result_table(table: ResultTable) -> Table:
         drawn.add_column(title, justify="right")
     if table.source:
         drawn.add_column("published elsewhere")
-    for row in table.rows:
+    for row in table.ordered():
         if row.points:
             cells = [accuracy_text(table.at(row, value)) for value in values]
-            cells += ["\n".join(against_text(row))] * compared
-            cells += [steps_text(row), f"{row.parameters:,}", state_text(row), f"{row.seconds:.0f}"]
+            cells += ["\n".join(against_text(table, row))] * compared
+            cells += [steps_text(row), f"{row.parameters:,}", state_text(table, row), f"{row.seconds:.0f}"]
         else:
             cells = [*("failed" if row.errors else "unfinished" for _ in values), *[""] * (4 + compared)]
         drawn.add_row(row.label, _rates(row), *cells, *([row.published] if table.source else []))
@@ -104,13 +106,15 @@ def result_table(table: ResultTable) -> Table:
 def _rates(row: ResultRow) -> str:
     """The learning rates tried, the chosen one marked."""
     marks = ("*" if tried.learning_rate == row.learning_rate else " " for tried in row.validation)
-    rates = (f"{tried.learning_rate:g} ({tried.accuracy:.3f})" for tried in row.validation)
+    rates = (f"{tried.learning_rate:g} ({tried.value:.3f})" for tried in row.validation)
     return "\n".join(map(str.__add__, marks, rates))
 
 
 def footnotes(table: ResultTable) -> list[str]:
     """The notes below a table."""
     found = [table.note] if table.note else []
+    if table.by_state:
+        found.append(f"{BEST}: no other model has as good a value in as few bytes of state, in the last test")
     if table.source:
         found.append(f"published: {table.source}")
     if table.cells:
@@ -129,10 +133,11 @@ def steps_text(row: ResultRow) -> str:
     return ", ".join(map(str, taken if len(set(taken)) > 1 else taken[:1]))
 
 
-def state_text(row: ResultRow) -> str:
-    """Of the last test, the longest."""
+def state_text(table: ResultTable, row: ResultRow) -> str:
+    """Of the last test, the longest; marked where no other model is as good in as few bytes."""
     state = row.points[-1].state_bytes
-    return "" if state is None else size_text(state)
+    mark = f" {BEST}" if table.by_state and row.label in table.frontier() else ""
+    return "" if state is None else size_text(state) + mark
 
 
 def accuracy_text(points: Sequence[Point]) -> str:
@@ -142,14 +147,16 @@ def accuracy_text(points: Sequence[Point]) -> str:
     return f"{mean:.3f}\n{points[0].low:.3f}–{points[0].high:.3f}"
 
 
-def against_text(row: ResultRow) -> tuple[str, str]:
+def against_text(table: ResultTable, row: ResultRow) -> tuple[str, str]:
     """The comparison with another model seed by seed: mean, lowest and highest difference; empty if there is none."""
     against = row.against
     if against is None:
         return "", ""
+    above = f"above in {against.seeds_above} of {row.seeds}"
+    below = f"below in {row.seeds - against.seeds_above} of {row.seeds}"
     return (
         f"{against.difference:+.3f} to {against.row}",
-        f"{against.lowest:+.3f} … {against.highest:+.3f}, above in {against.seeds_above} of {row.seeds}",
+        f"{against.lowest:+.3f} … {against.highest:+.3f}, {below if table.lower_is_better else above}",
     )
 
 

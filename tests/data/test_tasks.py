@@ -26,6 +26,7 @@ SMALL = {
     "pathfinder": {"dashes": 6},
     "regression": {"length": 10},
     "digits": {},
+    "text": {"length": 20},
 }
 NEEDS_FILES = {"cifar10", "imdb", "aan"}
 # of ten examples of seed 7. Not here: needles in the standard library, which depend on the Python that runs, and what is

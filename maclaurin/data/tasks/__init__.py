@@ -1,4 +1,4 @@
-"""Tasks that show what a mechanism can do: recall, copying, tracking, needles, lists, images, regression.
+"""Tasks that show what a mechanism can do: recall, copying, tracking, needles, lists, images, text, regression.
 
     batch = task("mqar", length=256, pairs=16).sample(32, seed=0)    # .tokens, .targets: (32, 256)
 
@@ -16,6 +16,7 @@ from maclaurin.data.tasks.registry import available_tasks, register, task, task_
 from maclaurin.data.tasks.regression import Regression
 from maclaurin.data.tasks.score import accuracy, exact_match
 from maclaurin.data.tasks.stored import AAN, CIFAR10, IMDB, Digits
+from maclaurin.data.tasks.text import Text
 from maclaurin.data.tasks.tracking import StateTracking
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "StateTracking",
     "StoredTask",
     "Task",
+    "Text",
     "accuracy",
     "available_tasks",
     "exact_match",

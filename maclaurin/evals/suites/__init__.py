@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from maclaurin.evals.experiment import Experiment
+from maclaurin.evals.suites.frontier import frontier
 from maclaurin.evals.suites.lra import lra
 from maclaurin.evals.suites.needle import needle
 from maclaurin.evals.suites.recall import recall
 from maclaurin.evals.suites.rows import OTHER_ROWS
+from maclaurin.evals.suites.search import search
 from maclaurin.evals.suites.swax import swax
 from maclaurin.evals.suites.track import track
 from maclaurin.evals.suites.vision import vision
@@ -26,6 +28,8 @@ SUITES: dict[str, Callable[[str], list[Experiment]]] = {
     "lra": lra,
     "vision": vision,
     "swax": swax,
+    "frontier": frontier,
+    "search": search,
 }
 
 __all__ = ["OTHER_ROWS", "PRESETS", "SUITES"]
