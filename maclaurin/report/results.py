@@ -42,7 +42,7 @@ def results(groups: Sequence[Group]) -> Section:
     cells = [tuple(cell(row) for cell in shown.values()) for row in rows]
     intro = (
         f"{part(groups).capitalize()} loss after the last step{_seeds(groups)}{_chosen(rows)} Parameters are those of "
-        f"mixers and MLPs. Speeds are those of {threads(groups)}this machine with all that ran beside; where it is known, its "
+        f"mixers and MLPs. Speeds are those of {threads(groups)}this machine with all that ran beside; where known, its "
         "load is below them. The state is that of one sequence of 8,192 tokens in the whole model, float32."
         f"{_measured(rows)}"
     )

@@ -142,7 +142,8 @@ def result_table(rows: Sequence[Standing], recipe: Recipe) -> Table:
     }
     shown = {title: [cell(row) for row in done] for title, cell in columns.items()}
     table.add_column("rank and mixer")
-    kept = [title for title, cells in shown.items() if any(cells)]
+    few = {"published": 2}  # one published loss has nothing to be compared with
+    kept = [title for title, cells in shown.items() if sum(map(bool, cells)) >= few.get(title.split()[0], 1)]
     for title in kept:
         table.add_column(title, justify="left" if title.startswith("published") else "right")
     for place, row in enumerate(done):
