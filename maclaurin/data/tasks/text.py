@@ -14,7 +14,6 @@ from maclaurin.data.tasks.base import Batch, Task
 from maclaurin.data.tasks.registry import register
 
 SPLITS = ("train", "validation", "test")
-Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 # N examples, T length
 
@@ -23,9 +22,8 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 class Text(Task[Batch]):
     """Stretches of a corpus at uniform places, and at every byte the next one as its target; 256 is the end of a document.
 
-    corpus: "stdlib", or a file or folder (`open_corpus`). split: "train" is the training part of the corpus. Its held-out
-    documents go one after the other to whichever of "validation" and "test" has fewer bytes so far; the only one, if
-    there is one, is cut in the middle. So no byte belongs to two parts.
+    corpus: "stdlib", or a file or folder (`open_corpus`). split: "train" is the training part of the corpus; "validation"
+    and "test" are the two halves of its held-out documents (`halves.py`).
     """
 
     length: int = 256
@@ -54,31 +52,15 @@ class Text(Task[Batch]):
 def part_of(corpus: str, split: str) -> np.ndarray[Any, Any]:
     """The bytes of all documents of a part, each ended by 256; read once per process, through the cache of tokens."""
     from maclaurin.data.corpus import open_corpus
+    from maclaurin.data.halves import Halves
     from maclaurin.data.tokenizer import byte_tokenizer
     from maclaurin.data.tokens import tokenise
 
     opened = open_corpus(corpus)
     if opened.streams:
         raise ValueError(f"corpus must be 'stdlib', or a file or folder of at most 1 GiB, got {corpus!r}")
-    file = tokenise(opened, "train" if split == "train" else "held-out", byte_tokenizer())
-    if split == "train":
-        return file.tokens
-    if len(file.ends) == 1:
-        validation, test = np.array_split(file.tokens, 2)
-        return validation if split == "validation" else test
-    is_test = halves(np.diff(file.ends, prepend=0))
-    return np.concatenate([file.document(int(place)) for place in np.flatnonzero(is_test == (split == "test"))])
-
-
-def halves(sizes: Integers) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Of documents with these sizes, which are in the second of two parts: each goes to the smaller one so far."""
-    totals = [0, 0]
-    second = np.zeros(len(sizes), bool)
-    for place, size in enumerate(sizes):
-        smaller = totals[1] < totals[0]
-        second[place] = smaller
-        totals[smaller] += int(size)
-    return second
+    source = opened if split == "train" else Halves(opened, "held-out")
+    return tokenise(source, split, byte_tokenizer()).tokens
 
 
 register("text", Text, "the next byte of a corpus")
