@@ -66,6 +66,7 @@ VARIANTS = [
     ("linear", {"norm": "output", "skip": True, "gate": True, "value_discretization": "dt"}),
     ("taylor", {"order": (0, 2), "learn_order_weights": True, "num_kv_heads": 2, "decay": "softplus"}),
     ("2mamba", {"value_discretization": "dt", "skip": True, "num_kv_heads": 2}),
+    ("2mamba", {"decay": "channel", "qk_norm": True, "num_kv_heads": 2}),
     ("gated-softmax", {"numerator": "relu", "score_cap": None, "divisor": "sum", "norm": "none", "out_gate": "before-norm"}),
     ("gated-softmax", {"numerator": "relu", "divisor": "cumulative-gate", "norm": "l2"}),
     ("gated-softmax", {"numerator": "relu", "divisor": "floored-sum", "in_gate": False, "decay": "softplus"}),
