@@ -32,7 +32,7 @@ def families(preset: str) -> Families:
     """Of 8 heads with 8 channels each."""
     quick = preset == "quick"
     first, second = ((8, 32), (8, 16, 32)) if quick else ((8, 16, 32, 64), (4, 8, 16, 32, 64))
-    spaces, windows = ((16, 128), (16, 64)) if quick else ((16, 64, 128, 256), (16, 64, 256))
+    spaces, windows = ((16, 48, 160), (24, 88)) if quick else ((16, 48, 160, 256), (8, 24, 88, 256))
     return {
         "2mamba": _keys("2mamba", *second),
         "mamba2": {
@@ -75,8 +75,8 @@ def frontier(preset: str) -> list[Experiment]:
         f"MQAR, 4 tokens per pair, {shape}: accuracy against bytes of state",
         rows,
         replace(size, steps=600, stop_at=0.999, examples=200) if quick else replace(size, steps=6000, stop_at=0.999),
-        train=few_to_many(16, 40) if quick else few_to_many(64, 512),
-        test=few_to_many(16, 40)[-2:] if quick else few_to_many(64, 512)[-3:],
+        train=few_to_many(32, 72) if quick else few_to_many(128, 512),
+        test=few_to_many(32, 72)[-2:] if quick else few_to_many(128, 512)[-4:],
         learning_rates=(1e-2,) if quick else (1e-3, 3e-3, 1e-2),
         axis="pairs",
         reference=gated("softmax"),
