@@ -4,6 +4,7 @@
 #pragma once
 #include <cmath>
 
+#include "nan.h"
 #include "weights.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
@@ -90,16 +91,18 @@ constexpr float SMALLEST_DIVISOR = 4.1693e-31f;  // (smallest normal float32) ^ 
 MACLAURIN_INLINE float inverse(float total) { return std::fabs(total) < SMALLEST_DIVISOR ? 0 : 1 / total; }
 
 // y / total for the first `count` rows, and what the backward needs to know of the total (null: another task writes it).
+// Whether a NaN was written.
 template <bool EXPONENTIAL>
-inline void finish(const Sums& sums, int64_t count, int64_t V, int64_t v_row, bool normalize, float* y, int64_t y_time,
+inline bool finish(const Sums& sums, int64_t count, int64_t V, int64_t v_row, bool normalize, float* y, int64_t y_time,
                    float* total, int64_t total_time) {
+    bool nan = false;
     for (int64_t i = 0; i < count; ++i) {
         const float times = normalize ? inverse(sums.total[i]) : 1;
-        const float* from = sums.y + i * v_row;
-        for (int64_t c = 0; c < V; ++c) y[i * y_time + c] = from[c] * times;
+        nan |= write_row(y + i * y_time, sums.y + i * v_row, V, times);
         if (total != nullptr)
             total[i * total_time] = EXPONENTIAL ? sums.largest[i] + std::log(sums.total[i]) : sums.total[i];
     }
+    return nan;
 }
 
 }  // namespace maclaurin::MACLAURIN_VARIANT

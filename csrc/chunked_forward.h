@@ -73,8 +73,9 @@ inline void chunk_outputs(const MaclaurinAttention& call, const Shape& shape, co
             add_read(sums, silent, buffers, buffers.keys.from_start + first, shape,
                      call.normalize && one_call(call), size_of_state);
         }
-        finish<false>(sums, count, shape.V, shape.v_row, call.normalize && call.way != MACLAURIN_BACK, y, call.y.time, total,
-                      call.total.time);
+        const bool nan = finish<false>(sums, count, shape.V, shape.v_row, call.normalize && call.way != MACLAURIN_BACK, y,
+                                       call.y.time, total, call.total.time);
+        report_nan(call.nan, nan);
         for (int64_t i = 0; total != nullptr && i < count; ++i)
             if (silent[i]) total[i * call.total.time] *= -1;
     }

@@ -55,6 +55,7 @@ inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape
         for (int64_t j = 0; j < smaller(count, i + LANES); ++j) total += load(buffers.weights + j * ROW + i);
         store(buffers.total + i, total);
     }
+    bool nan = false;
     for (int64_t i = 0; i < count; ++i) {
         float times = 1;
         if (call.normalize) {
@@ -62,9 +63,9 @@ inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape
             *row(call.total, b, begin + i, h) = buffers.total[i];
             times = inverse(buffers.total[i]);
         }
-        float* y = row(call.y, b, begin + i, h);
-        for (int64_t c = 0; c < shape.V; ++c) y[c] = buffers.y[i * shape.v_row + c] * times;
+        nan |= write_row(row(call.y, b, begin + i, h), buffers.y + i * shape.v_row, shape.V, times);
     }
+    report_nan(call.nan, nan);
 }
 
 template <bool PER_CHANNEL>

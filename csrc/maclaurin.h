@@ -37,6 +37,7 @@ struct MaclaurinAttention {
     // Chunked only: the state before the first key and the one after `folded` keys, dense (B,G,F,W), absent or present.
     const float *state, *dnew_state;
     float *new_state, *dstate;
+    int32_t* nan;  // becomes 1 if a forward writes a NaN into y; absent where nobody asks, and where T = 1
     int64_t chunk, folded;
     float scale;
     int32_t exponential;  // scores exp(q·k) instead of (q·k)²
@@ -74,6 +75,7 @@ struct MaclaurinLinear {
     MaclaurinTensor dy, dq, dk, dv, dlog_decay;
     const float *state, *dnew_state;  // dense (B,G,K,W), absent or present
     float *new_state, *dstate;
+    int32_t* nan;            // becomes 1 if a forward writes a NaN into y; absent where nobody asks
     int64_t chunk;           // tokens at a time, at most; kernels take fewer
     float q_scale, k_scale;  // the state holds scaled keys
     int32_t per_channel;

@@ -1,9 +1,24 @@
-// Whether a NaN is among numbers: what keeps every call causal, so it is one comparison of bits per number.
+// Whether a NaN is among numbers: what keeps every call causal, so it is one comparison per number, at best as it is written.
 #pragma once
 #include <cstdint>
 #include <cstring>
 
 namespace maclaurin::MACLAURIN_VARIANT {
+
+// to = times · from; whether a NaN was written.
+inline bool write_row(float* to, const float* from, int64_t count, float times) {
+    int32_t found = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const float number = from[i] * times;
+        to[i] = number;
+        found |= number != number;
+    }
+    return found;
+}
+
+inline void report_nan(int32_t* nan, bool found) {
+    if (found && nan != nullptr) __atomic_store_n(nan, 1, __ATOMIC_RELAXED);
+}
 
 inline bool any_nan(const float* numbers, int64_t count) {
     constexpr int64_t BLOCK = 4096;  // between two looks at the answer

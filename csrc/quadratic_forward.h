@@ -75,9 +75,12 @@ void quadratic_outputs(const MaclaurinAttention& call, const Shape& shape, const
             attend<EXPONENTIAL>(sums_of(i), buffers.q + i * shape.K, shape.K, block, between, seen, buffers.weights);
         }
     }
+    bool nan = false;
     for (int64_t i = 0; i < queries; i += GROUP)
-        finish<EXPONENTIAL>(sums_of(i), smaller(GROUP, queries - i), shape.V, shape.v_row, call.normalize,
-                            row(call.y, b, start + i, h), call.y.time, row(call.total, b, start + i, h), call.total.time);
+        nan |= finish<EXPONENTIAL>(sums_of(i), smaller(GROUP, queries - i), shape.V, shape.v_row, call.normalize,
+                                   row(call.y, b, start + i, h), call.y.time, row(call.total, b, start + i, h),
+                                   call.total.time);
+    report_nan(call.nan, nan);
 }
 
 inline bool quadratic_forward(const MaclaurinAttention& call) {

@@ -19,6 +19,7 @@ from maclaurin.mixers import (
     metala,
     mixer_entry,
     mlstm,
+    near_window,
     normalized,
     projected,
     recurrent,
@@ -55,6 +56,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "learn_order_weights": SWITCH,
     "local_width": (1, 3, 4),
     "n_groups": (1, 2),
+    "near_norm": near_window.NEAR_NORMS,
     "near_window": (None, 1, 4, 7),
     "norm": tuple(dict.fromkeys((*attention.NORMS, *gated.NORMS, *delta_mixer.NORMS, *mlstm.NORMS))),
     "num_channels": (1, 3),
@@ -64,6 +66,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "order": (None, 1, 2, 3, 4, (0, 1, 2), (1, 2)),
     "out_gate": gated.OUT_GATES,
     "out_gate_activation": gated.GATE_ACTIVATIONS,
+    "qk_norm": SWITCH,
     "rotary": projected.ROTARIES,
     "rotary_options": (
         None,

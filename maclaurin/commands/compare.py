@@ -2,62 +2,75 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from maclaurin.commands.output import Json, print_json, screen, talk, typed, write_report
+from maclaurin.commands.output import Json, comma_list, print_json, screen, talk, typed, write_report
 from maclaurin.commands.recipe import takes_recipe
-from maclaurin.training.contenders import BUDGET, CONTENDERS
+from maclaurin.training.budgets import BUDGETS, DEFAULT
 
 
-@takes_recipe(defaults=BUDGET, without=("mixer", "mixer_options"))  # which are those of the contenders
+@takes_recipe(
+    defaults=BUDGETS[DEFAULT].recipe | {"learning_rate": "those of --learning_rates"},
+    without=("mixer", "mixer_options"),  # which are those of the contenders
+)
 def compare(
     given: dict[str, Any],
     config: Annotated[Path | None, typer.Option(help="YAML file with the same names as the flags.")] = None,
     mixers: Annotated[
         str,
         typer.Option(
-            help="Contenders, separated by commas: these, or any registered mixers, with options as in "
-            "gla,2mamba:conv_width=4,gate=true."
+            help="Contenders, separated by commas: any registered mixers, with options as in "
+            "gla,2mamba:conv_width=4,gate=true; those of the block if not given."
         ),
-    ] = ",".join(CONTENDERS),
-    seeds: Annotated[int, typer.Option(help="Seeds of each contender, from --seed on.")] = 2,
+    ] = "",
+    block: Annotated[
+        str, typer.Option(help="What surrounds each mechanism: gated, llama, or published for the rows of the thesis.")
+    ] = "gated",
+    budget: Annotated[str, typer.Option(help="minutes, hour or night; flags change its parts.")] = DEFAULT,
+    seeds: Annotated[int | None, typer.Option(help="Seeds of each contender, from --seed on; the budget's.")] = None,
+    learning_rates: Annotated[
+        str | None, typer.Option(help="Tried on the first seed, separated by commas; the budget's if not given.")
+    ] = None,
+    second_corpus: Annotated[
+        str | None, typer.Option(help="Compare on this text too; the budget night asks for one.")
+    ] = None,
+    recall: Annotated[bool, typer.Option("--recall/--no_recall", help="Train small models to recall pairs, too.")] = True,
+    jobs: Annotated[int | None, typer.Option(help="Parallel processes; as many as cores for small models.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train several mixers at an equal budget and print which one wins; resumes after an interruption."""
-    from maclaurin.common.files import write_json
+    """Train several mixers at an equal budget and print which models text best, recalls best and costs least; resumes."""
+    from maclaurin.comparison.run import Asked, answered
     from maclaurin.processes.command import command_line
-    from maclaurin.processes.lock import locked
     from maclaurin.processes.stopping import STOPS, end_stopped
-    from maclaurin.training.compare import execute, plan, summary
     from maclaurin.training.configured import compare_recipe
-    from maclaurin.training.tables import LiveTable, result_table
+    from maclaurin.training.tables import result_table
 
-    recipe = compare_recipe(given, config)
-    runs = plan(recipe, mixers, seeds)
-    folder = Path(recipe.output)
+    recipe, rates = compare_recipe(given, config, budget=budget, learning_rates=_rates(learning_rates))
+    asked = Asked(recipe, rates, BUDGETS[budget].seeds if seeds is None else seeds, mixers, block, budget, recall)
+    console = screen()
     try:
-        with locked(folder / "compare.lock", f"comparison {recipe.output!r}"), LiveTable(runs, recipe.steps) as table:
-            for run in runs:
-                if run.result() is None:
-                    table.start(run)
-                    execute(run, partial(table.update, run))
-                table.end(run)
+        found = answered(asked, second_corpus, jobs=jobs, command=typed())
     except STOPS as stop:
         end_stopped(stop, f"go on with: {command_line()}")
-    rows = summary(runs)
-    path = folder / "compare.json"
-    content = {"command": typed(), "recipe": vars(recipe), "rows": list(map(dataclasses.asdict, rows))}
-    write_json(path, content)
     with talk(as_json=as_json):
-        console = screen()
-        console.print(result_table(rows, recipe))
-        console.print(f"figures: {path}")
-        write_report(folder, sys.stdout)
+        for one in found:
+            console = screen()
+            console.print(result_table(one.rows, one.recipe))
+            for sentence in (*one.answers, BUDGETS[budget].shows):
+                console.print(sentence, soft_wrap=True)
+            console.print(f"figures: {one.path}")
+            write_report(one.path.parent, sys.stdout)
     if as_json:
-        print_json(content)
+        contents = [one.content for one in found]
+        print_json(contents[0] if len(contents) == 1 else contents)
+
+
+def _rates(text: str | None) -> list[float]:
+    try:
+        return [float(part) for part in comma_list(text)]
+    except ValueError:
+        raise ValueError(f"learning_rates must be numbers separated by commas, got {text!r}") from None

@@ -182,7 +182,8 @@ def _steps(case: Case, inputs: Tensors, size: Sizes, backend: str) -> Tensors:
         with native.using_backend(backend):
             y, state = case.call(part, state, size, "recurrent", "auto")
         pieces.append(y)
-        if case.folds and backend == "native" and t > size.fold[0] and "source" not in state.__dict__:
+        plain = case.folds and "order" not in case.options
+        if plain and backend == "native" and t > size.fold[0] and "source" not in state.__dict__:
             raise _NotNativeError(f"{case.op} did not take its plain step")
     return {"y": torch.cat(pieces, dim=1)} | _numbers(state)
 
@@ -287,6 +288,7 @@ CASES = (
     _power(what="order 2"),
     _power(what="order 2 with decay", decay="head"),
     _power(what="order 2 with decay, not normalised", decay="head", normalize=False),
+    _power(what="orders 1 and 2 with decay", decay="head", order=(1, 2), positive=True),
     _softmax(what="with decay", decay="head"),
     _linear(what="without decay", positive=True),
     _linear(what="decay per head", decay="head", positive=True),

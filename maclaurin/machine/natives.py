@@ -93,7 +93,7 @@ _power: Call = partial(_attention, ops.power_attention)
 _linear: Call = partial(_attention, ops.linear_attention)
 _softmax: Call = partial(_attention, ops.softmax_attention)
 _whole: Call = partial(_attention, ops.bidirectional_power)
-ORDERS: tuple[Any, ...] = (1, 2, 3, 4, (0, 1, 2), (0, 1, 2, 3))
+ORDERS: tuple[Any, ...] = (1, 2, 3, 4, (1, 2), (0, 1, 2), (0, 1, 2, 3))
 
 CALLS: dict[str, dict[str, Call]] = {
     "power_attention": {

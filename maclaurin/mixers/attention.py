@@ -12,6 +12,7 @@ their code sums zero weights it averages or returns zero, depending on the kerne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,39 +48,48 @@ class Attention(ProjectedMixer):
     value_norm: "position" divides v_t by t^σ(c), with one c per head (paper 1's cosine attention).
     window: for softmax only, how many tokens a query sees, itself included; may be changed at any time.
     near_window: for all other orders, how many of the last tokens a softmax beside them sees (`near_window.py`).
+    near_norm: "each" divides both by their own sums, "joint" by one sum of all weights.
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     fold_at, fold_every: when tokens are folded into the recurrent state; by default as soon as that makes the state smaller.
     """
 
     bidirectional = True
     gate_bias = True
+    decays_per_channel = True
 
     def __init__(
         self,
         d_model: int,
         num_heads: int,
         *,
-        order: int | tuple[int, ...] | None,
+        order: int | Sequence[int] | None,
         learn_order_weights: bool = False,
         feature_map: str = "identity",
         norm: str = "sum",
         value_norm: str = "none",
         window: int | None = None,
         near_window: int | None = None,
+        near_norm: str = "each",
         fold_at: int | None = None,
         fold_every: int = FOLD_EVERY,
         init: str = "torch",
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
+        order = tuple(order) if isinstance(order, Sequence) else order  # JSON has no tuples
         one_of("feature_map", feature_map, FEATURE_MAPS)
         one_of("norm", norm, NORMS)
         one_of("value_norm", value_norm, VALUE_NORMS)
         at_least_one("fold_every", fold_every)
+        if self.decay == "channel" and order not in (1, 2):
+            raise ValueError(f"decay='channel' needs order 1 or 2, got {order}")
+        self._sums_at_once = order == 1 or self.decay == "channel"
         if fold_at is not None:
             at_least_one("fold_at", fold_at)
-            if order in (None, 1):
-                raise ValueError("fold_at needs an order above 1: softmax folds no tokens, first order each one at once")
+            if order is None or self._sums_at_once:
+                raise ValueError(
+                    "fold_at needs an order above 1, no decay per channel: softmax folds no tokens, the others each at once"
+                )
         self.kernel = None if order is None else Kernel.of(order)
         if self.kernel is None and norm == "none":
             raise ValueError("norm='none' leaves exp(score) unbounded: softmax (order=None) needs 'sum' or 'output'")
@@ -100,8 +110,10 @@ class Attention(ProjectedMixer):
         self.window = window
         self.fold_at = fold_at
         self.fold_every = fold_every
+        if near_window is None and near_norm != "each":
+            raise ValueError(f"near_norm={near_norm!r} needs near_window")
         if near_window is not None:
-            self.near = NearWindow(num_heads, near_window, causal=self.causal)
+            self.near = NearWindow(num_heads, near_window, norm=near_norm, divides=self._divides, causal=self.causal)
 
         orders = 0 if self.kernel is None else len(self.kernel.orders)
         self._folds: dict[torch.dtype, int] = {}
@@ -196,7 +208,7 @@ class Attention(ProjectedMixer):
         if self.kernel is None:
             kept = tokens if self.window is None else min(tokens, self.window - 1)
             attention = self.tokens_of(TokenState, kept, self.num_kv_heads, zeros)
-        elif self.order == 1:
+        elif self._sums_at_once:
             attention = LinearState(zeros(*self._recurrent_shape(), dtype=zeros.wide))
         else:
             kept = buffered(tokens, self._fold_at(self._key_dtype(zeros.dtype)), self.fold_every)
@@ -211,8 +223,8 @@ class Attention(ProjectedMixer):
 class Taylor(Attention):
     """order: the terms 0..order of the softmax series, or those of a tuple such as (0, 2). The rest: as `Attention`."""
 
-    def __init__(self, d_model: int, num_heads: int, *, order: int | tuple[int, ...] = 2, **options: Any) -> None:
-        if not isinstance(order, tuple):
+    def __init__(self, d_model: int, num_heads: int, *, order: int | Sequence[int] = 2, **options: Any) -> None:
+        if not isinstance(order, Sequence):
             at_least_one("order", order)
             order = Kernel.of(range(order + 1)).orders
         super().__init__(d_model, num_heads, order=order, **options)

@@ -41,7 +41,7 @@ class FeatureAttention(ProjectedMixer):
     """Options beside those of every projected mixer:
 
     norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "none".
-    near_window: how many of the last tokens a softmax beside it sees (`near_window.py`).
+    near_window, near_norm: how many of the last tokens a softmax beside it sees, and what divides both (`near_window.py`).
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)), for all but the feature map, which has its own.
 
     In Python, any map will do: `FeatureAttention(d_model, num_heads, lambda key_dim: T2RMap(key_dim, 100))`.
@@ -57,14 +57,17 @@ class FeatureAttention(ProjectedMixer):
         *,
         norm: str = "sum",
         near_window: int | None = None,
+        near_norm: str = "each",
         init: str = "torch",
         **projection: Any,
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
         one_of("norm", norm, NORMS)
         self.norm = norm
+        if near_window is None and near_norm != "each":
+            raise ValueError(f"near_norm={near_norm!r} needs near_window")
         if near_window is not None:
-            self.near = NearWindow(num_heads, near_window, causal=self.causal)
+            self.near = NearWindow(num_heads, near_window, norm=near_norm, divides=norm == "sum", causal=self.causal)
         self.add_skip_and_gate()
         self.out_norm = RMSNorm(self.inner_dim) if norm == "output" else None
         initialise(self, init)

@@ -6,6 +6,7 @@
     Softmax    w_ts = exp(x_ts + b_ts) / Σ_r exp(x_tr + b_tr)        x_ts = scale · φ(q_t)·φ(k_s)
     Linear     w_ts = x_ts exp(b_ts) / Σ_r x_tr exp(b_tr)            or Σ_c x_tsc exp(b_tsc), behind a decay per channel
     Power      w_ts = f(x_ts) exp(b_ts) / Σ_r f(x_tr) exp(b_tr)      f a power, or terms of the exponential's series
+               w_ts = (Σ_c x_tsc exp(b_tsc))² / …                    f = x² behind a decay per channel
     Inline     w_ts = (x_ts − mean_r x_tr + 1) / (how many keys t sees)
 
 b is the sum of log decays between s and t, 0 without a decay. A mixer is a mechanism behind its own projections, a student
@@ -36,6 +37,7 @@ from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import FOLD_EVERY, power_attention
 from maclaurin.ops.reference import decay_sums
 from maclaurin.ops.softmax import softmax_attention
+from maclaurin.ops.squares_by_channel import squares_by_channel
 from maclaurin.ops.states import State
 
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor | None]  # q, k, v and log_decay
@@ -240,6 +242,10 @@ class Power(Linear):
         return self.normalize and isinstance(self.order, int)
 
     def _op(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, **options: Any) -> tuple[Tensor, State | None]:
+        if log_decay is not None and log_decay.dim() == 4:
+            if self.order != 2:
+                raise ValueError(f"log_decay may have an entry per channel for order 1 and 2 only, not for {self.order}")
+            return squares_by_channel(q, k, v, log_decay, normalize=self.normalize, **options)
         return power_attention(
             q,
             k,

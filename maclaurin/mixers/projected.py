@@ -19,15 +19,16 @@ from maclaurin.common.arguments import at_least, at_least_one, one_of, positive
 from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Zeros, advanced, initial_dt_bias
 from maclaurin.mixers.mechanisms import Mechanism
 from maclaurin.mixers.near_window import NearState, NearWindow
+from maclaurin.mixers.qk_norm import QKNorm
 from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
-from maclaurin.ops.arithmetic import repeat_heads
+from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.rotary import rotary as turn_by_position
 from maclaurin.ops.rotary import rotate
 from maclaurin.ops.states import ConvState, State, TokenState
 
 ROTARIES = ("none", "rope", "selective")
-DECAYS = ("none", "softplus", "forget", "mamba")
+DECAYS = ("none", "softplus", "forget", "mamba", "channel")
 DISCRETISATIONS = ("none", "dt", "sigmoid")
 WHERE_ACTIVE = (*ACTIVATIONS, "silu-v")
 
@@ -58,11 +59,13 @@ class ProjectedMixer(Mixer):
     shared_keys: one query and one key per token for all heads, which differ in values and decays, as in Mamba-2.
     conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it,
     or "silu-v" on v alone.
+    qk_norm: an RMS norm of q and k per head, with learned weights (`qk_norm.py`).
     rotary: "rope" rotates q and k by exact positions, with rope_theta; "selective" by angles computed from the tokens, with
     rotary_options (`selective_rope.py`). rotary_interleaved pairs channels (0,1), (2,3)… rounded_positions: rounds
     those of "rope" to bfloat16, so that beyond 256 tokens share positions; for checkpoints that were trained so.
     decay: "softplus" a = −softplus(x·W), "forget" a = log σ(x·W + b), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
-    decay_bias: a bias, initially 0, in "softplus" too.
+    decay_bias: a bias, initially 0, in "softplus" too. "channel", where the mechanism takes it: one per key channel, a = log
+    σ(x·W₁·W₂ + b) through decay_rank channels, as in gla.
     value_discretization: v·dt with dt = softplus(x·W_dt), or its sigmoid; dt_bias adds Mamba's bias to dt.
     projection_bias: biases on the projections to q, k, v and to the output, as vision transformers have them.
     skip: adds D⊙v to the weighted values, with D = 1 at the start. gate: multiplies the output by silu(x·W_z).
@@ -71,6 +74,7 @@ class ProjectedMixer(Mixer):
     has_block = True
     key_divisor: ClassVar[int] = 1  # key_dim is head_dim divided by it, unless given
     gate_bias: ClassVar[bool] = False  # of the projection of the gate
+    decays_per_channel: ClassVar[bool] = False  # whether its mechanism takes decay="channel"
 
     def __init__(
         self,
@@ -84,6 +88,7 @@ class ProjectedMixer(Mixer):
         conv_width: int = 0,
         conv_bias: bool = True,
         activation: str = "identity",
+        qk_norm: bool = False,
         rotary: str = "none",
         rope_theta: float = 10000.0,
         rotary_options: dict[str, Any] | None = None,
@@ -92,6 +97,7 @@ class ProjectedMixer(Mixer):
         decay: str = "none",
         decay_scale: float = 1.0,
         decay_bias: bool = False,
+        decay_rank: int = 16,
         value_discretization: str = "none",
         dt_bias: bool = False,
         projection_bias: bool = False,
@@ -109,8 +115,9 @@ class ProjectedMixer(Mixer):
         self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=projection_bias)
         self.conv = ShortConv(sum(self.qkv_sizes), conv_width, conv_bias) if conv_width else None
         self._set_rotary(rotary, rope_theta, rotary_options or {}, rotary_interleaved, rounded_positions)
-        self._set_decay(decay, decay_scale, decay_bias, value_discretization, dt_bias)
+        self._set_decay(decay, decay_scale, decay_bias, decay_rank, value_discretization, dt_bias)
         self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
+        self.qk_norm = QKNorm(num_heads, self.num_kv_heads, self.key_dim) if qk_norm else None
         self.near: NearWindow | None = None  # for mechanisms that have the option near_window
         self.skip: nn.Parameter | None = None
         self.gate_proj: nn.Linear | None = None
@@ -164,8 +171,13 @@ class ProjectedMixer(Mixer):
         if rotary == "selective":
             self.selective = SelectiveRotary(self.d_model, self.num_kv_heads, self.key_dim // 2, **options)
 
-    def _set_decay(self, decay: str, decay_scale: float, decay_bias: bool, value_discretization: str, dt_bias: bool) -> None:
+    def _set_decay(
+        self, decay: str, decay_scale: float, decay_bias: bool, rank: int, value_discretization: str, dt_bias: bool
+    ) -> None:
         one_of("decay", decay, DECAYS)
+        at_least_one("decay_rank", rank)
+        if decay == "channel" and not self.decays_per_channel:
+            raise ValueError("decay='channel' needs a mechanism of order 1 or 2, such as mamba2s or 2mamba")
         one_of("value_discretization", value_discretization, DISCRETISATIONS)
         positive("decay_scale", decay_scale)
         needs_dt = decay == "mamba" or value_discretization != "none"
@@ -182,6 +194,10 @@ class ProjectedMixer(Mixer):
             self.decay_proj = nn.Linear(self.d_model, G, bias=decay_bias or decay == "forget")
             if self.decay_proj.bias is not None:
                 nn.init.zeros_(self.decay_proj.bias)
+        self.channel_decay: nn.Sequential | None = None
+        if decay == "channel":
+            down = nn.Linear(self.d_model, rank, bias=False)
+            self.channel_decay = nn.Sequential(down, nn.Linear(rank, G * self.key_dim))
         self.dt_proj = nn.Linear(self.d_model, G, bias=False) if needs_dt else None
         self.dt_bias = nn.Parameter(initial_dt_bias(G)) if dt_bias else None
         self.A_log = nn.Parameter(torch.empty(G).uniform_(1, 16).log()) if decay == "mamba" else None
@@ -201,6 +217,8 @@ class ProjectedMixer(Mixer):
         q, k = repeat_heads(q, self.num_heads), repeat_heads(k, self.num_kv_heads)
         if self.activation == "silu-v":
             v = F.silu(v)
+        if self.qk_norm is not None:
+            q, k = self.qk_norm(q, k)
         positions, position = advanced(state, x, call.lengths) if self._needs_position else (None, None)
         rotation, interleaved = None, self.rotary_interleaved
         if self.rotary == "rope":
@@ -229,6 +247,8 @@ class ProjectedMixer(Mixer):
 
     def log_decay(self, x: Tensor, dt: Tensor | None) -> Tensor | None:
         """(B, T, G), in float32 at least, or (B, T, G, key_dim)."""
+        if self.channel_decay is not None:
+            return F.logsigmoid(wide(self.channel_decay(x)).unflatten(-1, (-1, self.key_dim))) * self.decay_scale
         if self.decay_proj is not None:
             z = self.decay_proj(x)
             z = z.to(torch.promote_types(z.dtype, torch.float32))
@@ -284,7 +304,7 @@ class ProjectedMixer(Mixer):
         """A KV cache of so many tokens, with log decays if there is a decay."""
         keys = zeros(tokens, heads, self.key_dim, dtype=self._key_dtype(zeros.dtype))
         decay = None if self.decay == "none" else zeros(tokens, heads, dtype=zeros.wide)
-        return kind(keys, zeros(tokens, heads, self.head_dim), decay)
+        return kind(keys, zeros(tokens, heads, self._kept_values), decay)
 
     def _key_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of cached keys, for inputs of `dtype`."""
@@ -295,4 +315,9 @@ class ProjectedMixer(Mixer):
         if self.near is None:
             return far
         shape = (min(tokens, self.near.window - 1), self.num_kv_heads)
-        return NearState(far, TokenState(zeros(*shape, self.key_dim), zeros(*shape, self.head_dim)))
+        return NearState(far, TokenState(zeros(*shape, self.key_dim), zeros(*shape, self._kept_values)))
+
+    @property
+    def _kept_values(self) -> int:
+        """Channels of a cached value: those of a head, and a one where the weights of two mechanisms have one sum."""
+        return self.head_dim + (self.near is not None and self.near.joint)

@@ -26,8 +26,9 @@ def shape(tensor: Tensor) -> str:
 
 def heads(q: Tensor, k: Tensor, v: Tensor) -> None:
     """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), with G dividing H."""
+    not_traced()
     for name, value in (("q", q), ("k", k), ("v", v)):
-        tensor(name, value, "batch, time, heads, channels")
+        _floating(name, value, "batch, time, heads, channels", 4)
         if value is not q and value.device != q.device:
             raise ValueError(f"{name} must be on the device of q ({q.device}), got {value.device}")
     if q.shape[1] == 0 or q.shape[3] == 0:
@@ -137,10 +138,13 @@ def scale(value: object) -> None:
 
 def tensor(name: str, value: object, dimensions: str) -> None:
     """A floating point tensor with the named dimensions, such as "batch, time, channels"."""
-    expected = dimensions.count(",") + 1
+    not_traced()
+    _floating(name, value, dimensions, dimensions.count(",") + 1)
+
+
+def _floating(name: str, value: object, dimensions: str, expected: int) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
-    not_traced()
     if value.dim() != expected:
         raise ValueError(f"{name} must have {expected} dimensions ({dimensions}), got shape {shape(value)}")
     if not value.is_floating_point():

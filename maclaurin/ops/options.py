@@ -85,7 +85,9 @@ class Options(NamedTuple):
     ) -> tuple[Tensor, S | None]:
         """The same for an op in whose fast forms a NaN could reach the past, see `causality.py`."""
         guarded = causally(op, form=self.form, return_state=self.return_state, forgets=forgets)
-        return over_documents(guarded, inputs, state, **self._ragged)
+        return over_documents(
+            guarded, inputs, state, attention_mask=self.attention_mask, cu_seqlens=self.cu_seqlens, lengths=self.lengths
+        )
 
     def over_whole_documents(self, op: Callable[..., Tensor], inputs: Inputs, state: State | None) -> tuple[Tensor, None]:
         return over_whole_documents(op, inputs, state, self.backend, **self._ragged)

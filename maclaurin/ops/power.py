@@ -15,13 +15,12 @@ orthogonal, the product of features keeps only half the digits of the score.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
@@ -34,6 +33,7 @@ from maclaurin.ops.folding import MOST_FEATURES, buffered, fold_length_of
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, Plan, chunked
+from maclaurin.ops.power_native import Policy, second_order, sums_up_to_second_order
 from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
@@ -78,7 +78,7 @@ def power_attention(
     scale: 1/√K unless given. normalize: False leaves out the division.
     causal: False for whole sequences, in which every token sees every token: no state, and backend="auto".
     fold_at, fold_every: when kept tokens are folded into the recurrent state; by default where it becomes the smaller one.
-    Other arguments as in `Options`; the native backend has order 2 in float32.
+    Other arguments as in `Options`; the native backend has order 2, (1, 2) and weighted (0, 1, 2) in float32.
     """
     call = Options.of(power_attention, options)
     usual = order == 2 and order_weights is None and scale is None and causal
@@ -117,7 +117,7 @@ def power_attention(
     return call.causally(engine.run, (q, k, v, log_decay), state)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: that takes three times as long to make
 class _Engine:
     """One call's mechanism and policy; `run` is what all forms share."""
 
@@ -170,16 +170,24 @@ class _Engine:
         return decay.widest(q.device) if orders[-1] > LONG_SERIES else torch.promote_types(q.dtype, torch.float32)
 
     def _reason_for_torch(self, q: Tensor, dtype: torch.dtype, has_state: bool) -> str | None:
-        """None where the C++ kernels run. A few tokens at a time, but more than one, read a recurrent state in torch."""
-        weighted = "" if self.weights is None else " with them"
-        few = has_state and 1 < q.shape[1] < NATIVE_FROM
+        """None where the C++ kernels run. Few tokens read a recurrent state in torch, except for one token of order 2."""
+        fewest = 2 if self._squared else 1
+        faster = f"torch reads a recurrent state faster for {fewest} to {NATIVE_FROM - 1} tokens"
         return reason_for_torch(
             self.backend,
             q,
             dtype,
-            no_kernel=None if self._squared else f"order=2 without order_weights, not {self.kernel}{weighted}",
-            torch_is_faster=f"torch reads a recurrent state faster for 2 to {NATIVE_FROM - 1} tokens" if few else None,
+            no_kernel=self._no_kernel,
+            torch_is_faster=faster if has_state and fewest <= q.shape[1] < NATIVE_FROM else None,
         )
+
+    @property
+    def _no_kernel(self) -> str | None:
+        """Sums of two kernels have no guard against rounding, which averages of values need (`rounding.py`)."""
+        if self._squared or (self.kernel.orders[-1] == 2 and not self._averages):
+            return None
+        weighted = "" if self.weights is None else " with order_weights"
+        return f"order=2, or lower orders beside it whose weights may be negative, not {self.kernel}{weighted}"
 
     @property
     def _squared(self) -> bool:
@@ -188,25 +196,12 @@ class _Engine:
     def _natively(
         self, q: Tensor, tokens: Tokens, recurrent: Tensor | None, folded: int, through_state: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Padding needs no mask: the score of a key of zeros is zero."""
-        q, k, v = (x.float() for x in (q, tokens.keys, tokens.values))
-        recurrent = None if recurrent is None else recurrent.float()
-        options = (self.scale, self.normalize, self.chunk_size, folded)
-        if self.form == "auto" and recurrent is None and is_unrolled(q):
-            y, _ = torch.ops.maclaurin.squared(q, k, v, tokens.log_decay, self.scale, self.normalize, self.chunk_size)
-        elif through_state:
-            inputs = (q, k, v, tokens.log_decay, recurrent)
-            if with_gradients := q.shape[1] == 1 < tokens.slots and native.needs_gradients(inputs):
-                # the kernel of one token meets buffered ones apart from the recurrent state, the backward of chunks within
-                q = pad(q, (0, 0, 0, 0, tokens.slots - 1, 0))
-            y, _, new_state = native.call("chunked", q, k, v, tokens.log_decay, recurrent, *options)
-            return y[:, -1:] if with_gradients else y, new_state if folded else recurrent
-        else:
-            y, _ = native.call("quadratic", q, k, v, tokens.log_decay, self.scale, False, self.normalize)
-        if folded:
-            a = None if tokens.log_decay is None else tokens.log_decay[:, :folded]
-            _, _, recurrent = native.call("chunked", q[:, :0], k[:, :folded], v[:, :folded], a, None, *options)
-        return y, recurrent
+        policy = Policy(self.scale, self.normalize, self.chunk_size, self.form, folded, through_state)
+        if self._squared:
+            return second_order(q, tokens, recurrent, policy)
+        counted = replace(tokens, values=self._with_ones(tokens, torch.float32))
+        y, recurrent = sums_up_to_second_order(q, counted, recurrent, self.kernel, self.weights, policy)
+        return safe_divide(y[..., :-1], y[..., -1:]) if self.normalize else y, recurrent
 
     def _through_state(self, q: Tensor, backend: str, has_state: bool) -> bool:
         """Whether chunks go through a recurrent state. The C++ kernels read one in no other way; torch does directly."""

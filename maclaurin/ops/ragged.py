@@ -68,6 +68,9 @@ def _by_document(
 ) -> tuple[Tensor, S | None]:
     x = next(tensor for tensor in inputs if tensor is not None)
     B, T = x.shape[:2]
+    if attention_mask is None and cu_seqlens is None and lengths is None:
+        _check_rows(state, B)
+        return op(inputs, state, None)
     given = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
     if len(named := [name for name, value in given.items() if value is not None]) > 1:
         raise ValueError(f"give at most one of attention_mask, cu_seqlens and lengths, got {' and '.join(named)}")

@@ -95,7 +95,7 @@ def softmax_attention(
     return call.causally(dense, (q, k, v, log_decay), state, forgets=window is not None)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: that takes three times as long to make
 class _Weights:
     scale: float
     window: int | None
@@ -182,11 +182,11 @@ def _dense(
     kept = None
     if return_state:
         kept = tokens.last(tokens.slots if weights.window is None else weights.window - 1)
-    if state is None:
+    if state is None and lengths is not None:
         # the padding stands behind all that a real query sees: it need not be known
         tokens = replace(tokens, first=None, end=None)
     dense = tokens.log_decay is None and tokens.first is None
-    fused = form == "auto" and weights.fused and dense and not is_transformed()
+    fused = form == "auto" and dense and weights.fused and not is_transformed()
     reason = _reason_for_torch(weights, q, tokens, dtype, form, backend)
     auto = "parallel" if reason is None or fused else "chunked"
     note("softmax_attention", "recurrent" if T == 1 else auto if form == "auto" else form, reason)

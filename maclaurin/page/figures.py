@@ -16,7 +16,8 @@ from maclaurin.page import overlaps
 PALETTE = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#888888", "#E08214", "#8878C8")
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "triangle-down", "cross", "hexagon")
 # the same in every report
-KNOWN = {"softmax": 0, "2mamba": 1, "mamba2s": 2, "mamba2": 3, "softmax-conv": 4, "2mamba-e": 5, "linear": 6}
+ORDER = ("softmax", "2mamba", "mamba2s", "mamba2", "softmax-conv", "2mamba-e", "linear", "fox", "gated-delta")
+KNOWN = {name: slot for slot, name in enumerate(ORDER)}
 DASHES = ("solid", "dash", "dot", "dashdot")
 MOST_MARKERS = 60  # on a line; more would run together
 MOST_OVER = 3  # lines that a line is made wider for
@@ -157,11 +158,25 @@ def state_sizes(lines: Sequence[Line], marks: Sequence[Mark], title: str) -> go.
             hovertemplate="%{x:,} tokens",
         )
     _length_axis(figure, [x for line in lines for x in line.x])
-    values = [y for line in lines for y in line.y]
-    ticks = [1024.0 * 4**n for n in range(-5, 20)]
-    inside = [tick for tick in ticks if min(values) / 4 <= tick <= max(values) * 4] if values else []
-    inside = inside[:: 2 if len(inside) > 8 else 1]
+    inside = _byte_ticks([y for line in lines for y in line.y])
     figure.update_yaxes(type="log", tickvals=inside, ticktext=[size_text(int(tick)) for tick in inside])
+    return figure
+
+
+def against_bytes(lines: Sequence[Line], title: str, x_title: str, number: str) -> go.Figure:
+    """One point per line, with its interval, against a logarithmic axis of bytes; `number` formats its value."""
+    figure = _figure(title)
+    for line in lines:
+        size, value = size_text(round(line.x[0])), number.format(line.y[0])
+        ends = f" ({number.format(line.low[0])} to {number.format(line.high[0])})" if line.low else ""
+        figure.add_scatter(
+            **_line(line) | {"mode": "markers", "marker": _dot(line.style)},
+            error_y=_interval(line),
+            hovertemplate=f"{value}{ends}, {size}",
+        )
+    ticks = _byte_ticks([x for line in lines for x in line.x])
+    figure.update_xaxes(title=x_title, type="log", tickvals=ticks, ticktext=[size_text(int(tick)) for tick in ticks])
+    figure.update_layout(hovermode="closest")
     return figure
 
 
@@ -316,6 +331,10 @@ def _line(line: Line) -> dict[str, object]:
     }
 
 
+def _dot(style: Style) -> dict[str, object]:
+    return {"symbol": style.symbol, "size": 11, "color": style.color}
+
+
 def _interval(line: Line) -> dict[str, object] | None:
     if not line.low:
         return None
@@ -330,6 +349,13 @@ def _length_axis(figure: go.Figure, lengths: Sequence[float]) -> None:
     figure.update_xaxes(
         title="sequence length, tokens", type="log", tickvals=ticks, ticktext=[length_text(tick) for tick in ticks]
     )
+
+
+def _byte_ticks(values: Sequence[float]) -> list[float]:
+    """Powers of 4, or of 16 where those would be too many."""
+    ticks = [1024.0 * 4**n for n in range(-5, 20)]
+    inside = [tick for tick in ticks if min(values) / 4 <= tick <= max(values) * 4] if values else []
+    return inside[:: 2 if len(inside) > 8 else 1]
 
 
 def _ticks(values: Sequence[float]) -> list[float]:

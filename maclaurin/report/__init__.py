@@ -34,6 +34,7 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "", s
     from maclaurin.lab.run import found_in
     from maclaurin.page.html import Page
     from maclaurin.report import sections, suites
+    from maclaurin.report.against_state import against_state
     from maclaurin.report.headline import headline, lead
     from maclaurin.report.runs import collect, grouped
     from maclaurin.report.sections import shown_alone
@@ -58,8 +59,10 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "", s
     groups = grouped(runs)
     parts = [part for part, _ in converted]
     if groups:
+        scatter = against_state(groups)
         parts += [
             sections.results(groups),
+            *([scatter] if scatter else []),
             sections.curves(groups),
             sections.costs(groups, measure),
             sections.state_sizes(groups),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from maclaurin.comparison.answers import joined
 from maclaurin.mixers.base import Mixer, ShortConv
 from maclaurin.mixers.mamba2 import Mamba2
 from maclaurin.report.runs import Group
@@ -62,8 +63,3 @@ def _behind(groups: Sequence[Group], blocks: dict[str, Block]) -> str:
         return ""
     one = "what the mechanism alone is worth, only rows of one block say (block=gated)"
     return f" {second.name} is behind {joined(texts)}: {one}."
-
-
-def joined(texts: Sequence[str]) -> str:
-    """ "a, b and c"."""
-    return " and ".join(part for part in (", ".join(texts[:-1]), *texts[-1:]) if part)

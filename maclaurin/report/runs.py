@@ -5,24 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from maclaurin.common.choices import spelled
 from maclaurin.common.files import naming, read_json
 from maclaurin.models.config import named_options
-from maclaurin.training.contenders import CONTENDERS
+from maclaurin.training.contenders import name_of
 from maclaurin.training.model_size import Layers, layers, state_nbytes
 from maclaurin.training.provenance import load_provenance
 from maclaurin.training.recipe import Recipe
-from maclaurin.training.statistics import Figures, Standing, ranked, standing
+from maclaurin.training.statistics import Figures, Recall, Standing, best_rate, ranked, standing
 
 Points = list[tuple[int, float]]  # step and loss
 
 # fields in which the runs of a comparison may differ: the mixer, the folder, and what matches the number of parameters
 OWN = ("output", "seed", "mixer", "mixer_options", "intermediate_size")
+# and one more where each has its own by validation, and is judged by a test
+CHOSEN = "learning_rate"
 # fields that do not change what is learned
 HOUSEKEEPING = ("save_every", "keep", "eval_every", "gradient_checkpointing")
 LARGEST = 1e18  # that a number of a file may be
@@ -36,6 +38,7 @@ class SavedRun:
     recipe: Recipe | None = None
     train: Points = field(default_factory=list)
     validation: Points = field(default_factory=list)
+    test: Points = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     starts: list[dict[str, Any]] = field(default_factory=list)
     problem: str = ""
@@ -46,7 +49,14 @@ class SavedRun:
 
     @property
     def finished(self) -> bool:
-        return not self.problem and self.recipe is not None and self.validation_loss is not None
+        return not self.problem and self.recipe is not None and self.loss is not None
+
+    @property
+    def loss(self) -> float | None:
+        """The one that is compared: of the test, where the recipe has one."""
+        if self.recipe is None or not self.recipe.test_rows or self.validation_loss is None:
+            return self.validation_loss
+        return self.test[-1][1] if self.test and self.test[-1][0] >= self.recipe.steps else None
 
     @property
     def validation_loss(self) -> float | None:
@@ -113,32 +123,79 @@ def collect(folders: Sequence[Path]) -> list[SavedRun]:
 
 
 def grouped(runs: Sequence[SavedRun]) -> list[Group]:
-    """The groups, best first; those without a result come last. Broken runs are left out."""
+    """The groups, best first; those without a result come last. Broken runs are left out. Of runs that differ in the
+    learning rate and have a test, those with the best one by validation are a group.
+    """
     alike: dict[str, list[SavedRun]] = {}
     for run in runs:
         if run.recipe is not None:
-            values = dataclasses.asdict(run.recipe)
-            key = json.dumps({name: value for name, value in values.items() if name not in ("output", "seed")})
-            alike.setdefault(key, []).append(run)
-    named = {_name(_recipe_of(own), list(map(_recipe_of, alike.values()))): own for own in alike.values()}
-    rows = (standing(name, _recipe_of(own), _figures(own), contender=_mixer(own)) for name, own in named.items())
-    return [Group(row, _mixer(named[row.name]), named[row.name]) for row in ranked(rows)]
+            alike.setdefault(_key(run.recipe), []).append(run)
+    chosen = [_with_best_rate(own) for own in alike.values()]
+    recipes = [_recipe_of(own) for own, _ in chosen]
+    named = {_name(recipe, recipes): one for recipe, one in zip(recipes, chosen, strict=True)}
+    rows = [standing(name, _recipe_of(own), _figures(own), tried=tried) for name, (own, tried) in named.items()]
+    more = _measured(runs)
+    rows = [dataclasses.replace(row, **more.get(_mixer(named[row.name][0]), {})) for row in rows]
+    return [Group(row, _mixer(named[row.name][0]), named[row.name][0]) for row in ranked(rows)]
+
+
+def _key(recipe: Recipe) -> str:
+    """The same for runs that are compared as one."""
+    own = ("output", "seed", *[CHOSEN] * bool(recipe.test_rows))
+    return json.dumps({name: value for name, value in dataclasses.asdict(recipe).items() if name not in own})
+
+
+def _with_best_rate(runs: list[SavedRun]) -> tuple[list[SavedRun], dict[float, float]]:
+    """Those with the best rate of the first seed, and the validation losses of the rates if there are several."""
+    recipes = [_recipe_of([run]) for run in runs]
+    first = min(recipe.seed for recipe in recipes)
+    rates = {recipe.learning_rate for recipe in recipes}
+    tried = {
+        recipe.learning_rate: run.validation_loss
+        for run, recipe in zip(runs, recipes, strict=True)
+        if recipe.seed == first and run.finished and run.validation_loss is not None
+    }
+    best = best_rate(tried) if tried else recipes[0].learning_rate
+    own = [run for run, recipe in zip(runs, recipes, strict=True) if recipe.learning_rate == best]
+    return own, tried if len(rates) > 1 else {}
+
+
+def comparisons(runs: Sequence[SavedRun]) -> list[dict[str, Any]]:
+    """What `maclaurin compare` keeps beside its runs. One that cannot be read is left out: the runs say the rest."""
+    found = []
+    for path in sorted({run.folder.parent / "compare.json" for run in runs}):
+        with suppress(OSError, ValueError):
+            found.append(cast(dict[str, Any], read_json(path)))
+    return found
+
+
+def _measured(runs: Sequence[SavedRun]) -> dict[str, dict[str, Any]]:
+    """Recall and costs by contender."""
+    found: dict[str, dict[str, Any]] = {}
+    for comparison in comparisons(runs):
+        try:
+            with naming("compare.json"):
+                for row in comparison.get("rows", []):
+                    recall = None if row.get("recall") is None else Recall.from_json(row["recall"]).checked()
+                    found[str(row["name"])] = {"recall": recall, "decode_ms": _number(row.get("decode_ms"))}
+        except ValueError:
+            continue  # of another version
+    return found
 
 
 def differences(groups: Sequence[Group]) -> list[str]:
     """The fields of the recipe in which groups differ, but which a fair comparison has in common."""
-    return [name for name in _varying([group.recipe for group in groups]) if name not in OWN + HOUSEKEEPING]
+    judged = all(group.recipe.test_rows for group in groups)
+    fair = (*OWN, *HOUSEKEEPING, *[CHOSEN] * judged)
+    return [name for name in _varying([group.recipe for group in groups]) if name not in fair]
 
 
 def mixer_label(recipe: Recipe) -> str:
-    """The name of the contender of `maclaurin compare`, or the mixer with its options."""
+    """The name of the contender of `maclaurin compare`, or the mixers of its layers."""
     options = recipe.options()
-    for name, contender in CONTENDERS.items():
-        if (contender.mixer, contender.options) == (recipe.mixer, options):
-            return name
     names = recipe.mixer.split(",")
     if len(names) == 1:
-        return spelled(recipe.mixer, named_options(options, recipe.mixer))
+        return name_of(recipe.mixer, named_options(options, recipe.mixer))
     period = next(n for n in range(1, len(names) + 1) if names[:n] * (len(names) // n) == names)
     label = " + ".join(names[:period]) + (f" ×{len(names) // period}" if len(names) > period > 1 else "")
     return f"{label} {json.dumps(options)}" if options else label
@@ -170,13 +227,12 @@ def _mixer(runs: Sequence[SavedRun]) -> str:
 
 def _figures(runs: Sequence[SavedRun]) -> list[Figures]:
     """Of those that are finished."""
-    return [
-        Figures(
-            run.validation_loss, *(_number(run.result.get(name)) for name in ("tokens_per_second", "peak_bytes", "load"))
-        )
-        for run in runs
-        if run.finished and run.validation_loss is not None
-    ]
+    found = []
+    for run in runs:
+        if run.finished and run.loss is not None and run.recipe is not None:
+            speed, peak, load = (_number(run.result.get(name)) for name in ("tokens_per_second", "peak_bytes", "load"))
+            found.append(Figures(run.loss, speed, peak, load, run.recipe.seed))
+    return found
 
 
 def _read(folder: Path) -> SavedRun:
@@ -204,6 +260,7 @@ def _read(folder: Path) -> SavedRun:
         recipe,
         _points(entries, "loss"),
         _points(entries, "eval_loss"),
+        _points(entries, "test_loss"),
         _result(folder, recipe, entries, starts),
         starts,
     )

@@ -17,6 +17,8 @@ from maclaurin.processes.stopping import STOPS, Terminated, end_stopped, raise_o
 from maclaurin.training.checkpoints import checkpoints
 from maclaurin.training.recipe import Recipe, checked
 from maclaurin.training.run import Result, train
+from maclaurin.training.starting import DIVERGED
+from maclaurin.training.trainer import NonFiniteLossError
 
 
 def execute(recipe: Recipe, *, resume: bool) -> Result:
@@ -35,8 +37,16 @@ def execute(recipe: Recipe, *, resume: bool) -> Result:
     return result
 
 
-if __name__ == "__main__":
+def main(recipe: Recipe, *, resume: bool) -> None:
     end_with_parent()
     raise_on_terminate()
     with errors_as_sentences():
-        execute(Recipe(**checked(json.loads(sys.argv[1]), "the recipe")), resume="--resume" in sys.argv[2:])
+        try:
+            execute(recipe, resume=resume)
+        except NonFiniteLossError as error:
+            print(f"maclaurin: {error}", file=sys.stderr)
+            raise SystemExit(DIVERGED) from error
+
+
+if __name__ == "__main__":
+    main(Recipe(**checked(json.loads(sys.argv[1]), "the recipe")), resume="--resume" in sys.argv[2:])

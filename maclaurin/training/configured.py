@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
 
-from maclaurin.training.contenders import BUDGET
+from maclaurin.common.arguments import one_of
+from maclaurin.training.budgets import BUDGETS, DEFAULT
 from maclaurin.training.names import ALIASES, resolved, trainer_fields
-from maclaurin.training.recipe import Recipe, checked
+from maclaurin.training.recipe import FREE_SIZES, Recipe, checked
 
 LARGEST_CONFIG = 2**20  # bytes
 
@@ -27,13 +29,27 @@ def train_recipe(given: dict[str, Any], config: Path | None = None, *, resume: b
     return Recipe(**values)
 
 
-def compare_recipe(given: dict[str, Any], config: Path | None = None) -> Recipe:
-    """The recipe that all runs of `maclaurin compare` share."""
+def compare_recipe(
+    given: dict[str, Any],
+    config: Path | None = None,
+    *,
+    budget: str = DEFAULT,
+    learning_rates: Sequence[float] = (),
+) -> tuple[Recipe, tuple[float, ...]]:
+    """The recipe that all runs of `maclaurin compare` share but for the learning rate, and the rates that are tried: those
+    given, or the one of the recipe if it has one, or those of the budget.
+    """
+    one_of("budget", budget, tuple(BUDGETS))
     values = _merged(_configured(config), _named(given))
     for name in ("mixer", "mixer_options"):
         if name in values:
             raise ValueError(f"a comparison must not have {name}: its contenders are --mixers, with their options")
-    return Recipe(**_merged(BUDGET, values))
+    if learning_rates and "learning_rate" in values:
+        raise ValueError("give learning_rate or learning_rates, not both")
+    own = BUDGETS[budget]
+    fields = {name: value for name, value in own.recipe.items() if not ("size" in values and name in FREE_SIZES)}
+    rates = tuple(learning_rates) or ((values["learning_rate"],) if "learning_rate" in values else own.learning_rates)
+    return Recipe(**_merged(fields, {"learning_rate": rates[0]}, values)), rates
 
 
 def _named(given: dict[str, Any]) -> dict[str, Any]:

@@ -107,6 +107,10 @@ class Recipe:
     )
     eval_every: int = field(default=0, metadata={"help": "Steps between evaluations; 0 for a tenth of the run."})
     eval_rows: int = field(default=64, metadata={"help": "Validation sequences per evaluation."})
+    test_rows: int = field(
+        default=0,
+        metadata={"help": "Test sequences, scored at the end, of other documents than validation; 0 for none."},
+    )
     save_every: int = field(default=0, metadata={"help": "Steps between checkpoints; 0 for a tenth of the run."})
     keep: int = field(default=2, metadata={"help": "Checkpoints kept."})
     track: str = field(
@@ -135,6 +139,7 @@ class Recipe:
             "eval_every",
             "save_every",
             "short_window",
+            "test_rows",
             "tokens",
             *FREE_SIZES,
         ):

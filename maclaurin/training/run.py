@@ -17,6 +17,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments, set_s
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 from transformers.utils.logging import disable_progress_bar
 
+from maclaurin.data import DocumentRows, PackedRows
 from maclaurin.machine.bfloat16 import check_bf16
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.processes.lock import locked
@@ -74,7 +75,8 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     if _is_first():
         check_same_data(output, recipe.corpus, text.fingerprint)
     per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    tokenizer, train_sequences, validation = text.sequences(cache, recipe.steps * per_step)
+    sequences = text.sequences(cache, recipe.steps * per_step)
+    tokenizer = sequences.tokenizer
     disable_progress_bar()
     set_seed(recipe.seed)
     model = _model(recipe, tokenizer, checkpoint)
@@ -83,9 +85,9 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     trainer = LanguageTrainer(
         model=model,
         args=args,
-        train_dataset=train_sequences,
-        eval_dataset=Subset(validation, range(min(recipe.eval_rows, len(validation)))),
-        data_collator=train_sequences.collate,
+        train_dataset=sequences.train,
+        eval_dataset=_first(sequences.validation, recipe.eval_rows),
+        data_collator=sequences.train.collate,
         callbacks=[LastStep(), JsonLog(output / "log.jsonl"), progress, interrupt, *asked_for],
         keep=recipe.keep,
     )
@@ -105,9 +107,15 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     finished = trainer.state.global_step >= recipe.steps
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     loss = losses[-1] if losses else None
+    if finished and sequences.test is not None:
+        trainer.evaluate(_first(sequences.test, recipe.test_rows), metric_key_prefix="test")  # its log has the loss
     if finished:
         _save_model(trainer, output, recipe, loss)
     return Result(trainer.state.global_step, finished, loss, interrupt.requested)
+
+
+def _first(rows: PackedRows | DocumentRows, count: int) -> Subset[Any]:
+    return Subset(rows, range(min(count, len(rows))))
 
 
 def _model(recipe: Recipe, tokenizer: Any, checkpoint: Path | None) -> MaclaurinForCausalLM:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,17 +17,19 @@ from maclaurin.common.progress import Every, time_text
 from maclaurin.common.sizes import size_text
 from maclaurin.training.checkpoints import checkpoints
 from maclaurin.training.compare import Run, last_line
+from maclaurin.training.execution import Watch
 from maclaurin.training.recipe import Recipe
 from maclaurin.training.statistics import Standing
 
 
-class LiveTable:
+class LiveTable(Watch):
     """One row per run: step, loss, validation loss. Where the output is no terminal, a line as each run starts and ends, and
-    every few seconds how far it is.
+    every few seconds how far it is. total: of the runs, some of which may not be known yet.
     """
 
-    def __init__(self, runs: Sequence[Run], steps: int) -> None:
-        self.runs, self.steps = runs, steps
+    def __init__(self, runs: Sequence[Run], steps: int, total: int | None = None) -> None:
+        self.runs, self.steps = list(runs), steps
+        self.total = len(self.runs) if total is None else total
         self.figures: dict[str, dict[str, Any]] = {}  # by the folder of the run
         self.pace: dict[str, Pace] = {}
         self.console = Console(stderr=True, highlight=False)
@@ -43,6 +46,8 @@ class LiveTable:
             self.live.stop()
 
     def start(self, run: Run) -> None:
+        if run not in self.runs:
+            self.runs.append(run)
         self.figures[run.recipe.output] = {}
         self._show(run, "resumed" if checkpoints(Path(run.recipe.output)) else "started")
         self.due = Every()
@@ -58,14 +63,15 @@ class LiveTable:
     def end(self, run: Run) -> None:
         result = run.result()
         assert result is not None
-        self._show(run, f"validation loss {result['held_out_loss']:.4f}, {result['seconds']:.0f} s")
+        said = "diverged" if "diverged" in result else f"validation loss {result['held_out_loss']:.4f}"
+        self._show(run, f"{said}, {result['seconds']:.0f} s")
 
     def _show(self, run: Run, text: str) -> None:
         if self.live is not None:
             self.live.update(self._table())
         else:
-            place = f"[{self.runs.index(run) + 1}/{len(self.runs)}]"
-            self.console.print(f"{place} {run.name} (seed {run.seed}): {text}", markup=False, soft_wrap=True)
+            place = f"[{self.runs.index(run) + 1}/{max(self.total, len(self.runs))}]"
+            self.console.print(f"{place} {run.name} ({_which(run)}): {text}", markup=False, soft_wrap=True)
 
     def _progress(self, run: Run) -> str:
         figures, pace = self.figures[run.recipe.output], self.pace[run.recipe.output]
@@ -78,14 +84,16 @@ class LiveTable:
         return ", ".join(parts)
 
     def _table(self) -> Table:
-        table = Table("mixer", "seed", "step", "loss", "validation loss")
+        table = Table("mixer", "run", "step", "loss", "validation loss")
         for run in self.runs:
-            table.add_row(run.name, str(run.seed), *self._cells(run))
+            table.add_row(run.name, _which(run), *self._cells(run))
         return table
 
     def _cells(self, run: Run) -> tuple[str, str, str]:
         figures = self.figures.get(run.recipe.output)
         if (result := run.result()) is not None:
+            if "diverged" in result:
+                return "diverged", "", ""
             return "done", _number(figures, "loss"), f"{result['held_out_loss']:.4f}"
         if figures is None:
             return "queued", "", ""
@@ -104,31 +112,58 @@ class Pace:
         return (step - self.step) / max(time.monotonic() - self.at, 1e-9)
 
 
+def _which(run: Run) -> str:
+    return f"rate {run.recipe.learning_rate:g}, seed {run.seed}" if run.may_diverge else f"seed {run.seed}"
+
+
 def _number(figures: dict[str, Any] | None, name: str) -> str:
     return f"{figures[name]:.4f}" if figures and name in figures else ""
 
 
 def result_table(rows: Sequence[Standing], recipe: Recipe) -> Table:
+    """Columns that no row has a figure for are left out."""
     tokens = recipe.steps * recipe.tokens_per_step
-    table = Table(
-        title=f"{recipe.size}, {recipe.corpus}, {recipe.steps} steps, {tokens:,} tokens: validation loss, nats per token"
-    )
+    part = "test" if recipe.test_rows else "validation"
+    table = Table(title=f"{recipe.corpus}, {recipe.steps} steps, {tokens:,} tokens: {part} loss, nats per token")
+    done = [row for row in rows if row.loss is not None]
+    pairs = next((row.recall.pairs for row in done if row.recall), ())
+    columns: dict[str, Callable[[Standing], str]] = {
+        "loss": lambda row: f"{row.loss:.4f}",
+        "± (seeds)": lambda row: f"{'' if row.spread is None else f'{row.spread:.4f}'} ({row.seeds})",
+        "behind the first (95 %)": behind_text,
+        "rate": lambda row: f"{row.learning_rate:g}" if row.tried else "",
+        **{f"{count} pairs": partial(accuracy_text, place) for place, count in enumerate(pairs)},
+        "parameters": lambda row: f"{row.parameters:,}",
+        "tokens/s": lambda row: "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
+        "peak memory": lambda row: "" if row.peak_bytes is None else size_text(row.peak_bytes),
+        "state at 8k": lambda row: size_text(row.state_bytes_at_8k),
+        "ms at 16k": lambda row: "" if row.decode_ms is None else f"{row.decode_ms:.2f}",
+        "published (arXiv 2602.17363, its setting)": lambda row: row.published,
+    }
+    shown = {title: [cell(row) for row in done] for title, cell in columns.items()}
     table.add_column("rank and mixer")
-    for column in ("loss", "± (seeds)", "parameters", "tokens/s", "peak memory", "state at 8k"):
-        table.add_column(column, justify="right")
-    table.add_column("published (arXiv 2602.17363, its setting)")
-    for row in rows:
-        if row.loss is None:
-            continue
-        spread = "" if row.spread is None else f"{row.spread:.4f}"
-        table.add_row(
-            f"{row.rank}. {row.name}",
-            f"{row.loss:.4f}",
-            f"{spread} ({row.seeds})",
-            f"{row.parameters:,}",
-            "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
-            "" if row.peak_bytes is None else size_text(row.peak_bytes),
-            size_text(row.state_bytes_at_8k),
-            row.published,
-        )
+    few = {"published": 2}  # one published loss has nothing to be compared with
+    kept = [title for title, cells in shown.items() if sum(map(bool, cells)) >= few.get(title.split()[0], 1)]
+    for title in kept:
+        table.add_column(title, justify="left" if title.startswith("published") else "right")
+    for place, row in enumerate(done):
+        table.add_row(f"{row.rank}. {row.name}", *(shown[title][place] for title in kept))
     return table
+
+
+def behind_text(row: Standing) -> str:
+    """How far it is behind the first row, and "level" where that may be chance."""
+    if row.behind is None:
+        return ""
+    if row.behind.level is None:
+        return f"{row.behind.nats:+.4f}"
+    ends = f"{row.behind.nats:+.4f} ({row.behind.low:+.4f} to {row.behind.high:+.4f})"
+    return f"{ends} level" if row.behind.level else ends
+
+
+def accuracy_text(place: int, row: Standing) -> str:
+    """An accuracy that guessing would have too is marked."""
+    if row.recall is None or place >= len(row.recall.accuracy):
+        return ""
+    guess = "*" if row.recall.low[place] <= row.recall.chance[place] else ""
+    return f"{row.recall.accuracy[place]:.3f}{guess}"

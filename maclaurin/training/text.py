@@ -1,17 +1,31 @@
-"""The text of a run: its corpora, its tokenizer, and the sequences to train and to validate on."""
+"""The text of a run: its corpora, its tokenizer, and the sequences to train on, to validate on and to test on."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from maclaurin.data import DocumentRows, PackedRows, StreamedRows, open_corpus, open_tokenizer, tokenise
-from maclaurin.data.corpus import SAMPLE, beginning, validation_split
+from maclaurin.data.corpus import SAMPLE, Corpus, beginning, validation_split
+from maclaurin.data.halves import Halves
 from maclaurin.data.tokens import growing
 from maclaurin.training.recipe import Recipe
+
+Rows = PackedRows | DocumentRows
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """test: of documents that are neither in `train` nor in `validation`; None where the recipe has no test."""
+
+    tokenizer: Any
+    train: Rows | StreamedRows
+    validation: Rows
+    test: Rows | None
 
 
 class Text:
@@ -33,29 +47,34 @@ class Text:
         parts = [own, self.streams, self.validation.fingerprint() if self.validation else None]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def sequences(
-        self, cache: Path | None, count: int
-    ) -> tuple[Any, PackedRows | DocumentRows | StreamedRows, PackedRows | DocumentRows]:
-        """The tokenizer, the sequences to train on, `count` of them if they are streamed, and those for validation."""
+    def sequences(self, cache: Path | None, count: int) -> Sequences:
+        """The sequences to train on are `count` if they are streamed."""
         recipe = self.recipe
         split = "all" if self.validation else "train"
         documents = self.corpus.documents(split)
         tokenizer = open_tokenizer(recipe.tokenizer, beginning(documents, SAMPLE) if self.streams else documents)
-        packed = recipe.rows == "packed"
-        kind = PackedRows if packed else DocumentRows
-        train: PackedRows | DocumentRows | StreamedRows
+        kind = PackedRows if recipe.rows == "packed" else DocumentRows
+        train: Rows | StreamedRows
         if self.streams:
             entry = growing(self.corpus, split, tokenizer, cache)
             train = StreamedRows(entry, kind, recipe.length, count=count, seed=recipe.seed, tokens=recipe.tokens)
         else:
             train = kind(tokenise(self.corpus, split, tokenizer, cache), recipe.length)
         judge = self.validation or self.corpus
-        held_out = tokenise(
-            judge,
-            validation_split(judge) if self.validation else "held-out",
+        apart = validation_split(judge) if self.validation else "held-out"
+        if not recipe.test_rows:
+            return Sequences(tokenizer, train, self._judges(judge, apart, tokenizer, cache, recipe.eval_rows), None)
+        halves = Halves(judge, apart)
+        return Sequences(
             tokenizer,
-            cache,
-            tokens=recipe.eval_rows * recipe.length if packed else 0,
-            documents=0 if packed else recipe.eval_rows,
+            train,
+            self._judges(halves, "validation", tokenizer, cache, recipe.eval_rows),
+            self._judges(halves, "test", tokenizer, cache, recipe.test_rows),
         )
-        return tokenizer, train, kind(held_out, recipe.length)
+
+    def _judges(self, corpus: Corpus, split: str, tokenizer: Any, cache: Path | None, count: int) -> Rows:
+        """At least `count` sequences of a split, or all that there are."""
+        length = self.recipe.length
+        if self.recipe.rows == "packed":
+            return PackedRows(tokenise(corpus, split, tokenizer, cache, tokens=count * length), length)
+        return DocumentRows(tokenise(corpus, split, tokenizer, cache, documents=count), length)

@@ -30,7 +30,12 @@ VARIANTS = {
     "gla+selective": ("gla", {"rotary": "selective", "tie_decay_pairs": True, "key_dim": 4}),
     "gated-delta+selective": ("gated-delta", {"rotary": "selective"}),
     "2mamba+selective": ("2mamba", selective(gate="gla", bias=True)),
+    "2mamba+orders": ("2mamba", {"order": (0, 1, 2), "learn_order_weights": True, "num_kv_heads": 2}),
+    "2mamba+channel": ("2mamba", {"decay": "channel", "decay_rank": 3, "num_kv_heads": 2, "fold_at": None}),
+    "2mamba+qk-norm": ("2mamba", {"qk_norm": True, "rotary": "rope", "num_kv_heads": 2}),
     "2mamba+near": ("2mamba", {"near_window": 5}),
+    "2mamba+joint": ("2mamba", {"near_window": 5, "near_norm": "joint", "num_kv_heads": 2}),
+    "hedgehog+joint": ("hedgehog", {"near_window": 6, "near_norm": "joint"}),
     "taylor+near": ("taylor", {"near_window": 4, "num_kv_heads": 2, "learn_order_weights": True}),
     "hedgehog+near": ("hedgehog", {"near_window": 6, "num_kv_heads": 2}),
 }

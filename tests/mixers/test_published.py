@@ -111,6 +111,12 @@ def test_cosine_attention_is_unscaled():
     torch.testing.assert_close(mixer(x)[0], y.flatten(2) @ mixer.out_proj.weight.T, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["2mamba", "taylor"])
+def test_orders_may_come_as_a_list(name):
+    listed, tupled = (maclaurin.build_mixer(name, 32, 4, order=order).mechanism for order in ([1, 2], (1, 2)))
+    assert listed.order == tupled.order == (1, 2)
+
+
 def test_learnable_order_weights_start_at_one():
     plain = maclaurin.build_mixer("taylor", 32, 4).double()
     learnable = maclaurin.build_mixer("taylor", 32, 4, learn_order_weights=True).double()

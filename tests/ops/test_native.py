@@ -266,7 +266,10 @@ def test_hostile_numbers_end_as_they_do_in_torch(isa, form):
     [
         ({"q": torch.randn(1, 4, 1, 2, dtype=torch.float64)}, "needs float32 or less, not torch.float64"),
         ({"order": 3}, "needs order=2"),
-        ({"order_weights": torch.ones(1)}, "needs order=2 without order_weights"),
+        (
+            {"order_weights": torch.ones(1)},
+            "needs order=2, or lower orders beside it whose weights may be negative, not order=2 with",
+        ),
     ],
 )
 def test_what_is_not_covered_is_refused_by_name(changes, message):

@@ -10,7 +10,8 @@ from maclaurin.report.headline import headline, lead
 from maclaurin.report.runs import collect, differences, grouped
 from maclaurin.report.sections import curves, results
 from maclaurin.training import Recipe
-from maclaurin.training.compare import plan, summary
+from maclaurin.training.compare import following, plan, summary
+from maclaurin.training.statistics import Recall
 from maclaurin.training.tables import result_table
 from tests.report.conftest import write_run
 
@@ -107,14 +108,16 @@ def test_a_hybrid_and_options_are_named(tmp_path):
 
 def test_the_headline_says_who_won_by_how_much(comparison, tmp_path):
     assert headline(grouped(collect([comparison]))).startswith("2mamba wins with a validation loss of 2.4")
-    for name, level in (("linear", 2.0), ("softmax", 2.001)):
-        for seed in (0, 1):
+    for name, levels in (("linear", (2.0, 2.0)), ("softmax", (2.003, 2.001))):
+        for seed, level in enumerate(levels):
             write_run(Recipe(output=str(tmp_path / f"level/{name}{seed}"), mixer=name, seed=seed, steps=100), level)
     runs = collect([tmp_path / "level"])
     assert headline(grouped(runs)).startswith("linear and softmax are level")
-    assert "call it a tie" in lead(grouped(runs), runs)[0]
+    said = lead(grouped(runs), runs)
+    assert "level with it, since the 95 % interval of the difference has 0: softmax (+0.0020, -0.0107 to +0.0147)" in said[0]
+    assert "With 2 seeds a 95 % interval reaches 12.7 standard errors" in " ".join(said)
     one = [run for run in runs if run.recipe.seed == 0]
-    assert "not known how much of their gap is chance" in lead(grouped(one), one)[0]
+    assert "not known how much of that is chance" in lead(grouped(one), one)[0]
     assert headline([]) == "No run has finished yet"
 
 
@@ -161,7 +164,7 @@ def test_losses_of_zero_are_compared(tmp_path):
         folder = write_run(Recipe(output=str(tmp_path / mixer), mixer=mixer, steps=100), 2.0)
         (folder / "log.jsonl").write_text('{"step": 100, "loss": 0.0, "eval_loss": 0.0}\n')
     groups = grouped(collect([tmp_path]))
-    assert "0.0000 nats per token behind" in " ".join(lead(groups, collect([tmp_path])))
+    assert "the lowest loss, 0.0000 nats per token" in " ".join(lead(groups, collect([tmp_path])))
     build([tmp_path], measure=False).html()
 
 
@@ -176,15 +179,17 @@ def test_a_recipe_of_layers_too_large_to_build_has_no_cost(tmp_path):
 
 def test_the_table_and_the_page_show_one_record(comparison):
     """Of the same runs: read from results by `compare`, from logs by the page."""
-    runs = plan(Recipe(output=str(comparison), steps=100, length=64), ["softmax", "2mamba", "linear", "mamba2s"], seeds=2)
+    base, names = Recipe(output=str(comparison), steps=100, length=64), ["softmax", "2mamba", "linear", "mamba2s"]
+    runs = plan(base, names, seeds=2, block="published")
     rows, groups = summary(runs), grouped(collect([comparison]))
     assert rows == [group.row for group in groups]
     table = result_table(rows, runs[0].recipe)
     (shown,) = results(groups).parts
     by_title = {column.title: index for index, column in enumerate(shown.columns)}
-    columns = {"validation loss": 1, "parameters": 3, "tokens/s": 4, "peak memory": 5, "state at 8k": 6}
-    for title, column in columns.items():
-        assert [row[by_title[title]].text for row in shown.rows] == list(table.columns[column].cells), title
+    printed = {column.header: list(column.cells) for column in table.columns}
+    columns = {name: name for name in ("parameters", "tokens/s", "peak memory", "state at 8k")} | {"validation loss": "loss"}
+    for title, name in columns.items():
+        assert [row[by_title[title]].text for row in shown.rows] == printed[name], title
     names = [f"{row[by_title['rank']].text}. {row[by_title['mixer']].text}" for row in shown.rows]
     assert names == list(table.columns[0].cells)
     spreads = [f"{row[by_title['± seeds']].text} ({row[by_title['seeds']].text})" for row in shown.rows]
@@ -193,7 +198,7 @@ def test_the_table_and_the_page_show_one_record(comparison):
 
 def single(tmp_path, levels, **changes):
     """A comparison of one seed, with the load of the machine."""
-    for run in plan(Recipe(output=str(tmp_path / "single"), steps=100, length=64), list(levels), seeds=1):
+    for run in plan(Recipe(output=str(tmp_path / "single"), steps=100, length=64), list(levels), seeds=1, block="published"):
         folder = write_run(dataclasses.replace(run.recipe, **changes.get(run.name, {})), levels[run.name])
         result = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps(result | {"load": 7.25}))
@@ -238,3 +243,63 @@ def test_speeds_have_their_range_over_seeds_and_the_load(comparison, tmp_path):
     several = results(grouped(collect([comparison])))
     notes = [row[titles(several.parts[0]).index("tokens/s")].note for row in several.parts[0].rows]
     assert notes[0] == "2,350 to 2,350" and notes[-1]
+
+
+RATES = (1e-3, 1e-2)
+
+
+@pytest.fixture
+def grid(tmp_path):
+    """Three mechanisms in one block, two rates on the first seed, the better one on two more; recall and costs."""
+    folder = tmp_path / "grid"
+    base = Recipe(output=str(folder), steps=100, length=64, test_rows=8)
+    levels = {"softmax": 2.4, "2mamba": 2.3, "linear": 2.9}
+    runs = plan(base, list(levels), 3, learning_rates=RATES)
+    for run in runs:
+        write_run(run.recipe, levels[run.name] + 0.1 * (run.recipe.learning_rate == RATES[0]))
+    others = following(runs, 3)
+    for run in others:
+        write_run(run.recipe, levels[run.name] + 0.001 * (run.name == "linear") * run.seed)
+    rows = []
+    for row in summary([*runs, *others]):
+        accuracy = {"softmax": 0.99, "2mamba": 0.98, "linear": 0.1}[row.name]
+        ends = (max(accuracy - 0.02, 0),), (min(accuracy + 0.02, 1),)
+        recall = Recall((8,), (accuracy,), *ends, (0.125,), 1000, 3e-3)
+        rows.append(
+            dataclasses.replace(row, recall=recall, decode_ms={"softmax": 6.0, "2mamba": 1.0, "linear": 1.5}[row.name])
+        )
+    content = {"command": "maclaurin compare", "rows": list(map(dataclasses.asdict, rows)), "shows": "It shows little."}
+    (folder / "compare.json").write_text(json.dumps(content))
+    return folder, rows
+
+
+def test_the_page_has_the_rows_of_the_comparison_with_rates_recall_and_costs(grid):
+    folder, rows = grid
+    groups = grouped(collect([folder]))
+    assert [group.row for group in groups] == rows
+    assert groups[0].row.learning_rate == RATES[1] and groups[0].row.seeds == 3
+    assert groups[0].row.loss == pytest.approx(sum(run.test[-1][1] for run in groups[0].runs) / 3)
+    assert differences(groups) == []
+
+
+def test_the_headline_answers_text_recall_and_cost(grid):
+    folder, _ = grid
+    runs = collect([folder])
+    groups = grouped(runs)
+    assert headline(groups) == "Text: 2mamba. Recall: softmax and 2mamba. Smallest state: linear"
+    said = lead(groups, runs)
+    assert said[0].startswith("Text: 2mamba has the lowest loss") and "no other is level" in said[0]
+    assert said[1].startswith("Recall: softmax answers 0.990 of 8 pairs; level with it: 2mamba. linear did no better")
+    assert "2mamba decodes fastest after 16k tokens, 1.00 ms" in said[2]
+    assert "It shows little." in said
+    charts = {chart.key: chart for chart in build([folder], measure=False).charts()}
+    assert [trace.name for trace in charts["loss-state"].figure.data] == ["2mamba", "softmax", "linear"]
+    assert [trace.y[0] for trace in charts["recall-state"].figure.data] == [0.98, 0.99, 0.1]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"rows": 3}', '{"rows": [{"name": "2mamba", "recall": {"pairs": [1]}}]}'])
+def test_a_damaged_comparison_leaves_its_runs(grid, content):
+    folder, rows = grid
+    (folder / "compare.json").write_text(content)
+    assert [group.name for group in grouped(collect([folder]))] == [row.name for row in rows]
+    assert "recall-state" not in build([folder], measure=False).html()

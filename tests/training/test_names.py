@@ -182,4 +182,4 @@ def test_compare_refuses_a_mixer_wherever_it_is_given(tmp_path, capsys):
     )
     with pytest.raises(ValueError, match="must not have mixer_options"):
         compare_recipe({"mixer_options": "{}"})
-    assert compare_recipe({"lr": 0.5, "optim": "sgd"}).trainer == {"optim": "sgd"}
+    assert compare_recipe({"lr": 0.5, "optim": "sgd"})[0].trainer == {"optim": "sgd"}

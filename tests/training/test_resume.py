@@ -23,8 +23,9 @@ from maclaurin.processes.stopping import Terminated
 from maclaurin.training import Recipe, train
 from maclaurin.training import run as run_module
 from maclaurin.training.checkpoints import IDENTITY, MANIFEST, last_whole, seal
-from maclaurin.training.compare import Run, execute, latest, plan
+from maclaurin.training.compare import Run, latest, plan
 from maclaurin.training.configured import train_recipe
+from maclaurin.training.execution import Watch, execute
 from maclaurin.training.trainer import LanguageTrainer
 
 SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mixer": "linear"}
@@ -440,12 +441,13 @@ def test_a_stopped_comparison_has_its_run_saved(folder, monkeypatch):
     (run,) = plan(recipe(folder, output=str(folder / "compare"), steps=100_000), ["linear"], 1)
     output = Path(run.recipe.output)
 
-    def watch(figures):
-        if list(output.glob("checkpoint-*")):
-            raise Terminated
+    class Stopping(Watch):
+        def update(self, run, figures):
+            if list(output.glob("checkpoint-*")):
+                raise Terminated
 
     with pytest.raises(Terminated):
-        execute(run, watch)
+        execute([run], Stopping())
     assert "stopped after step" in (output / "output.txt").read_text()
     assert last_whole(output) is not None and not is_running(child_of(output))
 
@@ -455,7 +457,7 @@ def test_a_killed_comparison_takes_its_run_with_it(folder, monkeypatch):
     monkeypatch.setenv("MACLAURIN_CACHE", str(folder / "cache"))
     fields = asdict(recipe(folder, output=str(folder / "compare"), steps=100_000)) | {"mixer": "softmax"}
     flags = [f"--{name}={value}" for name, value in fields.items()]
-    command = [sys.executable, "-m", "maclaurin.cli", "compare", "--mixers=linear", "--seeds=1", *flags]
+    command = [sys.executable, "-m", "maclaurin.cli", "compare", "--mixers=linear", "--seeds=1", "--no_recall", *flags]
     comparison = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     output = folder / "compare" / "linear-seed0"
     try:

@@ -82,7 +82,21 @@ def test_lines_come_every_few_seconds_not_with_every_step(runs, capsys):
 
 def test_ctrl_c_in_a_comparison_says_the_command_that_goes_on(tmp_path):
     (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": f"{i} green bottles\n" * 4}) for i in range(150)))
-    flags = ["--mixers", "linear", "--seeds", "1", "--steps", "100000", "--length", "32", "--batch_size", "2"]
+    flags = [
+        "--mixers",
+        "linear",
+        "--seeds",
+        "1",
+        "--lr",
+        "1e-3",
+        "--no_recall",
+        "--steps",
+        "100000",
+        "--length",
+        "32",
+        "--batch_size",
+        "2",
+    ]
     flags += ["--corpus", str(tmp_path / "text.jsonl"), "--output", str(tmp_path / "out")]
     command = [sys.executable, "-m", "maclaurin.cli", "compare", *flags]
     environment = os.environ | {"MACLAURIN_CACHE": str(tmp_path / "cache")}

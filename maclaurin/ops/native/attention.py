@@ -20,6 +20,7 @@ from torch import Tensor
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Attention, Strided, buffer, pointer, rows, run
+from maclaurin.ops.native.nan import run_looking
 from maclaurin.ops.native.operators import operator
 
 LONGEST_CHUNK = 128  # of csrc/chunks.h
@@ -140,7 +141,7 @@ def _quadratic(
     q, k, v = rows(q), rows(k), rows(v)
     y, total = _outputs(q, v)
     tensors = {"log_decay": log_decay, "y": y, "total": total}
-    run("quadratic_forward", _call(q, k, v, scale, normalize, tensors, exponential=exponential))
+    run_looking("quadratic_forward", _call(q, k, v, scale, normalize, tensors, exponential=exponential), y)
     return y, total
 
 
@@ -235,7 +236,7 @@ def _chunked(
     new_state = buffer(*_state_shape(k, v, normalize, folded))
     call = _call(q, k, v, scale, normalize, {"log_decay": log_decay, "y": y, "total": total}, chunk=chunk, folded=folded)
     call.state, call.new_state = pointer(state), pointer(new_state)
-    run("chunked_forward", call)
+    run_looking("chunked_forward", call, y)
     return y, total, new_state
 
 

@@ -50,7 +50,7 @@ class Attention(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("B", "T", "S", "H", "G", "K", "V")),
         *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
-        *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate")),
+        *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate", "nan")),
         *((name, ctypes.c_int64) for name in ("chunk", "folded")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("exponential", "normalize", "threads", "way")),
@@ -63,7 +63,7 @@ class Linear(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("B", "T", "H", "G", "K", "V")),
         *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
-        *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate")),
+        *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate", "nan")),
         ("chunk", ctypes.c_int64),
         *((name, ctypes.c_float) for name in ("q_scale", "k_scale")),
         *((name, ctypes.c_int32) for name in ("per_channel", "normalize", "threads")),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Linear, Strided, buffer, buffers_like, pointer, rows, run
+from maclaurin.ops.native.nan import run_looking
 from maclaurin.ops.native.operators import operator
 
 SHAPES = Shapes(
@@ -121,7 +122,7 @@ def linear(
     if options[2]:
         call.total = Strided.of(total)
     call.state, call.new_state = pointer(state), pointer(new_state)
-    run("linear_forward", call)
+    run_looking("linear_forward", call, y)
     return y, total, new_state
 
 

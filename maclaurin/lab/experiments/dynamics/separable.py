@@ -34,6 +34,7 @@ from maclaurin.mixers.normalized import Normalized
 from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.ops.arithmetic import default_scale, repeat_heads
 from maclaurin.ops.features import Kernel, symmetric_power
+from maclaurin.ops.squares_by_channel import of_pairs
 
 MOST_STATES = 5_000  # per value channel
 
@@ -98,6 +99,8 @@ def of_mechanism(mixer: ProjectedMixer, x: Tensor, p: Projections, order: int) -
             kernel = Kernel.of(mechanism.order)
             counts = torch.tensor(kernel.feature_counts(k_THN.shape[2]), dtype=torch.long, device="cpu")
             q_THN, k_THN = kernel.features(q_THN), kernel.features(k_THN)
+            if p.log_decay is not None and p.log_decay.dim() == 4:
+                p = replace(p, log_decay=of_pairs(p.log_decay))
             if mechanism.order_weights is not None:
                 q_THN = q_THN * mechanism.order_weights.repeat_interleave(counts, dim=1)
         case Softmax():

@@ -1,0 +1,111 @@
+"""Power attention in the C++ kernels: second order in its own, and orders up to 2 as a sum of second and first order.
+
+    f(x) = w_0 + w_1 x + w_2 x²/2,   x = scale·q·k:   the first two terms are (w_0, w_1 q)·(1, scale·k), of first order
+
+Numerator and denominator are sums over the terms, so each kernel sums values beside a column that counts the tokens, and
+the sums are divided at the end. A state is the rows of both kernels, one after the other, as the torch backend has them.
+"""
+
+# B batch, T new tokens, S slots (kept and new), H heads, G key-value heads, K, V channels, W = V or V+1, O orders
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from maclaurin.ops import native
+from maclaurin.ops.features import Kernel
+from maclaurin.ops.one_operator import is_unrolled
+from maclaurin.ops.tokens import Tokens
+
+Found = tuple[Tensor, Tensor | None]  # outputs, and the recurrent state
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a call goes. folded: the state is returned as it stands after this many slots, unchanged for 0."""
+
+    scale: float
+    normalize: bool
+    chunk_size: int
+    form: str
+    folded: int
+    through_state: bool
+
+
+def second_order(q: Tensor, tokens: Tokens, recurrent: Tensor | None, policy: Policy) -> Found:
+    """Padding needs no mask: the score of a key of zeros is zero."""
+    q, k, v, recurrent = _single(q, tokens.keys, tokens.values, recurrent)
+    folded = policy.folded
+    options = (policy.scale, policy.normalize, policy.chunk_size, folded)
+    if policy.form == "auto" and recurrent is None and is_unrolled(q):
+        y, _ = torch.ops.maclaurin.squared(q, k, v, tokens.log_decay, *options[:3])
+    elif policy.through_state:
+        inputs = (q, k, v, tokens.log_decay, recurrent)
+        if with_gradients := q.shape[1] == 1 < tokens.slots and native.needs_gradients(inputs):
+            # the kernel of one token meets buffered ones apart from the recurrent state, the backward of chunks within
+            q = pad(q, (0, 0, 0, 0, tokens.slots - 1, 0))
+        y, _, new_state = native.call("chunked", q, k, v, tokens.log_decay, recurrent, *options)
+        return y[:, -1:] if with_gradients else y, new_state if folded else recurrent
+    else:
+        y, _ = native.call("quadratic", q, k, v, tokens.log_decay, policy.scale, False, policy.normalize)
+    if folded:
+        a = None if tokens.log_decay is None else tokens.log_decay[:, :folded]
+        _, _, recurrent = native.call("chunked", q[:, :0], k[:, :folded], v[:, :folded], a, None, *options)
+    return y, recurrent
+
+
+def sums_up_to_second_order(
+    q: Tensor, tokens: Tokens, recurrent: Tensor | None, kernel: Kernel, weights_HO: Tensor | None, policy: Policy
+) -> Found:
+    """Sums of weighted values for a kernel of orders up to 2, not divided: what counts tokens is among the values."""
+    policy = replace(policy, normalize=False)
+    lower = sum(kernel.feature_counts(q.shape[3])[:-1])
+    rows = (None, None) if recurrent is None else (recurrent[:, :, :lower], recurrent[:, :, lower:])
+    root = kernel.coefficients[-1] ** 0.5
+    # a root of the coefficient is in the state, and so on the scaled keys, of which there are two; the other is left
+    y_BTHW, state = second_order(q, tokens, rows[1], replace(policy, scale=policy.scale * root**0.5))
+    y_BTHW = y_BTHW * root if weights_HO is None else y_BTHW * (weights_HO[:, -1:] * root)
+    if not lower:
+        return y_BTHW, state
+    below_BTHW, state_below = _up_to_first_order(q, tokens, rows[0], kernel, weights_HO, policy)
+    if not policy.folded:
+        return y_BTHW + below_BTHW, recurrent
+    assert state_below is not None and state is not None
+    return y_BTHW + below_BTHW, torch.cat([state_below, state], dim=2)
+
+
+def _up_to_first_order(
+    q: Tensor, tokens: Tokens, recurrent: Tensor | None, kernel: Kernel, weights_HO: Tensor | None, policy: Policy
+) -> Found:
+    q, k, v, recurrent = _single(q, tokens.keys, tokens.values, recurrent)
+    T, S, folded = q.shape[1], tokens.slots, policy.folded
+    of_queries, of_keys = {0: torch.ones_like(q[..., :1]), 1: q}, {0: torch.ones_like(k[..., :1]), 1: k * policy.scale}
+    terms = list(enumerate(kernel.orders[:-1]))
+    weighed = [of_queries[n] if weights_HO is None else of_queries[n] * weights_HO[:, at, None] for at, n in terms]
+    # slots before the first query have a query of zeros, whose output nobody reads
+    q, k = _joined(weighed, -1), _joined([of_keys[n] for _, n in terms], -1)
+    q = q if S == T else pad(q, (0, 0, 0, 0, S - T, 0))
+    chunk = {"chunked": policy.chunk_size, "recurrent": 1}.get(policy.form, native.linear.LONGEST_BLOCK)
+    outputs = []
+    after = recurrent
+    for part, keep in ((slice(0, folded), True), (slice(folded, S), False)):
+        if part.start == part.stop:
+            continue
+        a = None if tokens.log_decay is None else tokens.log_decay[:, part].float()
+        y, _, state = native.call("linear", q[:, part], k[:, part], v[:, part], a, after, 1.0, 1.0, False, chunk, keep)
+        outputs.append(y)
+        after = state if keep else after
+    return _joined(outputs, 1)[:, S - T :], after
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    """torch.cat, which would copy a single part as well."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+
+
+def _single(q: Tensor, k: Tensor, v: Tensor, recurrent: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    return q.float(), k.float(), v.float(), None if recurrent is None else recurrent.float()
