@@ -73,7 +73,7 @@ def test_each_question_has_an_answer_and_level_is_said():
     found = [with_recall(found[0], 0.9, 0.85, 0.95), with_recall(found[1], 0.05, 0.03, 0.08), found[2]]
     said = answers.sentences(found)[1]
     assert said.startswith("Recall: softmax answers 0.900 of 16 pairs; no other is level with it. linear did no better")
-    assert answers.short(found).startswith("Text: softmax and linear. Recall: softmax. Smallest state: ")
+    assert answers.short(found).startswith("Text: softmax (level: linear). Recall: softmax. Smallest state: ")
 
 
 def test_one_seed_says_so():
