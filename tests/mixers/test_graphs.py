@@ -49,6 +49,34 @@ def test_two_graphs_serve_five_lengths(name, dtype):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize("name", ["2mamba", pytest.param("taylor", marks=pytest.mark.slow)])
+def test_two_graphs_serve_states_before_and_after_they_fold(name):
+    """With dynamic=True no graph is made for the first length alone; what is returned has other tensors once it folds."""
+    torch._dynamo.reset()
+    mixer = build(name, torch.float32, fold_at=50, fold_every=32)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(mixer, fullgraph=True, backend=counter, dynamic=True)
+    folded = set()
+    for length in LENGTHS:
+        x = inputs(mixer, 2, length)
+        (y, state), (expected, _) = compiled(x), mixer(x)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+        folded.add(state.attention.recurrent is not None)
+    assert folded == {False, True}
+    assert counter.frame_count <= 2
+
+
+def test_packed_documents_break_the_graph_and_stay_apart():
+    """How many documents there are, and how long, is known only when the bounds are read."""
+    torch._dynamo.reset()
+    mixer = build("gla", torch.float32)
+    x = inputs(mixer, 1, 20)
+    with torch.no_grad():
+        for bounds in ([0, 7, 20], [0, 1, 5, 20]):
+            got, _ = torch.compile(mixer, backend="eager")(x, cu_seqlens=torch.tensor(bounds))
+            torch.testing.assert_close(got, mixer(x, cu_seqlens=bounds)[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["2mamba", "gla", "gated-delta"])
 def test_what_the_default_compiler_makes_is_the_same(name):
