@@ -66,6 +66,20 @@ def test_two_graphs_serve_states_before_and_after_they_fold(name):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize("name", ["2mamba", "delta"])
+def test_a_step_is_one_graph_in_a_process_that_has_made_none(name, monkeypatch):
+    """Nothing has called the mixer before: what is read once and kept was read when it was built."""
+    monkeypatch.setattr("maclaurin.ops.fields._read", {})
+    torch._dynamo.reset()
+    mixer = build(name, torch.float32)
+    compiled = torch.compile(mixer, fullgraph=True, backend="eager")
+    x = inputs(mixer, 2, 5)
+    with torch.no_grad():
+        _, state = compiled(x[:, :4])
+        y, _ = compiled(x[:, 4:], state)
+        torch.testing.assert_close(y, mixer(x)[0][:, 4:], rtol=1e-4, atol=1e-5)
+
+
 def test_packed_documents_break_the_graph_and_stay_apart():
     """How many documents there are, and how long, is known only when the bounds are read."""
     torch._dynamo.reset()
