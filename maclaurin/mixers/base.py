@@ -133,7 +133,7 @@ class Mixer(nn.Module, ABC):
 
         y, after = over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
         if after is not None:
-            after.__dict__["made_by"] = self._seal  # not a field: a state derived from this one is checked again
+            object.__setattr__(after, "made_by", self._seal)  # not a field: a state derived from this one is checked again
         return y, after
 
     @abstractmethod
