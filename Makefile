@@ -40,13 +40,15 @@ test: .venv/.ready-test
 test-all: .venv/.ready-test
 	$(BIN)/python -m pytest -n 2
 
-# the oldest PyTorch and transformers that are supported, in an environment of their own
+# the oldest PyTorch and transformers that are supported, in an environment of their own: stock flows, graphs and laws
 FLOOR := 'torch==2.9.*' 'transformers==5.14.*'
+FLOOR_TESTS := tests/models tests/mixers/test_laws.py $(addprefix tests/mixers/test_,graphs.py onnx.py torch_func.py) \
+	$(addprefix tests/ops/test_,forms.py gradients.py handover.py native.py transforms.py) \
+	$(addprefix tests/training/test_,card.py names.py streamed.py train.py) tests/data/test_hub.py
 test-floor:
 	$(PYTHON) -m venv .venv-floor
 	.venv-floor/bin/python -m pip install --editable '.[test]' $(FLOOR)
-	.venv-floor/bin/python -m pytest -n 2 -m 'not slow' tests/ops tests/mixers tests/models tests/training tests/evals tests/convert \
-		tests/data/test_hub.py
+	.venv-floor/bin/python -m pytest -n 2 -m 'not slow' $(FLOOR_TESTS)
 
 # a random search for what breaks the package: docs/fuzzing.md
 FUZZ_SECONDS ?= 300

@@ -27,7 +27,7 @@ def at_least_one(name: str, value: object) -> None:
 
 
 def number(name: str, value: object) -> None:
-    if value is not None and (not isinstance(value, int | float) or not abs(value) <= sys.float_info.max):
+    if value is not None and (not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max):
         raise ValueError(f"{name} must be a finite number or None, got {value!r:.40}")
 
 

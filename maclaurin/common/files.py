@@ -57,6 +57,7 @@ def naming(path: Path | str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, ValueError) and str(error).startswith(str(path)):
             raise
-        line = next(iter(str(error).strip().splitlines()), "")
+        lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+        line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
         kind = "" if isinstance(error, ValueError | OSError) and line else f"{type(error).__name__} "
         raise ValueError(f"{path} cannot be read: {kind}{line[:LONGEST_REASON]}".rstrip()) from error

@@ -17,7 +17,11 @@ def short(rows: Sequence[Standing]) -> str:
         return ""
     ahead, equals = _best_recall(recalled)
     smallest = min(cost, key=lambda row: row.state_bytes_at_8k)
-    return f"Text: {_names([done[0], *level(done)])}. Recall: {_names([ahead, *equals])}. Smallest state: {smallest.name}"
+    return f"Text: {_with(done[0], level(done))}. Recall: {_with(ahead, equals)}. Smallest state: {smallest.name}"
+
+
+def _with(best: Standing, equals: Sequence[Standing]) -> str:
+    return f"{best.name} (level: {_names(equals)})" if equals else best.name
 
 
 def sentences(rows: Sequence[Standing]) -> list[str]:

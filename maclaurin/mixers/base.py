@@ -133,7 +133,7 @@ class Mixer(nn.Module, ABC):
 
         y, after = over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
         if after is not None:
-            after.__dict__["made_by"] = self._seal  # not a field: a state derived from this one is checked again
+            object.__setattr__(after, "made_by", self._seal)  # not a field: a state derived from this one is checked again
         return y, after
 
     @abstractmethod
@@ -175,13 +175,13 @@ class Mixer(nn.Module, ABC):
         if not self.causal:
             raise ValueError("state must be None: a mixer built with causal=False sees whole sequences only")
         checks.initial_state(state, MixerState)
-        own = self._shapes()
+        own = self.shapes()
         if isinstance(state.kind, str) and state.kind != self.kind:
             raise ValueError(f"state must come from a mixer of the kind {self.kind!r}, got one of {state.kind!r:.80}")
         if (device := state.check(like=own).device) != x.device:
             raise ValueError(f"state must be on the device of x ({x.device}), got {device}")
 
-    def _shapes(self) -> MixerState:
+    def shapes(self) -> MixerState:
         """A state on the meta device to compare shapes with. Cached: making it takes longer than checking a state."""
         if self._shapes_kept is None:
             self._shapes_kept = self.init_state(1, device="meta")

@@ -79,6 +79,8 @@ def build_mixer(name: str, d_model: int, num_heads: int, *, causal: bool = True,
     around = block_options(options.pop("block", None), own_gate=entry.mixer.own_gate)
     mixer = entry.mixer(d_model, num_heads, **{**entry.preset, **around, **options})
     mixer.kind = name
+    if causal:
+        mixer.shapes().check()  # reads what its states are declared to hold, once: no compiler could
     return mixer
 
 

@@ -235,7 +235,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
 
         logits_to_keep: how many of the last tokens get logits, or which; 0 for all. With labels, logits are those of all
         tokens too, unless it is given; in training, where the loss has them for LOSS_CHUNK tokens at a time, all of them
-        exist only if they are read. Other arguments are those of MaclaurinModel.
+        exist only if they are read, or in a compiled model if asked for. Other arguments are those of MaclaurinModel.
         """
         packing: dict[str, Any] = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "seq_idx": seq_idx}
         outputs = self.model(

@@ -11,7 +11,7 @@ from torch import Tensor
 from maclaurin.common.arguments import number, one_of
 from maclaurin.ops.native.library import BACKENDS
 from maclaurin.ops.states import State, TokenState
-from maclaurin.ops.transforms import has_numbers, numbers
+from maclaurin.ops.transforms import has_numbers, is_transformed, numbers
 
 S = TypeVar("S", bound=State)
 
@@ -90,7 +90,7 @@ def not_negative(name: str, value: Tensor) -> None:
 def _any_positive(x: Tensor) -> bool:
     """The few numbers of a decoding step are looked at in Python, which is faster than two operators."""
     x = numbers(x)
-    if x.numel() <= FEW_NUMBERS and x.is_cpu:
+    if x.numel() <= FEW_NUMBERS and x.is_cpu and not is_transformed():  # PyTorch 2.9 lists no numbers under torch.func
         return any(value > 0 for value in x.flatten().tolist())
     largest = x.max().item() if x.numel() else 0.0
     return largest > 0 or (math.isnan(largest) and bool((x > 0).any()))  # what stands beside a NaN is looked at by itself
@@ -132,7 +132,7 @@ def token_state(state: TokenState | None, k: Tensor, v: Tensor) -> None:
 
 def scale(value: object) -> None:
     number("scale", value)
-    if isinstance(value, int | float) and abs(value) > LARGEST_SCALE:
+    if isinstance(value, (int, float)) and abs(value) > LARGEST_SCALE:
         raise ValueError(f"scale must be between -{LARGEST_SCALE:g} and {LARGEST_SCALE:g}, got {value:g}")
 
 

@@ -199,7 +199,7 @@ def _recurrent(
             left_N11 = decay.factor(a_NT[:, t], v_NTV.dtype)[:, None, None]
             read_NXV, kept_NFV = read_NXV * left_N11, state_NFV * left_N11
         u_N1V = beta_N11 * (v_NTV[:, t, None] - read_NXV[:, :1])
-        own_NR1 = kernel(torch.bmm(q_NRK, k_N1K.transpose(1, 2)))
+        own_NR1 = kernel.value(torch.bmm(q_NRK, k_N1K.transpose(1, 2)))
         outputs.append(torch.baddbmm(read_NXV[:, 1:], own_NR1, u_N1V))
         state_NFV = add_product(kept_NFV, features_NFX[:, :, :1], u_N1V)
     return torch.stack(outputs, dim=2), state_NFV

@@ -97,7 +97,13 @@ class Kernel:
         return f"order={self.orders[0] if self == Kernel.of(self.orders[-1]) else self.orders}"
 
     def __call__(self, score: Tensor, weights: Tensor | None = None) -> Tensor:
-        """f(score), or Σ weights[n]·c_n·scoreⁿ with weights (orders, …) that broadcast against the score."""
+        return self.value(score, weights)
+
+    def value(self, score: Tensor, weights: Tensor | None = None) -> Tensor:
+        """f(score), or Σ weights[n]·c_n·scoreⁿ with weights (orders, …) that broadcast against the score.
+
+        By a name, because PyTorch 2.9 cannot compile the call of an object that is made in the graph.
+        """
         return self._sum(score, weights, list(zip(self.orders, self.coefficients, strict=True)))
 
     def derivative(self, score: Tensor, weights: Tensor | None = None) -> Tensor:

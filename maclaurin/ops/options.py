@@ -78,7 +78,7 @@ class Options(NamedTuple):
         return {"parallel": time, "recurrent": 1}.get(self.form, chunk_size)
 
     def over_documents(self, op: DenseOp[S], inputs: Inputs, state: S | None) -> tuple[Tensor, S | None]:
-        return over_documents(op, inputs, state, **self._ragged)
+        return over_documents(op, inputs, state, **self._ragged())
 
     def causally(
         self, op: StatefulOp[S], inputs: Inputs, state: S | None, *, forgets: bool = False
@@ -90,13 +90,12 @@ class Options(NamedTuple):
         )
 
     def over_whole_documents(self, op: Callable[..., Tensor], inputs: Inputs, state: State | None) -> tuple[Tensor, None]:
-        return over_whole_documents(op, inputs, state, self.backend, **self._ragged)
+        return over_whole_documents(op, inputs, state, self.backend, **self._ragged())
 
     def without_documents(self) -> CallOptions:
         """For the op inside one that has taken the documents apart."""
         return {"return_state": self.return_state, "form": self.form, "backend": self.backend}
 
-    @property
     def _ragged(self) -> dict[str, Any]:
         return {"attention_mask": self.attention_mask, "cu_seqlens": self.cu_seqlens, "lengths": self.lengths}
 

@@ -269,7 +269,7 @@ class _Engine:
         q_NRTK, k_NSK, v_NSW, a_NS, state_NFW, weights_NO = heads
         T, S = q_NRTK.shape[2], k_NSK.shape[1]
         score_NRTS = torch.einsum("nrtk,nsk->nrts", q_NRTK, k_NSK)
-        weight_NRTS = self.kernel(score_NRTS, None if weights_NO is None else weights_NO.T[:, :, None, None, None])
+        weight_NRTS = self.kernel.value(score_NRTS, None if weights_NO is None else weights_NO.T[:, :, None, None, None])
         if a_NS is None:
             weight_NRTS = weight_NRTS * decay.causal_mask(T, S, q_NRTK.device)
         else:

@@ -42,7 +42,7 @@ def over_documents(
     """
     output, after = _by_document(op, inputs, state, attention_mask, cu_seqlens, lengths)
     if after is not None:
-        after.__dict__["sound_on"] = output.device  # no field: what is made of this state is looked at again
+        object.__setattr__(after, "sound_on", output.device)  # no field: what is made of this state is looked at again
     return output, after
 
 

@@ -74,7 +74,7 @@ def without_first(kept: Tensor, count: int) -> Tensor:
     left = kept.shape[1] - count
     buffer, begin = (None, 0) if torch.compiler.is_compiling() else _buffers.get(kept, (None, 0))
     if buffer is None or buffer.slots > left + 2 * SPARE:
-        return kept[:, count:].clone()
+        return kept[:, count:].clone(memory_format=torch.contiguous_format)  # strides are part of what a graph is made for
     return _view(buffer, begin + count, begin + kept.shape[1])
 
 

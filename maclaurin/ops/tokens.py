@@ -69,7 +69,7 @@ class Tokens:
     def _own(self, tokens: Tensor, start: int) -> Tensor:
         """A state shares no memory with the caller's tensors, and a view would keep alive all that it was cut from."""
         if self.slots == self.new:
-            return (tokens[:, start:] if start else tokens).clone()
+            return (tokens[:, start:] if start else tokens).clone(memory_format=torch.contiguous_format)
         return tokens if start == 0 else without_first(tokens, start)
 
     def _aligned(self, kept: int, begin: Tensor) -> TokenState:

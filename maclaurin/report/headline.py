@@ -51,13 +51,13 @@ def _budget(ranked: Sequence[Group]) -> str:
     differing = differences(ranked)
     if differing:
         return f"These runs differ in {', '.join(differing)}, so their order is not a fair comparison of the mixers."
-    recipe = ranked[0].recipe
+    recipe, config = ranked[0].recipe, ranked[0].recipe.config()
     tokens = recipe.steps * recipe.tokens_per_step
     counts = [group.row.parameters for group in ranked]
     size = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
     each = "The budget of each run" if len(ranked) > 1 else "The budget"
     return (
         f"{each}: {recipe.steps:,} steps, {tokens:,} tokens of {recipe.corpus} ({recipe.tokenizer}) in sequences "
-        f"of {recipe.length}, {recipe.size} model with {size} parameters outside the embeddings. Losses are in nats per "
-        "token; lower is better."
+        f"of {recipe.length}, {config.num_hidden_layers} layers of width {config.hidden_size}, {size} parameters outside "
+        "the embeddings. Losses are in nats per token; lower is better."
     )

@@ -43,12 +43,12 @@ def test_mamba2_and_windows_have_the_bytes_of_second_order():
     def state(label):
         return build(text.rows[label], settings[label], task).state_nbytes(256)
 
-    assert state("2mamba-k8") == pytest.approx(state("window-w16"), rel=0.5)
-    assert state("2mamba-k16") == pytest.approx(state("mamba2-n128"), rel=0.5)
-    assert state("2mamba-k16") > state("gla-k32") > state("gla-k8")
-    assert state("2mamba-k16") == pytest.approx(state("window-w64"), rel=0.5)
-    assert state("2mamba-k32") == pytest.approx(state("mamba2-n256x2"), rel=0.5)
-    assert state("window-w64") < state("softmax") < state("fox")
+    for same in ("mamba2-n48", "window-w24", "gla-k32", "mlstm-k32"):
+        assert state(same) == pytest.approx(state("2mamba-k8"), rel=0.15), same
+    for same in ("mamba2-n160", "window-w88"):
+        assert state(same) == pytest.approx(state("2mamba-k16"), rel=0.15), same
+    assert state("mamba2-n256x2") == pytest.approx(state("2mamba-k32"), rel=0.2)
+    assert state("window-w88") < state("softmax") < state("fox")
     assert list(recall.rows) == list(text.rows) and recall.families == text.families
 
 

@@ -41,12 +41,55 @@ def test_two_graphs_serve_five_lengths(name, dtype):
     """The one of the first length, and one of any other. In float64 nothing is native."""
     torch._dynamo.reset()
     module = Outputs(build(name, dtype))
-    counter = CompileCounterWithBackend("aot_eager")
+    # gradients are compiled once: in float64 autograd finds those of the graph as it runs
+    counter = CompileCounterWithBackend("aot_eager" if dtype == torch.float32 else "eager")
     compiled = torch.compile(module, fullgraph=True, backend=counter)
     for length in LENGTHS:
         x = inputs(module.mixer, 2, length)
         assert_same_with_gradients(compiled(x), module(x), module)
     assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("name", ["2mamba", pytest.param("taylor", marks=pytest.mark.slow)])
+def test_two_graphs_serve_states_before_and_after_they_fold(name):
+    """With dynamic=True no graph is made for the first length alone; what is returned has other tensors once it folds."""
+    torch._dynamo.reset()
+    mixer = build(name, torch.float32, fold_at=50, fold_every=32)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(mixer, fullgraph=True, backend=counter, dynamic=True)
+    folded = set()
+    for length in LENGTHS:
+        x = inputs(mixer, 2, length)
+        (y, state), (expected, _) = compiled(x), mixer(x)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+        folded.add(state.attention.recurrent is not None)
+    assert folded == {False, True}
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("name", ["2mamba", "delta"])
+def test_a_step_is_one_graph_in_a_process_that_has_made_none(name, monkeypatch):
+    """Nothing has called the mixer before: what is read once and kept was read when it was built."""
+    monkeypatch.setattr("maclaurin.ops.fields._read", {})
+    torch._dynamo.reset()
+    mixer = build(name, torch.float32)
+    compiled = torch.compile(mixer, fullgraph=True, backend="eager")
+    x = inputs(mixer, 2, 5)
+    with torch.no_grad():
+        _, state = compiled(x[:, :4])
+        y, _ = compiled(x[:, 4:], state)
+        torch.testing.assert_close(y, mixer(x)[0][:, 4:], rtol=1e-4, atol=1e-5)
+
+
+def test_packed_documents_break_the_graph_and_stay_apart():
+    """How many documents there are, and how long, is known only when the bounds are read."""
+    torch._dynamo.reset()
+    mixer = build("gla", torch.float32)
+    x = inputs(mixer, 1, 20)
+    with torch.no_grad():
+        for bounds in ([0, 7, 20], [0, 1, 5, 20]):
+            got, _ = torch.compile(mixer, backend="eager")(x, cu_seqlens=torch.tensor(bounds))
+            torch.testing.assert_close(got, mixer(x, cu_seqlens=bounds)[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Auto classes, pipelines and lm_eval load a folder of this package in a process that never imports it (startup/)."""
 
+import json
 import os
 import subprocess
 import sys
@@ -76,6 +77,32 @@ request = Instance(request_type="loglikelihood", doc={}, arguments=("ab", "cd"),
 print(model.loglikelihood([request], disable_tqdm=True)[0][0] < 0)
 """
     assert run(AS_INSTALLED + script, folders)[-1] == "True"
+
+
+@pytest.mark.slow
+def test_the_command_of_lm_eval_scores_a_folder(folders, tmp_path):
+    """Every question comes twice, each answer right once: whichever the model finds likelier, half of them are right."""
+    pytest.importorskip("lm_eval")
+    questions = [{"text": text, "answer": answer} for text in ("ab", "abba") for answer in (0, 1)]
+    (tmp_path / "tiny.jsonl").write_text("\n".join(map(json.dumps, questions)))
+    (tmp_path / "tiny.yaml").write_text(f"""
+task: tiny
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {tmp_path}/tiny.jsonl}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{text}}}}"
+doc_to_choice: [" a", " b"]
+doc_to_target: "{{{{answer}}}}"
+metric_list: [{{metric: acc}}]
+""")
+    options = {"model": "hf", "model_args": "pretrained=language", "tasks": "tiny", "device": "cpu", "batch_size": 2}
+    paths = {"include_path": tmp_path, "output_path": tmp_path / "scores.json"}
+    line = ["lm_eval", *(word for name, value in (options | paths).items() for word in (f"--{name}", str(value)))]
+    script = f"import runpy, sys; sys.argv = {line!r}; runpy.run_module('lm_eval', run_name='__main__')"
+    run(AS_INSTALLED + script, folders, HF_DATASETS_OFFLINE="1", HF_DATASETS_CACHE=str(tmp_path / "cache"))
+    (scores,) = tmp_path.glob("scores*.json")
+    assert json.loads(scores.read_text())["results"]["tiny"]["acc,none"] == 0.5
 
 
 def test_the_names_are_those_that_are_registered():

@@ -54,6 +54,30 @@ def test_generation_compiles_a_bounded_number_of_graphs(mixer, most):
     assert counter.frame_count <= most
 
 
+@pytest.mark.slow
+def test_a_state_of_one_shape_makes_two_graphs_of_generation():
+    """One for the prompt and one for a step: with fold_at and fold_every 1 no token waits to be folded."""
+    torch._dynamo.reset()
+    model = build("2mamba", mixer_options={"fold_at": 1, "fold_every": 1}).eval()
+    ids = tokens(2, 11)
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **options)
+    counter = CompileCounterWithBackend("aot_eager")
+    model.compile(backend=counter)
+    assert torch.equal(model.generate(ids, **options), expected)
+    assert counter.frame_count <= 2
+
+
+def test_a_compiled_training_step_has_logits_where_they_are_asked_for():
+    torch._dynamo.reset()
+    model = build("gla").train()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    ids = tokens(2, 8)
+    got, expected = compiled(ids, labels=ids, logits_to_keep=0), model(ids, labels=ids)
+    torch.testing.assert_close(got.loss, expected.loss)
+    torch.testing.assert_close(got.logits, expected.logits)
+
+
 def test_a_compiled_model_refuses_packed_documents_instead_of_joining_them():
     torch._dynamo.reset()
     model = build("gla").eval()

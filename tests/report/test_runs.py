@@ -286,7 +286,7 @@ def test_the_headline_answers_text_recall_and_cost(grid):
     folder, _ = grid
     runs = collect([folder])
     groups = grouped(runs)
-    assert headline(groups) == "Text: 2mamba. Recall: softmax and 2mamba. Smallest state: linear"
+    assert headline(groups) == "Text: 2mamba. Recall: softmax (level: 2mamba). Smallest state: linear"
     said = lead(groups, runs)
     assert said[0].startswith("Text: 2mamba has the lowest loss") and "no other is level" in said[0]
     assert said[1].startswith("Recall: softmax answers 0.990 of 8 pairs; level with it: 2mamba. linear did no better")

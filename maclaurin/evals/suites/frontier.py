@@ -32,7 +32,7 @@ def families(preset: str) -> Families:
     """Of 8 heads with 8 channels each."""
     quick = preset == "quick"
     first, second = ((8, 32), (8, 16, 32)) if quick else ((8, 16, 32, 64), (4, 8, 16, 32, 64))
-    spaces, windows = ((16, 128), (16, 64)) if quick else ((16, 64, 128, 256), (16, 64, 256))
+    spaces, windows = ((16, 48, 160), (24, 88)) if quick else ((16, 48, 160, 256), (8, 24, 88, 256))
     return {
         "2mamba": _keys("2mamba", *second),
         "mamba2": {
@@ -74,9 +74,9 @@ def frontier(preset: str) -> list[Experiment]:
         "mqar",
         f"MQAR, 4 tokens per pair, {shape}: accuracy against bytes of state",
         rows,
-        replace(size, steps=600, stop_at=0.999, examples=200) if quick else replace(size, steps=6000, stop_at=0.999),
-        train=few_to_many(16, 40) if quick else few_to_many(64, 512),
-        test=few_to_many(16, 40)[-2:] if quick else few_to_many(64, 512)[-3:],
+        replace(size, steps=800, stop_at=0.999, examples=200) if quick else replace(size, steps=6000, stop_at=0.999),
+        train=few_to_many(24, 52) if quick else few_to_many(128, 512),
+        test=few_to_many(24, 52)[-2:] if quick else few_to_many(128, 512)[-4:],
         learning_rates=(1e-2,) if quick else (1e-3, 3e-3, 1e-2),
         axis="pairs",
         reference=gated("softmax"),
@@ -88,6 +88,6 @@ def frontier(preset: str) -> list[Experiment]:
 
 
 def few_to_many(most: int, vocab_size: int) -> tuple[Problem, ...]:
-    """MQAR with 2, 4, 8, … pairs in the shortest sequences that hold them: the easy ones are what is learned first."""
-    counts = [2**power for power in range(1, most.bit_length())]
+    """MQAR with 2, 4, 8, … `most` pairs in the shortest sequences that hold them: the easy ones are learned first."""
+    counts = [*(2**power for power in range(1, (most - 1).bit_length())), most]
     return tuple(problem for count in counts for problem in mqar(4 * count, count, vocab_size=vocab_size))
