@@ -1,6 +1,7 @@
 // The C interface, and the run-time choice of the fastest variant that this CPU can run.
 #include <atomic>
 #include <cstring>
+#include <initializer_list>
 
 #include "kernels.h"
 #include "pool.h"
@@ -46,6 +47,14 @@ std::atomic<const Kernels*>& chosen() {
 
 }  // namespace
 }  // namespace maclaurin
+
+int64_t maclaurin_layout() {
+    int64_t layout = 0;
+    for (const size_t size : {sizeof(MaclaurinAttention), sizeof(MaclaurinLinear), sizeof(MaclaurinConv),
+                              sizeof(MaclaurinScan), sizeof(MaclaurinSelective)})
+        layout = layout * 4096 + static_cast<int64_t>(size);
+    return layout;
+}
 
 const char* maclaurin_isa() { return maclaurin::chosen().load()->name; }
 

@@ -140,6 +140,9 @@ MACLAURIN_EXPORT int32_t maclaurin_selective_backward(const MaclaurinSelective* 
 // 1 where one of the numbers is NaN.
 MACLAURIN_EXPORT int32_t maclaurin_any_nan(const float* numbers, int64_t count);
 
+// The sizes of the structs of calls, as one number: a caller with other ones was made for another build.
+MACLAURIN_EXPORT int64_t maclaurin_layout();
+
 // The function GOMP_parallel of an OpenMP that is already loaded: kernels then share its threads. Null for their own ones.
 MACLAURIN_EXPORT void maclaurin_use_openmp(void* parallel);
 

@@ -1,10 +1,12 @@
 """An operator refuses tensors that its kernel would read or write beside, whoever calls it."""
 
+import ctypes
+
 import pytest
 import torch
 
 from maclaurin.ops import native
-from maclaurin.ops.native import operators
+from maclaurin.ops.native import library, operators
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="built without a C++ compiler")
 
@@ -154,3 +156,11 @@ def test_options_that_do_not_fit_the_tensors_are_refused(name, place, value):
     given, options = arguments(name)
     options = (*options[:place], value, *options[place + 1 :])
     assert_refused(name, given, options, ValueError, f"maclaurin::{name} ")
+
+
+def test_a_library_of_other_sources_is_refused(monkeypatch):
+    monkeypatch.setattr(library, "KERNELS", {**library.KERNELS, ctypes.c_int64: ()})
+    with pytest.raises(ImportError, match=r"libmaclaurin_native.so was built from other sources than this maclaurin"):
+        library._load()
+    monkeypatch.undo()
+    assert library._load() is not None

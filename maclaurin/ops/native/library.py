@@ -118,6 +118,7 @@ def _load() -> ctypes.CDLL | None:
     if not found:
         return None
     library = ctypes.CDLL(str(found[0]))  # CDLL, not PyDLL: other Python threads run while a kernel does
+    _check_layout(library)
     library.maclaurin_isa.restype = ctypes.c_char_p
     library.maclaurin_choose_isa.argtypes = [ctypes.c_char_p]
     library.maclaurin_use_openmp.argtypes = [ctypes.c_void_p]
@@ -130,6 +131,18 @@ def _load() -> ctypes.CDLL | None:
     if wanted := os.environ.get(ISA_VARIABLE):
         _choose(library, wanted)
     return library
+
+
+def _check_layout(library: ctypes.CDLL) -> None:
+    """Sources that changed under a library built before, as after a `git pull`, would read and write beside its structs."""
+    layout = 0
+    for call in KERNELS:
+        layout = layout * 4096 + ctypes.sizeof(call)
+    theirs = getattr(library, "maclaurin_layout", None)
+    if theirs is not None:
+        theirs.restype = ctypes.c_int64
+    if theirs is None or theirs() != layout:
+        raise ImportError(f"{library._name} was built from other sources than this maclaurin: install it again")
 
 
 def _openmp_of_torch() -> ctypes.c_void_p | None:
