@@ -153,7 +153,7 @@ class _Engine:
 def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     keep, _, normalize, *_ = rest[2:]
     dtype, (B, T, H, K), (G, V) = torch.promote_types(q.dtype, torch.float32), q.shape, v.shape[2:]
-    state = (B, G, K, V + normalize) if keep else (0,)
+    state = (B, G, K, V + int(normalize)) if keep else (0,)
     return q.new_empty(B, T, H, V, dtype=dtype), q.new_empty(state, dtype=dtype)
 
 

@@ -324,7 +324,7 @@ def _shapes(q: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> tuple[Tensor
     orders, coefficients, _, normalize, _, _, folded = rest[5:]
     dtype = _Engine.dtype_of(q, orders)
     (B, T, H, K), (G, V) = q.shape, values.shape[2:]
-    state = (B, G, Kernel(tuple(orders), tuple(coefficients)).feature_count(K), V + normalize) if folded else (0,)
+    state = (B, G, Kernel(tuple(orders), tuple(coefficients)).feature_count(K), V + int(normalize)) if folded else (0,)
     return q.new_empty(B, T, H, V, dtype=dtype), q.new_empty(state, dtype=dtype)
 
 

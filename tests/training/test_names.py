@@ -32,7 +32,7 @@ def test_the_fields_that_are_read_from_the_source_are_those_of_the_class():
     declared = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
     assert set(trainer_fields()) == declared - {"parallelism_config"}  # an object, which no text stands for
     assert trainer_fields()["optim"] == {str} and trainer_fields()["adam_beta2"] == {float}
-    assert set(ALIASES) - {"lr"} <= declared
+    assert set(ALIASES) - {"lr", "activation_checkpointing"} <= declared  # the latter is of newer releases
     assert set(ALIASES.values()) <= set(Recipe.__dataclass_fields__)
     assert {"report_to", "hub_token", "save_strategy"} <= set(DECIDED)
     assert set(SCHEDULES) <= {one.value for one in SchedulerType}

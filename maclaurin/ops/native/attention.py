@@ -173,7 +173,7 @@ def _quadratic_backward(
 
 def _state_shape(k: Tensor, v: Tensor, normalize: bool, folded: int) -> Shape:
     B, _, G, K = k.shape
-    return (B, G, K * (K + 1) // 2, v.shape[3] + normalize) if folded else (0,)
+    return (B, G, K * (K + 1) // 2, v.shape[3] + int(normalize)) if folded else (0,)
 
 
 def _chunked_fake(

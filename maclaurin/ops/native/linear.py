@@ -61,7 +61,7 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, normalize: bool, keep: bool) -> tup
     """Of y, of the divisors and of the new state; what is not asked for is empty."""
     B, T, H, K = q.shape
     V = v.shape[3]
-    return (B, T, H, V), (B, T, H) if normalize else (0,), (B, k.shape[2], K, V + normalize) if keep else (0,)
+    return (B, T, H, V), (B, T, H) if normalize else (0,), (B, k.shape[2], K, V + int(normalize)) if keep else (0,)
 
 
 def _fake(
