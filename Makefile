@@ -40,7 +40,8 @@ test: .venv/.ready-test
 test-all: .venv/.ready-test
 	$(BIN)/python -m pytest -n 2
 
-# the oldest PyTorch and transformers that are supported, in an environment of their own: stock flows, graphs and laws
+# the oldest PyTorch and transformers that are supported, in an environment of their own: stock flows, graphs and laws.
+# 8 GB (PyTorch's wheel for Linux brings CUDA), about 10 minutes of CPU time
 FLOOR := 'torch==2.9.*' 'transformers==5.14.*'
 FLOOR_TESTS := tests/models tests/mixers/test_laws.py $(addprefix tests/mixers/test_,graphs.py onnx.py torch_func.py) \
 	$(addprefix tests/ops/test_,forms.py gradients.py handover.py native.py transforms.py) \
