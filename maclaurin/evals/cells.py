@@ -103,8 +103,11 @@ class Cell(Record):
 
     @property
     def key(self) -> str:
-        """The same for the same settings, on any machine."""
+        """The same for the same settings and data, on any machine."""
         settings = self.settings()
+        prints = {problem.task().fingerprint for problem in (*self.train, *self.test, *self.validate)} - {""}
+        if prints:
+            settings["data"] = sorted(prints)
         for later in ("embedding_std", "label_smoothing"):
             if getattr(self.setting, later) == getattr(Setting, later):
                 del settings["setting"][later]  # results from before there was a choice stay valid

@@ -4,10 +4,12 @@ import json
 import math
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
 
+from maclaurin.data.tasks.text import fingerprint_of
 from maclaurin.evals.cells import Problem, Row
 from maclaurin.evals.learn import Outcome, Score, _stream, learn
 from maclaurin.evals.page import headline, page
@@ -108,3 +110,12 @@ def test_results_from_before_losses_were_counted_are_read(tmp_path):
     table = summary(tiny, tmp_path, {})
     assert table.rows[0].points[0].loss is None and "loss" not in table.to_json()["rows"][0]["points"][0]
     assert cell().key == cell(row=Row(("softmax",))).key != cell(row=Row(("softmax",), heads=1)).key
+
+
+def test_a_changed_corpus_is_another_cell(text):
+    train, test = text
+    before = cell("2mamba", 1e-2, train=train, test=test).key
+    assert cell("2mamba", 1e-2, train=train, test=test).key == before
+    (Path(train[0].options["corpus"]) / "0.txt").write_text("something else")
+    fingerprint_of.cache_clear()  # a process reads a corpus once
+    assert cell("2mamba", 1e-2, train=train, test=test).key != before

@@ -38,6 +38,10 @@ class Text(Task[Batch]):
     def vocab_size(self) -> int:
         return 257
 
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.corpus)
+
     def draw(self, count: int, rng: np.random.Generator) -> Batch:
         tokens = part_of(self.corpus, self.split)
         if len(tokens) <= self.length:
@@ -46,6 +50,13 @@ class Text(Task[Batch]):
         start_N1 = rng.integers(len(tokens) - self.length, size=(count, 1))
         bytes_NT = torch.from_numpy(tokens[start_N1 + np.arange(self.length + 1)].astype(np.int64))
         return Batch(bytes_NT[:, :-1], bytes_NT[:, 1:])
+
+
+@lru_cache(maxsize=8)
+def fingerprint_of(corpus: str) -> str:
+    from maclaurin.data.corpus import open_corpus
+
+    return open_corpus(corpus).fingerprint()
 
 
 @lru_cache(maxsize=8)
