@@ -12,6 +12,7 @@ from typing import Any
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.common.records import Json, Record
 from maclaurin.data.tasks import Task, task
+from maclaurin.data.tasks.text import Text, fingerprint_of
 
 PROTOCOL = 2  # raised when `learn` changes what a cell's settings mean, so that older results are not taken for new ones
 MODELS = ("language", "classifier", "pairs", "vision")
@@ -105,9 +106,8 @@ class Cell(Record):
     def key(self) -> str:
         """The same for the same settings and data, on any machine."""
         settings = self.settings()
-        prints = {problem.task().fingerprint for problem in (*self.train, *self.test, *self.validate)} - {""}
-        if prints:
-            settings["data"] = sorted(prints)
+        if corpora := {problem.options.get("corpus", Text.corpus) for problem in self.train if problem.name == "text"}:
+            settings["corpora"] = sorted(map(fingerprint_of, corpora))  # under the same name there may be another text
         for later in ("embedding_std", "label_smoothing"):
             if getattr(self.setting, later) == getattr(Setting, later):
                 del settings["setting"][later]  # results from before there was a choice stay valid

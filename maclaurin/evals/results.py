@@ -131,7 +131,7 @@ class ResultRow(Record):
 class ResultTable(Record):
     """The table of an experiment. setting: the budget; None for a saved model, trained elsewhere.
 
-    core_seconds: of all finished cells, not only those of the chosen learning rates. rung: of a search, from 1; else 0.
+    core_seconds: of all finished cells, not only those of the chosen learning rates. rung: of a search, from 1.
     """
 
     experiment: str
@@ -148,7 +148,7 @@ class ResultTable(Record):
     note: str = ""
     cells: int = 0
     core_seconds: float = 0.0
-    rung: int = 0
+    rung: int | None = field(default=None, metadata=ABSENT)
     rows: Sequence[ResultRow]
 
     def to_json(self) -> Json:

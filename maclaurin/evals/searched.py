@@ -21,7 +21,7 @@ def lines(tables: Sequence[ResultTable]) -> list[list[str]]:
     """In the order of `TITLES`. In a rung the best loss comes first, what failed last."""
     found = []
     pairs = zip(tables[::2], tables[1::2], strict=True)
-    for text, recall in sorted(pairs, key=lambda pair: -pair[0].rung):
+    for text, recall in sorted(pairs, key=lambda pair: -(pair[0].rung or 0)):
         recalled = {row.label: row for row in recall.rows}
         ranked = sorted(text.rows, key=lambda row: (best(text, row) is None, best(text, row) or 0.0))
         found += [_line(text, row, recall, recalled[row.label]) for row in ranked]

@@ -63,6 +63,10 @@ def sums_up_to_second_order(
 ) -> Found:
     """Sums of weighted values for a kernel of orders up to 2, not divided: what counts tokens is among the values."""
     policy = replace(policy, normalize=False)
+    # once for both kernels, so that their gradients are added before they are rounded
+    q, keys, values, recurrent = _single(q, tokens.keys, tokens.values, recurrent)
+    tokens = replace(tokens, keys=keys, values=values)
+    weights_HO = None if weights_HO is None else weights_HO.float()
     lower = sum(kernel.feature_counts(q.shape[3])[:-1])
     rows = (None, None) if recurrent is None else (recurrent[:, :, :lower], recurrent[:, :, lower:])
     root = kernel.coefficients[-1] ** 0.5
@@ -81,7 +85,7 @@ def sums_up_to_second_order(
 def _up_to_first_order(
     q: Tensor, tokens: Tokens, recurrent: Tensor | None, kernel: Kernel, weights_HO: Tensor | None, policy: Policy
 ) -> Found:
-    q, k, v, recurrent = _single(q, tokens.keys, tokens.values, recurrent)
+    k, v = tokens.keys, tokens.values
     T, S, folded = q.shape[1], tokens.slots, policy.folded
     of_queries, of_keys = {0: torch.ones_like(q[..., :1]), 1: q}, {0: torch.ones_like(k[..., :1]), 1: k * policy.scale}
     terms = list(enumerate(kernel.orders[:-1]))

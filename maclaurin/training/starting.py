@@ -21,7 +21,8 @@ from maclaurin.processes.children import APART, ended, lifeline
 from maclaurin.processes.waiting import ASLEEP
 from maclaurin.training.recipe import Recipe
 
-FORKS = sys.platform == "linux"  # the frameworks of macOS must not be forked, and Windows has none
+# the frameworks of macOS must not be forked, and Windows has no such thing
+FORKS = sys.platform == "linux" and hasattr(os, "fork") and hasattr(os, "killpg") and hasattr(os, "wait4")
 DIVERGED = 3  # the exit code of a run whose loss is not finite
 End = tuple[int, int | None]  # exit code and largest resident memory in bytes
 

@@ -87,7 +87,8 @@ def test_the_page_draws_toggles_and_sorts_without_a_request(comparison, tmp_path
         assert drawn >= sum("lines" in trace.mode for trace in chart.figure.data if trace.showlegend is not False)
 
     # over a point, the exact numbers of all lines there
-    line = next(trace for trace in page.charts()[1].figure.data if trace.name == "2mamba")
+    (losses,) = (chart for chart in page.charts() if chart.key == "held-out-loss")
+    line = next(trace for trace in losses.figure.data if trace.name == "2mamba")
     points = browser.find_elements(By.CSS_SELECTOR, "#held-out-loss .scatterlayer .trace:nth-child(2) .points path")
     ActionChains(browser).move_to_element(points[2]).perform()
     wait(browser, "document.querySelector('#held-out-loss .hoverlayer').textContent")
@@ -149,7 +150,7 @@ def test_a_phone_scrolls_down_only_and_dark_is_dark(comparison, tmp_path, browse
     phone = {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     browser.get(path.as_uri())
-    wait(browser, "document.querySelectorAll('.plot .legend').length === 4")
+    wait(browser, "document.querySelectorAll('.plot .legend').length === 5")
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
     font = "document.getElementById('held-out-loss').layout.font.color"
     assert wait(browser, font) == "#e6e9ed"

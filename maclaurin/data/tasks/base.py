@@ -64,11 +64,6 @@ class Task(ABC, Generic[Examples]):
         return 1 / self.num_classes if self.num_classes else 0.0
 
     @property
-    def fingerprint(self) -> str:
-        """Of the data that examples are taken from; "" where the options say all about them."""
-        return ""
-
-    @property
     def block(self) -> int:
         """How many examples share a generator."""
         return 256

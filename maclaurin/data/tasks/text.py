@@ -38,10 +38,6 @@ class Text(Task[Batch]):
     def vocab_size(self) -> int:
         return 257
 
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint_of(self.corpus)
-
     def draw(self, count: int, rng: np.random.Generator) -> Batch:
         tokens = part_of(self.corpus, self.split)
         if len(tokens) <= self.length:

@@ -118,7 +118,7 @@ def _load() -> ctypes.CDLL | None:
     if not found:
         return None
     library = ctypes.CDLL(str(found[0]))  # CDLL, not PyDLL: other Python threads run while a kernel does
-    _check_layout(library)
+    _check_layout(library, found[0])
     library.maclaurin_isa.restype = ctypes.c_char_p
     library.maclaurin_choose_isa.argtypes = [ctypes.c_char_p]
     library.maclaurin_use_openmp.argtypes = [ctypes.c_void_p]
@@ -133,7 +133,7 @@ def _load() -> ctypes.CDLL | None:
     return library
 
 
-def _check_layout(library: ctypes.CDLL) -> None:
+def _check_layout(library: ctypes.CDLL, path: Path) -> None:
     """Sources that changed under a library built before, as after a `git pull`, would read and write beside its structs."""
     layout = 0
     for call in KERNELS:
@@ -142,7 +142,7 @@ def _check_layout(library: ctypes.CDLL) -> None:
     if theirs is not None:
         theirs.restype = ctypes.c_int64
     if theirs is None or theirs() != layout:
-        raise ImportError(f"{library._name} was built from other sources than this maclaurin: install it again")
+        raise ImportError(f"{path} was built from other sources than this maclaurin: install it again")
 
 
 def _openmp_of_torch() -> ctypes.c_void_p | None:
