@@ -37,6 +37,8 @@ CANDIDATES = {
     "gla": gated("gla", key_dim=8),
     "gated-delta": gated("gated-delta"),
     "orders-1-2": second_order(order=[1, 2], learn_order_weights=True),
+    "orders-1-2-output": second_order(order=[1, 2], learn_order_weights=True, norm="output"),
+    "orders-0-1-2": second_order(order=[0, 1, 2], learn_order_weights=True),
     "near-16": second_order(near_window=16),
     "near-16-joint": second_order(near_window=16, near_norm="joint"),
     "2mamba+window": in_turn("2mamba", "sliding-window", sliding_window={"window": 32}),
