@@ -150,9 +150,9 @@ def state_sizes(lines: Sequence[Line], marks: Sequence[Mark], title: str) -> go.
             y=[mark.y],
             mode="markers+text",
             marker={"symbol": "circle-open", "size": 15, "color": mark.style.color, "line": {"width": 3}},
-            text=[html.escape(mark.text)],
+            text=[html.escape(mark.text, quote=False)],
             textposition="bottom right",  # where a line that has stopped growing leaves room
-            name=html.escape(f"{mark.name}, crossover"),
+            name=html.escape(f"{mark.name}, crossover", quote=False),
             legendgroup=mark.name,
             showlegend=False,
             hovertemplate="%{x:,} tokens",
@@ -199,7 +199,7 @@ def spread(lines: Sequence[Line], by_seed: Sequence[Sequence[float]], x_title: s
     """One value per row, which is a Line of one point, with its interval and, smaller, the values of its seeds."""
     figure = _figure("")
     for line, values in zip(lines, by_seed, strict=True):
-        row = html.escape(line.name)
+        row = html.escape(line.name, quote=False)
         color = line.style.color
         figure.add_scatter(
             x=list(values),
@@ -318,7 +318,7 @@ def _line(line: Line) -> dict[str, object]:
     return {
         "x": list(line.x),
         "y": list(line.y),
-        "name": html.escape(line.name),  # Plotly reads names as markup
+        "name": html.escape(line.name, quote=False),  # Plotly reads names as markup
         "legendgroup": line.name,
         "mode": "lines+markers",
         "line": {

@@ -38,7 +38,7 @@ def lead(groups: Sequence[Group], runs: Sequence[SavedRun]) -> list[str]:
     if ranked:
         sentences += [] if differences(ranked) else answers.sentences([group.row for group in ranked])
         sentences.append(_budget(ranked))
-    shows = [comparison.get("shows") for comparison in comparisons(runs)]
+    shows = [comparison.get("shows") for comparison in comparisons(runs).values()]
     sentences += dict.fromkeys(text for text in shows if isinstance(text, str))
     left = [run for run in runs if not run.finished]
     if left:

@@ -26,7 +26,7 @@ OWN = ("output", "seed", "mixer", "mixer_options", "intermediate_size")
 # and one more where each has its own by validation, and is judged by a test
 CHOSEN = "learning_rate"
 # fields that do not change what is learned
-HOUSEKEEPING = ("save_every", "keep", "eval_every", "gradient_checkpointing")
+HOUSEKEEPING = ("save_every", "keep", "eval_every", "gradient_checkpointing", "track")
 LARGEST = 1e18  # that a number of a file may be
 
 
@@ -124,7 +124,8 @@ def collect(folders: Sequence[Path]) -> list[SavedRun]:
 
 def grouped(runs: Sequence[SavedRun]) -> list[Group]:
     """The groups, best first; those without a result come last. Broken runs are left out. Of runs that differ in the
-    learning rate and have a test, those with the best one by validation are a group.
+    learning rate and have a test, those with the best one by validation are a group. Losses are those of the test if every
+    run has one, otherwise of validation.
     """
     alike: dict[str, list[SavedRun]] = {}
     for run in runs:
@@ -132,10 +133,11 @@ def grouped(runs: Sequence[SavedRun]) -> list[Group]:
             alike.setdefault(_key(run.recipe), []).append(run)
     chosen = [_with_best_rate(own) for own in alike.values()]
     recipes = [_recipe_of(own) for own, _ in chosen]
-    named = {_name(recipe, recipes): one for recipe, one in zip(recipes, chosen, strict=True)}
-    rows = [standing(name, _recipe_of(own), _figures(own), tried=tried) for name, (own, tried) in named.items()]
+    named = dict(zip(_names(recipes), chosen, strict=True))
+    tested = all(recipe.test_rows for recipe in recipes)
+    rows = [standing(name, _recipe_of(own), _figures(own, tested), tried=tried) for name, (own, tried) in named.items()]
     more = _measured(runs)
-    rows = [dataclasses.replace(row, **more.get(_mixer(named[row.name][0]), {})) for row in rows]
+    rows = [dataclasses.replace(row, **more.get(_contender(named[row.name][0]), {})) for row in rows]
     return [Group(row, _mixer(named[row.name][0]), named[row.name][0]) for row in ranked(rows)]
 
 
@@ -160,24 +162,24 @@ def _with_best_rate(runs: list[SavedRun]) -> tuple[list[SavedRun], dict[float, f
     return own, tried if len(rates) > 1 else {}
 
 
-def comparisons(runs: Sequence[SavedRun]) -> list[dict[str, Any]]:
-    """What `maclaurin compare` keeps beside its runs. One that cannot be read is left out: the runs say the rest."""
-    found = []
-    for path in sorted({run.folder.parent / "compare.json" for run in runs}):
+def comparisons(runs: Sequence[SavedRun]) -> dict[Path, dict[str, Any]]:
+    """What `maclaurin compare` keeps beside its runs, by folder; one that cannot be read is left out."""
+    found = {}
+    for folder in sorted({run.folder.parent for run in runs}):
         with suppress(OSError, ValueError):
-            found.append(cast(dict[str, Any], read_json(path)))
+            found[folder] = cast(dict[str, Any], read_json(folder / "compare.json"))
     return found
 
 
-def _measured(runs: Sequence[SavedRun]) -> dict[str, dict[str, Any]]:
-    """Recall and costs by contender."""
-    found: dict[str, dict[str, Any]] = {}
-    for comparison in comparisons(runs):
+def _measured(runs: Sequence[SavedRun]) -> dict[tuple[Path, str], dict[str, Any]]:
+    """Recall and costs by the folder of the comparison and the contender."""
+    found: dict[tuple[Path, str], dict[str, Any]] = {}
+    for folder, comparison in comparisons(runs).items():
         try:
             with naming("compare.json"):
                 for row in comparison.get("rows", []):
                     recall = None if row.get("recall") is None else Recall.from_json(row["recall"]).checked()
-                    found[str(row["name"])] = {"recall": recall, "decode_ms": _number(row.get("decode_ms"))}
+                    found[folder, str(row["name"])] = {"recall": recall, "decode_ms": _number(row.get("decode_ms"))}
         except ValueError:
             continue  # of another version
     return found
@@ -201,11 +203,18 @@ def mixer_label(recipe: Recipe) -> str:
     return f"{label} {json.dumps(options)}" if options else label
 
 
-def _name(recipe: Recipe, all_recipes: Sequence[Recipe]) -> str:
-    """Groups of the same mixer are named by the fields in which they differ."""
+def _names(recipes: Sequence[Recipe]) -> list[str]:
+    """Groups of the same mixer are named by the fields in which they differ; by housekeeping only if by nothing else."""
+    short = [_name(recipe, recipes, ("output", "seed", "intermediate_size", *HOUSEKEEPING)) for recipe in recipes]
+    if len(set(short)) == len(short):
+        return short
+    return [_name(recipe, recipes, ("output", "seed")) for recipe in recipes]
+
+
+def _name(recipe: Recipe, all_recipes: Sequence[Recipe], without: Sequence[str]) -> str:
     label = mixer_label(recipe)
     fields = _varying([other for other in all_recipes if mixer_label(other) == label])
-    values = ", ".join(f"{name} {getattr(recipe, name)}" for name in fields if name not in ("output", "seed"))
+    values = ", ".join(f"{name} {getattr(recipe, name)}" for name in fields if name not in without)
     return f"{label} ({values})" if values else label
 
 
@@ -225,13 +234,19 @@ def _mixer(runs: Sequence[SavedRun]) -> str:
     return mixer_label(_recipe_of(runs))
 
 
-def _figures(runs: Sequence[SavedRun]) -> list[Figures]:
+def _contender(runs: Sequence[SavedRun]) -> tuple[Path, str]:
+    """Whose recall and costs are those of the runs, if they are of a comparison."""
+    return runs[0].folder.parent, _mixer(runs)
+
+
+def _figures(runs: Sequence[SavedRun], tested: bool) -> list[Figures]:
     """Of those that are finished."""
     found = []
     for run in runs:
-        if run.finished and run.loss is not None and run.recipe is not None:
+        loss = run.loss if tested else run.validation_loss
+        if run.finished and loss is not None and run.recipe is not None:
             speed, peak, load = (_number(run.result.get(name)) for name in ("tokens_per_second", "peak_bytes", "load"))
-            found.append(Figures(run.loss, speed, peak, load, run.recipe.seed))
+            found.append(Figures(loss, speed, peak, load, run.recipe.seed))
     return found
 
 

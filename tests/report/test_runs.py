@@ -282,6 +282,20 @@ def test_the_page_has_the_rows_of_the_comparison_with_rates_recall_and_costs(gri
     assert differences(groups) == []
 
 
+def test_a_run_beside_a_comparison_is_judged_by_validation_and_borrows_no_costs(grid, tmp_path):
+    """Test losses and validation losses are never in one column, and a larger model has no figures of a smaller one."""
+    folder, _ = grid
+    write_run(Recipe(output=str(tmp_path / "first"), mixer="2mamba", mixer_options='{"block": "gated"}', steps=100), 2.0)
+    groups = grouped(collect([folder, tmp_path / "first"]))
+    for group in groups:
+        losses = [run.validation[-1][1] for run in group.runs]
+        assert group.row.loss == pytest.approx(sum(losses) / len(losses))
+    alone = next(group for group in groups if group.runs[0].folder.name == "first")
+    assert alone.row.decode_ms is None and alone.row.recall is None
+    assert all(group.row.decode_ms is not None for group in groups if group is not alone)
+    assert not any("eval_every" in group.row.name or "intermediate_size" in group.row.name for group in groups)
+
+
 def test_the_headline_answers_text_recall_and_cost(grid):
     folder, _ = grid
     runs = collect([folder])
