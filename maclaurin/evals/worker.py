@@ -15,11 +15,14 @@ from typing import Any, TextIO
 
 import torch
 
+from maclaurin.machine.allocator import keep_freed_memory
+
 
 def main() -> None:
     lines, sys.stdout = sys.stdout, sys.stderr  # what libraries print must not mix with messages
     cells: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(cells,), daemon=True).start()
+    keep_freed_memory()
     torch.set_num_threads(1)  # two threads sum in another order than one, and cells run in parallel anyway
     from maclaurin.evals.cells import Cell
     from maclaurin.evals.learn import learn

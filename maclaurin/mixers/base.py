@@ -211,6 +211,8 @@ class WideLinear(nn.Linear):
 
 @without_autocast
 def _in_dtype_of_input(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if weight.dtype == x.dtype:
+        return F.linear(x, weight, bias)
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 

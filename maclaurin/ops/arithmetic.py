@@ -17,6 +17,7 @@ from maclaurin.ops.transforms import has_numbers, numbers
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_WIDE = (torch.float32, torch.float64)
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
 def wide(x: Tensor) -> Tensor:
     """In float32 at least: sums, exponents, and what is divided by its own size need more digits than bfloat16 has, and
     smaller numbers than float16."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype in _WIDE else x.to(torch.float32)  # a decoding step asks often, and usually for nothing
 
 
 def has_nan(x: Tensor) -> bool:

@@ -82,7 +82,7 @@ def beta(value: Tensor, q: Tensor, k: Tensor) -> None:
 
 def not_negative(name: str, value: Tensor) -> None:
     """No value < 0. NaN goes through to the output."""
-    if has_numbers(value) and _any_positive(-value):
+    if has_numbers(value) and _any_negative(value):
         smallest = numbers(value).nan_to_num(nan=0.0).min().item()
         raise ValueError(f"{name} must be >= 0 everywhere, got a smallest value of {smallest:g}")
 
@@ -94,6 +94,12 @@ def _any_positive(x: Tensor) -> bool:
         return any(value > 0 for value in x.flatten().tolist())
     largest = x.max().item() if x.numel() else 0.0
     return largest > 0 or (math.isnan(largest) and bool((x > 0).any()))  # what stands beside a NaN is looked at by itself
+
+
+def _any_negative(x: Tensor) -> bool:
+    x = numbers(x)
+    smallest = x.min().item() if x.numel() else 0.0
+    return smallest < 0 or (math.isnan(smallest) and bool((x < 0).any()))
 
 
 def initial_state(state: object, expected: type[S]) -> S | None:
