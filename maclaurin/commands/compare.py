@@ -36,7 +36,7 @@ def compare(
         str | None, typer.Option(help="Tried on the first seed, separated by commas; the budget's if not given.")
     ] = None,
     second_corpus: Annotated[
-        str | None, typer.Option(help="Compare on this text too; the budget night asks for one.")
+        str | None, typer.Option(help="Compare on this text too; the budgets hour and night ask for one.")
     ] = None,
     recall: Annotated[bool, typer.Option("--recall/--no_recall", help="Train small models to recall pairs, too.")] = True,
     jobs: Annotated[int | None, typer.Option(help="Parallel processes; as many as cores for small models.")] = None,

@@ -37,7 +37,7 @@ class Task:
 
 TASKS = {
     "minutes": Task((4, 8, 16), 40, Setting(heads=8, steps=600, batch=64, stop_at=0.99, examples=300), (3e-3, 1e-2)),
-    "hour": Task((4, 16, 32), 128, Setting(heads=8, steps=2400, stop_at=0.995, examples=500), (1e-3, 3e-3, 1e-2)),
+    "hour": Task((4, 16, 64), 144, Setting(heads=8, steps=1200, stop_at=0.995, examples=500), (3e-3, 1e-2)),
     "night": Task((4, 16, 64), 512, Setting(heads=8, steps=6000, stop_at=0.995), (1e-3, 3e-3, 1e-2), seeds=3),
 }
 

@@ -20,9 +20,9 @@ class Experiment:
     not be in the table; None for the MLPs of the setting everywhere. metric: "accuracy", "exact" for the share of examples
     without a mistake, or "loss", nats per answer, which is better when lower and then chooses learning rates too.
     families: by label, the mechanism, where a table has each in several sizes; it is drawn against bytes of state.
-    against: by label, the model that it is compared with seed by seed, on the last test. published: by label, the text of
-    the table's last column; `source` says where it was published, and in which setting. note: what a reader of the table
-    must know.
+    chosen: by label, the one learning rate of a model that was tuned before. against: by label, the model that it is
+    compared with seed by seed, on the last test. published: by label, the text of the table's last column; `source` says
+    where it was published, and in which setting. note: what a reader of the table must know.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Experiment:
     metric: str = "accuracy"
     seeds: int = 1
     families: Mapping[str, str] = field(default_factory=dict)
+    chosen: Mapping[str, float] = field(default_factory=dict)
     against: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
@@ -59,4 +60,5 @@ class Experiment:
             for seed in range(seeds)
             for learning_rate in self.learning_rates
             for label, row in self.rows.items()
+            if learning_rate == self.chosen.get(label, learning_rate)
         ]

@@ -2,8 +2,10 @@
 
 A rung is the same experiments with more steps and seeds. Candidates are ranked by the validation value of the first
 experiment, the loss on text, at the best learning rate of each; those whose validation accuracy in the second, recall, is
-below the rung's floor are out whatever their rank. References go through all rungs and take no place. Tests have no part in
-any choice. Every run is a cell on disk, and each choice follows from cells alone, so that an interrupted search resumes.
+below the rung's floor are out whatever their rank. A rung without a floor trains no recall. Learning rates are tuned with
+one seed: a rung with several seeds has the rates that the rung before it chose. References go through all rungs and take
+no place. Tests have no part in any choice. Every run is a cell on disk, and each choice follows from cells alone, so that
+an interrupted search resumes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ Train = Callable[[list[Experiment]], tuple[list[ResultTable], dict[str, str]]]  
 @dataclass(frozen=True)
 class Rung:
     """times: its steps over those of the first rung; seeds: over those of the experiment. keep: the share of its candidates
-    that goes on, at least one; without effect in the last rung. floor: the recall that a candidate must have.
+    that goes on, at least one; without effect in the last rung. floor: the recall that a candidate must have, 0 for none.
     """
 
     times: int
@@ -47,10 +49,14 @@ def halve(
     tables: list[ResultTable] = []
     errors: dict[str, str] = {}
     alive = list(experiments[0].rows)
+    chosen: dict[str, dict[str, float]] = {}  # by experiment and label
     for number, rung in enumerate(rungs, 1):
-        trained, failed = train([_longer(experiment, rung, number, alive) for experiment in experiments])
+        asked = experiments if rung.floor else experiments[:1]
+        tuned = chosen if rung.seeds > 1 else {}
+        trained, failed = train([_longer(one, rung, number, alive, tuned.get(one.name, {})) for one in asked])
         errors |= failed
-        verdicts = judged(trained[0], trained[1], rung, references, last=number == len(rungs))
+        chosen = {one.name: _rates(table) for one, table in zip(asked, trained, strict=True)}
+        verdicts = judged(trained, rung, references, last=number == len(rungs))
         tables += [_with_verdicts(table, number, verdicts) for table in trained]
         alive = [label for label in alive if verdicts[label] in (GOES_ON, REFERENCE)]
         if GOES_ON not in verdicts.values():
@@ -58,9 +64,10 @@ def halve(
     return tables, errors
 
 
-def judged(loss: ResultTable, recall: ResultTable, rung: Rung, references: Collection[str], *, last: bool) -> dict[str, str]:
+def judged(tables: Sequence[ResultTable], rung: Rung, references: Collection[str], *, last: bool) -> dict[str, str]:
     """By label: whether it goes on, and why not; after the last rung, its place."""
-    recalls = {row.label: best(recall, row) for row in recall.measured()}
+    loss = tables[0]
+    recalls = {row.label: best(table, row) for table in tables[1:] for row in table.measured()}
     verdicts = {row.label: REFERENCE for row in loss.rows if row.label in references}
     ranked = []
     for row in loss.rows:
@@ -68,9 +75,9 @@ def judged(loss: ResultTable, recall: ResultTable, rung: Rung, references: Colle
             continue
         found = best(loss, row)
         recalled = recalls.get(row.label)
-        if found is None or recalled is None:
+        if found is None or (recalled is None and rung.floor):
             verdicts[row.label] = "failed"
-        elif recalled < rung.floor:
+        elif recalled is not None and recalled < rung.floor:
             verdicts[row.label] = f"out: recall {recalled:.3f} is below {rung.floor:g}"
         else:
             ranked.append((found, row.label))
@@ -88,7 +95,13 @@ def best(table: ResultTable, row: ResultRow) -> float | None:
     return next((tried.value for tried in row.validation if tried.learning_rate == row.learning_rate), None)
 
 
-def _longer(experiment: Experiment, rung: Rung, number: int, alive: Sequence[str]) -> Experiment:
+def _rates(table: ResultTable) -> dict[str, float]:
+    return {row.label: row.learning_rate for row in table.rows if row.learning_rate is not None}
+
+
+def _longer(
+    experiment: Experiment, rung: Rung, number: int, alive: Sequence[str], chosen: Mapping[str, float]
+) -> Experiment:
     steps, seeds = rung.times * experiment.setting.steps, rung.seeds * experiment.seeds
     return replace(
         experiment,
@@ -97,6 +110,7 @@ def _longer(experiment: Experiment, rung: Rung, number: int, alive: Sequence[str
         rows={label: experiment.rows[label] for label in alive},
         setting=replace(experiment.setting, steps=steps),
         seeds=seeds,
+        chosen=chosen,
     )
 
 

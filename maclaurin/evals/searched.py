@@ -20,33 +20,36 @@ LEFT = ("candidate", "verdict", "rates")
 def lines(tables: Sequence[ResultTable]) -> list[list[str]]:
     """In the order of `TITLES`. In a rung the best loss comes first, what failed last."""
     found = []
-    pairs = zip(tables[::2], tables[1::2], strict=True)
-    for text, recall in sorted(pairs, key=lambda pair: -(pair[0].rung or 0)):
-        recalled = {row.label: row for row in recall.rows}
+    for number in sorted({table.rung or 0 for table in tables}, reverse=True):
+        text, *recalls = (table for table in tables if table.rung == number)
+        recalled = {row.label: (table, row) for table in recalls for row in table.rows}
         ranked = sorted(text.rows, key=lambda row: (best(text, row) is None, best(text, row) or 0.0))
-        found += [_line(text, row, recall, recalled[row.label]) for row in ranked]
+        found += [_line((text, row), recalled.get(row.label)) for row in ranked]
     return found
 
 
-def _line(text: ResultTable, row: ResultRow, recall: ResultTable, recalled: ResultRow) -> list[str]:
-    steps = f"{text.setting.steps}, {recall.setting.steps}" if text.setting and recall.setting else ""
-    errors = [*row.errors, *recalled.errors]
-    diverged = row.diverged + recalled.diverged
+def _line(losses: tuple[ResultTable, ResultRow], recalls: tuple[ResultTable, ResultRow] | None) -> list[str]:
+    """recalls: None in a rung that trains none."""
+    text, row = losses
+    both = [losses, *([recalls] if recalls else [])]
+    steps = ", ".join(str(table.setting.steps) for table, _ in both if table.setting)
+    errors = [error for _, own in both for error in own.errors]
+    diverged = sum(own.diverged for _, own in both)
     verdict = row.verdict + f"; diverged: {diverged}" * bool(diverged) + "".join(f": {error}" for error in errors[:1])
     point = row.points[-1] if row.points else None
-    rates = [f"{one.learning_rate:g}" if one.learning_rate else "–" for one in (row, recalled)]
+    rates = [f"{own.learning_rate:g}" if own.learning_rate else "–" for _, own in both]
     return [
         row.label,
         str(text.rung),
         steps,
         str(text.seeds),
         verdict,
-        *_values(text, row),
-        *_values(recall, recalled),
+        *_values(*losses),
+        *(_values(*recalls) if recalls else ("–", "–")),
         ", ".join(rates),
         f"{row.parameters:,}" if row.parameters else "–",
         size_text(point.state_bytes) if point and point.state_bytes is not None else "–",
-        f"{sum(one.seconds or 0 for one in (row, recalled)):.0f}",
+        f"{sum(own.seconds or 0 for _, own in both):.0f}",
     ]
 
 

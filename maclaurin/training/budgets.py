@@ -51,12 +51,12 @@ BUDGETS = {
         "further that way.",
     ),
     "hour": Budget(
-        _recipe(96, 2, 1200, 256),
+        _recipe(64, 2, 2000, 512, batch_size=1),  # a million bytes per run
         seeds=3,
-        learning_rates=(1e-3, 3e-3, 1e-2),
-        corpora=1,
-        shows="This budget shows the order of small models while they still learn quickly, on one kind of text. It cannot "
-        "show what large models, long sequences or another kind of text would change.",
+        learning_rates=(3e-3, 1e-2, 3e-2),
+        corpora=2,
+        shows="This budget shows the order of models of 0.1 million parameters while they still learn quickly, on two kinds "
+        "of text. It cannot show what larger models, longer sequences or more data would change.",
     ),
     "night": Budget(
         _recipe(128, 4, 2000, 512, eval_rows=256, test_rows=1024),

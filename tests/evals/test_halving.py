@@ -62,16 +62,15 @@ def test_the_best_go_on_and_references_take_no_place(tmp_path, both):
     tables, errors = halve(both, rungs, ["fox"], Trainer(tmp_path))
     assert errors == {}
     assert [(table.experiment, table.rung, table.setting.steps, table.seeds) for table in tables] == [
-        *(("text-1", 1, 4, 1), ("mqar-1", 1, 4, 1), ("text-2", 2, 8, 2)),
-        *(("mqar-2", 2, 8, 2), ("text-3", 3, 16, 1), ("mqar-3", 3, 16, 1)),
-    ]
+        *(("text-1", 1, 4, 1), ("text-2", 2, 8, 2), ("mqar-2", 2, 8, 2), ("text-3", 3, 16, 1)),
+    ]  # recall where it has a say
     assert verdicts(tables, 1) == {"a": "out: 4 of 4", "b": "out: 3 of 4", "c": GOES_ON, "d": GOES_ON, "fox": REFERENCE}
     assert verdicts(tables, 2) == {"c": GOES_ON, "d": "out: recall 0.200 is below 0.5", "fox": REFERENCE}
     assert verdicts(tables, 3) == {"c": "1 of 1", "fox": REFERENCE}
 
 
 def test_a_search_resumes_with_what_is_missing(tmp_path, both):
-    rungs = (Rung(1, 1, 0.5), Rung(2, 1, 0.0))
+    rungs = (Rung(1, 1, 0.5, floor=0.1), Rung(2, 1, 0.0, floor=0.1))
     first, again, longer = (Trainer(tmp_path) for _ in range(3))
     halve(both, rungs[:1], ["fox"], first)
     found, _ = halve(both, rungs, ["fox"], again)
@@ -80,8 +79,18 @@ def test_a_search_resumes_with_what_is_missing(tmp_path, both):
     assert halve(both, rungs, ["fox"], longer) == (found, {}) and longer.trained == []
 
 
+def test_rates_are_tuned_with_one_seed_and_kept_by_the_rungs_with_several(tmp_path, both):
+    text = replace(both[0], learning_rates=(1e-3, 1e-2))
+    trainer = Trainer(tmp_path)
+    tables, _ = halve([text], (Rung(1, 1, 1.0), Rung(2, 1, 1.0), Rung(4, 2, 0.0)), ["fox"], trainer)
+    tried = [{tried.learning_rate for row in table.rows for tried in row.validation} for table in tables]
+    assert tried == [{1e-3, 1e-2}, {1e-3, 1e-2}, {1e-3}]  # of two equals the smaller one
+    assert trainer.trained.count(("text-3", "a", 0)) == trainer.trained.count(("text-3", "a", 1)) == 1
+
+
 def test_one_that_fails_is_out_and_named(tmp_path, both):
-    tables, errors = halve(both, (Rung(1, 1, 0.5), Rung(2, 1, 0.0)), ["fox"], Trainer(tmp_path, without=["d"]))
+    rungs = (Rung(1, 1, 0.5, floor=0.1), Rung(2, 1, 0.0))
+    tables, errors = halve(both, rungs, ["fox"], Trainer(tmp_path, without=["d"]))
     assert len(errors) == 2 and verdicts(tables, 1)["d"] == "failed"
     assert [label for label, verdict in verdicts(tables, 1).items() if verdict == GOES_ON] == ["b", "c"]
     shown = printed(search_table(tables))

@@ -15,30 +15,36 @@ from maclaurin.evals.suites.frontier import few_to_many, gated
 from maclaurin.evals.suites.rows import no_paper, one
 
 RUNGS = {
-    "quick": (Rung(1, 1, 0.5), Rung(2, 1, 0.5, floor=0.5), Rung(4, 3, 0.0, floor=0.5)),
-    "standard": (Rung(1, 1, 0.5), Rung(2, 2, 0.4, floor=0.5), Rung(4, 3, 0.0, floor=0.9)),
+    "quick": (Rung(1, 1, 0.25), Rung(2, 1, 0.4, floor=0.5), Rung(4, 3, 0.0)),
+    "standard": (Rung(1, 1, 0.5), Rung(2, 1, 0.4, floor=0.5), Rung(4, 3, 0.0, floor=0.9)),
 }
 REFERENCES = {"softmax": gated("softmax"), "fox": gated("fox"), "mamba2": one("mamba2", expand=1, d_state=128)}
 
 
 def in_turn(*mixers: str, **options: dict[str, object]) -> Row:
-    """Layers in turn, all in the gated block."""
-    own = {name: {"block": "gated", **options.get(name.replace("-", "_"), {})} for name in mixers}
+    """Layers in turn, all in the gated block. options: by mixer, with _ for - and `second_order` for 2mamba."""
+    own = {name: {"block": "gated", **options.get(_as_keyword(name), {})} for name in mixers}
     return Row(mixers, own)
+
+
+def _as_keyword(mixer: str) -> str:
+    return "second_order" if mixer == "2mamba" else mixer.replace("-", "_")
 
 
 def second_order(**options: object) -> Row:
     return gated("2mamba", **options)
 
 
+BOTH_ORDERS: dict[str, object] = {"order": [1, 2], "learn_order_weights": True, "norm": "output"}
+THREE_ORDERS: dict[str, object] = {"order": [0, 1, 2], "learn_order_weights": True}
 CANDIDATES = {
     "2mamba": second_order(),
     "mamba2s": gated("mamba2s"),
     "gla": gated("gla", key_dim=8),
     "gated-delta": gated("gated-delta"),
     "orders-1-2": second_order(order=[1, 2], learn_order_weights=True),
-    "orders-1-2-output": second_order(order=[1, 2], learn_order_weights=True, norm="output"),
-    "orders-0-1-2": second_order(order=[0, 1, 2], learn_order_weights=True),
+    "orders-1-2-output": second_order(**BOTH_ORDERS),
+    "orders-0-1-2": second_order(**THREE_ORDERS),
     "near-16": second_order(near_window=16),
     "near-16-joint": second_order(near_window=16, near_norm="joint"),
     "2mamba+window": in_turn("2mamba", "sliding-window", sliding_window={"window": 32}),
@@ -61,6 +67,18 @@ CANDIDATES = {
     "heads-4": replace(second_order(key_dim=16), heads=4),
     "heads-2": replace(second_order(key_dim=16), heads=2),
 }
+# of what was best in the first rung: layers of the gated delta rule, several orders, an output norm, a forget gate
+COMBINED = {
+    "gated-delta+2mamba": in_turn("gated-delta", "2mamba"),
+    "orders-1-2-output+gated-delta": in_turn("2mamba", "gated-delta", second_order=BOTH_ORDERS),
+    "sum-output+gated-delta": in_turn("2mamba", "gated-delta", second_order={"norm": "sum-output"}),
+    "orders-0-1-2+gated-delta": in_turn("2mamba", "gated-delta", second_order=THREE_ORDERS),
+    "orders-0-1-2-output": second_order(**THREE_ORDERS, norm="sum-output"),
+    "orders-0-1-2-forget": second_order(**THREE_ORDERS, decay="forget"),
+    "orders-0-1-2-keys-16": second_order(**THREE_ORDERS, key_dim=16),
+    "orders-1-2-output-forget": second_order(**BOTH_ORDERS, decay="forget"),
+    "sum-output-forget": second_order(norm="sum-output", decay="forget"),
+}
 # more than two layers: one of softmax among eight has a state that grows, at an eighth of the price
 DEEP = {"softmax-1-of-8": in_turn(*["2mamba"] * 7, "softmax")}
 
@@ -69,7 +87,7 @@ def search(preset: str) -> list[Experiment]:
     """Text, which ranks, and recall, which has a floor: those of the first rung."""
     no_paper("search", preset, "nobody has published it")
     quick = preset == "quick"
-    rows = {**REFERENCES, **CANDIDATES, **({} if quick else DEEP)}
+    rows = {**REFERENCES, **CANDIDATES, **COMBINED, **({} if quick else DEEP)}
     length = 256 if quick else 512
     recalled = few_to_many(16, 40) if quick else few_to_many(64, 512)
     size = Setting(heads=8, inner=256) if quick else Setting(heads=8, inner=256, width=128, layers=8)
