@@ -31,8 +31,7 @@ LEAD_OF_A_MODEL = (
 def page(results: SuiteResult) -> Page:
     tables = results.tables
     made = {"command": results.command, **versions(), **devices()}
-    sections = [_search(tables)] if tables[0].rung else []
-    sections += [section(table, table.experiment) for table in tables]
+    sections = [*searches(tables), *(section(table, table.experiment) for table in tables)]
     sections.append(
         Section(
             "How it was made",
@@ -44,10 +43,13 @@ def page(results: SuiteResult) -> Page:
     return Page(f"Maclaurin: {results.suite}", headline(tables[0]), [lead(tables)], sections)
 
 
-def _search(tables: Sequence[ResultTable]) -> Section:
+def searches(tables: Sequence[ResultTable], key: str = "search") -> list[Section]:
+    """All rungs of a search as one table; of another suite nothing."""
+    if not any(table.rung for table in tables):
+        return []
     columns = [Column(title, numeric=title not in searched.LEFT) for title in searched.TITLES]
     rows = [[_number(text) for text in line] for line in searched.lines(tables)]
-    return Section("All candidates", "", [DataTable("table-search", columns, rows, searched.cost(tables))])
+    return [Section("All candidates", "", [DataTable(f"table-{key}", columns, rows, searched.cost(tables))])]
 
 
 def _number(text: str) -> Cell:

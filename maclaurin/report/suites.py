@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maclaurin.common.files import naming, read_json
-from maclaurin.evals.page import headline, lead, section, settings
+from maclaurin.evals.page import headline, lead, searches, section, settings
 from maclaurin.evals.results import ResultTable, SuiteResult
 from maclaurin.page.html import Code, Section
 
@@ -38,19 +38,24 @@ def headline_of(suites: Sequence[SavedSuite]) -> str:
 
 
 def sections(suites: Sequence[SavedSuite]) -> list[Section]:
-    """One per table, and one for the folders that cannot be read."""
+    """One per table, one for all rungs of a search, and one for the folders that cannot be read."""
     seen: Counter[str] = Counter()
     parts = []
     for suite in suites:
-        for table in suite.tables:
-            name = table.experiment
-            seen[name] += 1
-            made = section(table, name if seen[name] == 1 else f"{name}-{seen[name]}")  # two folders may have the same one
-            parts.append(Section(f"{suite.name}: {made.title}", f"{lead(suite.tables)} From {suite.folder}.", made.parts))
+        made = searches(suite.tables, _numbered("search", seen))
+        made += [section(table, _numbered(table.experiment, seen)) for table in suite.tables]
+        note = f"{lead(suite.tables)} From {suite.folder}." if made else ""
+        parts += [Section(f"{suite.name}: {one.title}", note, one.parts) for one in made]
     broken = [f"{suite.folder}: {suite.problem}" for suite in suites if suite.problem]
     if broken:
         parts.append(Section("Suites that cannot be read", "", [Code("Folders", "\n".join(broken))]))
     return parts
+
+
+def _numbered(name: str, seen: Counter[str]) -> str:
+    """Two folders may have the same one."""
+    seen[name] += 1
+    return name if seen[name] == 1 else f"{name}-{seen[name]}"
 
 
 def making(suites: Sequence[SavedSuite]) -> Section:

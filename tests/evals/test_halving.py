@@ -16,6 +16,7 @@ from maclaurin.evals.runner import load, save
 from maclaurin.evals.searched import search_table
 from maclaurin.evals.suites.search import REFERENCES, RUNGS
 from maclaurin.evals.summary import summary
+from maclaurin.report import build
 from tests.evals.helpers import experiment, outcome, printed
 from tests.evals.test_loss import losses
 
@@ -132,3 +133,4 @@ def test_the_shell_searches_and_prints_one_table(tmp_path, capsys, monkeypatch):
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["suite"] == "search" and results["tables"][0]["rows"][0]["verdict"] == "goes on"
     assert (tmp_path / "eval.html").is_file()
+    assert build([tmp_path]).html().count('id="table-search"') == 1
