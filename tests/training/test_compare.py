@@ -53,8 +53,11 @@ def test_contenders_differ_in_nothing_but_the_mixer():
 @pytest.mark.parametrize(
     ("mixers", "sentence"),
     [
-        ("2mambo", "mixers has '2mambo', did you mean '2mamba'.*it may have softmax, fox, .*softmax-conv, .*retnet"),
-        ("gla,2mamba:conv_widht=4", "'2mamba' has no option 'conv_widht', did you mean 'conv_width'.*it takes: .*gate"),
+        ("2mambo", r"mixers has '2mambo' \(did you mean '2mamba'\?\); it may have softmax, fox, .*softmax-conv, .*retnet"),
+        (
+            "gla,2mamba:conv_widht=4",
+            r"'2mamba' has no option 'conv_widht' \(did you mean 'conv_width'\?\); it takes: .*gate",
+        ),
         ("2mamba:conv_width=wide", "conv_width"),
         ("gla,gla", "mixers has 'gla' twice"),
         ("conv_width=4", "mixers must begin with a name"),

@@ -66,6 +66,28 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(folder, monkeypatch
     assert steps == sorted(steps)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"corpus": "missing.txt"},
+        {"tokenizer": "nowhere"},
+        {"mixer_options": {"conv_widht": 4}},
+        {"length": 10**6},
+        {"short_window": 4},
+        {"trainer": {"optim": "adamw_bnb_8bit"}},  # which is not installed, as the trainer finds when it begins
+    ],
+)
+def test_a_refused_run_leaves_nothing_behind(folder, fields):
+    for output in (folder / "made" / "here" / "run", folder / "mine"):
+        if output.name == "mine":
+            output.mkdir()
+            (output / "notes.txt").write_text("mine")
+        with pytest.raises((ValueError, ImportError)):
+            train(recipe(folder, output=str(output), track="none", **fields))
+    assert not (folder / "made").exists()
+    assert {path.name for path in (folder / "mine").iterdir()} == {"notes.txt", "run.lock"}
+
+
 def test_a_full_disk_leaves_the_old_checkpoint(folder, monkeypatch):
     class FullDisk(LanguageTrainer):
         def _save_optimizer_and_scheduler(self, output_dir):
@@ -137,7 +159,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder):
     wait_for_checkpoint(folder, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
+    assert process.returncode == 130, output
     assert f"go on with: {sys.executable} -m maclaurin.cli train --output {folder / 'run'} --resume" in output
     finished = start(folder, "--resume")
     output, _ = finished.communicate(timeout=120)
