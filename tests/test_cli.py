@@ -7,36 +7,46 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 import maclaurin
 from maclaurin.cli import COMMANDS, main
+from maclaurin.commands import mixers as commands
+from maclaurin.common.sizes import size_text
 from maclaurin.data import open_tokenizer
+from maclaurin.mixers.overview import overview
+from tests.shell import in_a_process, typed
 
 
-def run(*arguments, text=None):
-    command = [sys.executable, "-m", "maclaurin.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, input=text)
-
-
-def refused(*arguments, text=None):
+def refused(*arguments, text="", run=typed):
     """The one sentence of a bad input."""
-    result = run(*arguments, text=text)
+    result = typed(*arguments, text=text)
     assert result.returncode == 2, result.stderr
     assert len(result.stderr.splitlines()) == 1, result.stderr
     return result.stderr.removeprefix("maclaurin: ")
 
 
 def test_mixers_lists_every_mixer_with_its_facts():
-    result = run("mixers")
+    result = typed("mixers")
     assert result.returncode == 0, result.stderr
     for name in maclaurin.available_mixers():
         assert name in result.stdout
-    for word in ("O(T)", "O(T²)", "1k tokens", "8k tokens", "64k tokens", "crossover", "1058", "conv_width=2", "fold_every"):
+    for word in ("O(T)", "O(T²)", "1k, 8k, 64k", "after so many tokens", "crossover", "1058", "conv_width=2", "fold_every"):
         assert word in result.stdout
 
 
+def test_mixers_has_whole_names_and_sizes_on_a_terminal_of_80_columns(monkeypatch, capsys):
+    monkeypatch.setattr(commands, "screen", lambda: Console(width=80))
+    with pytest.raises(SystemExit, match="0"):
+        main(["mixers"])
+    table = capsys.readouterr().out.split("after so many tokens")[0]
+    assert "…" not in table
+    for row in overview("*", 1024, 16, (1024,)):
+        assert f"\n{row['name']} " in table and size_text(row["state_nbytes"]["1024"]) in table
+
+
 def test_mixers_as_json():
-    rows = {row["name"]: row for row in json.loads(run("mixers", "--json").stdout)}
+    rows = {row["name"]: row for row in json.loads(typed("mixers", "--json").stdout)}
     assert list(rows) == maclaurin.available_mixers()
     assert rows["2mamba"]["crossover"] == 1058
     assert rows["softmax"]["crossover"] is None
@@ -45,7 +55,7 @@ def test_mixers_as_json():
 
 
 def test_one_mixer_or_a_pattern():
-    assert [row["name"] for row in json.loads(run("mixers", "2mamba*", "--json").stdout)] == [
+    assert [row["name"] for row in json.loads(typed("mixers", "2mamba*", "--json").stdout)] == [
         "2mamba",
         "2mamba-gated",
         "2mamba-e",
@@ -54,22 +64,22 @@ def test_one_mixer_or_a_pattern():
 
 
 def test_mixers_explains_one():
-    (row,) = json.loads(run("mixers", "2mamba", "--d-model", "64", "--num-heads", "4", "--json").stdout)
+    (row,) = json.loads(typed("mixers", "2mamba", "--d-model", "64", "--num-heads", "4", "--json").stdout)
     assert "w_ts" in row["maths"] and row["bidirectional"]
     assert row["state"]["attention.recurrent"] == [4, 136, 17]
     cost = row["multiply_adds"]
     assert cost["1024"]["decoding"] == pytest.approx(cost["4096"]["decoding"], rel=0.1)
-    printed = run("mixers", "2mamba", "--d-model", "64", "--num-heads", "4").stdout
+    printed = typed("mixers", "2mamba", "--d-model", "64", "--num-heads", "4").stdout
     for part in ("value_discretization", "maths", "state after 4096 tokens", "attention.recurrent 4 x 136 x 17", "decoding"):
         assert part in printed
 
 
 def test_an_unknown_mixer_is_one_sentence_and_exit_code_2():
-    assert refused("mixers", "2mambo").startswith("unknown mixer '2mambo', did you mean '2mamba'?")
+    assert refused("mixers", "2mambo").startswith("unknown mixer '2mambo' (did you mean '2mamba'?); available: ")
 
 
 def test_doctor_reports_versions_devices_backends_and_checks():
-    report = json.loads(run("doctor", "--json").stdout)
+    report = json.loads(typed("doctor", "--json").stdout)
     assert report["versions"]["maclaurin"] == maclaurin.__version__
     assert "cpu" in report["devices"]
     assert report["backends"]["torch"].startswith("ready")
@@ -95,32 +105,35 @@ def test_generate_from_a_prompt_a_file_or_standard_input(trained, tmp_path):
     (tmp_path / "prompt.txt").write_text("9 green")
     flags = ("generate", trained, "--max_new_tokens", 8, "--temperature", 0)
     by_prompt, by_file, by_input = (
-        run(*flags, "--prompt", "9 green"),
-        run(*flags, "--file", tmp_path / "prompt.txt"),
-        run(*flags, text="9 green"),
+        typed(*flags, "--prompt", "9 green"),
+        typed(*flags, "--file", tmp_path / "prompt.txt"),
+        in_a_process(*flags, text="9 green"),
     )
     assert by_prompt.returncode == 0, by_prompt.stderr
     assert by_prompt.stdout.startswith("9 green")
     assert by_prompt.stdout == by_file.stdout == by_input.stdout
     for words in ("7 tokens read in", "8 written at", "tokens/s", "state "):
         assert words in by_prompt.stderr
-    figures = json.loads(run(*flags, "--prompt", "9 green", "--json").stdout)
+    figures = json.loads(typed(*flags, "--prompt", "9 green", "--json").stdout)
     assert "9 green" + figures["text"] + "\n" == by_prompt.stdout
 
 
 def test_eval_of_a_file_of_standard_input_and_of_its_own_held_out_text(trained, tmp_path):
     (tmp_path / "text.md").write_text("3 green bottles hanging on the wall")
-    by_file = json.loads(run("eval", trained, tmp_path / "text.md", "--json").stdout)
-    by_input = json.loads(run("eval", trained, "-", "--json", text="3 green bottles hanging on the wall").stdout)
-    assert by_file == by_input
+    by_file = json.loads(typed("eval", trained, tmp_path / "text.md", "--json").stdout)
+    by_input = json.loads(typed("eval", trained, "-", "--json", text="3 green bottles hanging on the wall").stdout)
+    texts = [by_file.pop("text"), by_input.pop("text")]
+    assert texts == [f"all of {tmp_path / 'text.md'}", "standard input"] and by_file == by_input
     assert (by_file["tokens"], by_file["bytes"], by_file["documents"]) == (34, 35, 1)
-    result = run("eval", trained)
-    for words in ("nats per token, perplexity", "bits per byte"):
+    result = typed("eval", trained)
+    corpus = json.loads((trained / "recipe.json").read_text())["corpus"]
+    scored = f"scored: the validation part of {corpus}, the corpus of its training\n"
+    for words in (scored, "nats per token, perplexity", "bits per byte"):
         assert words in result.stdout, result.stderr
 
 
 def test_models_that_cannot_be_opened(trained, tmp_path):
-    assert refused("eval", tmp_path / "nothing").startswith("model ")
+    assert refused("eval", tmp_path / "nothing", run=in_a_process).startswith("model ")  # and no library warns
     assert "has no config.json" in refused("generate", tmp_path, "--prompt", "x")
     other = tmp_path / "other"
     shutil.copytree(trained, other, ignore=shutil.ignore_patterns("checkpoint-*"))
@@ -193,13 +206,15 @@ def test_bfloat16_works_or_is_refused_whatever_is_imported_first():
 
 
 def test_lab_lists_runs_and_is_found_by_the_report(tmp_path):
-    listed = run("lab").stdout
+    listed = typed("lab").stdout
     assert "separation" in listed and "card" in listed
-    ran = run("lab", "--quick", "rotation", "--seed", "1", "--json", "--output", str(tmp_path))  # on either side of the name
+    ran = typed(
+        "lab", "--quick", "rotation", "--seed", "1", "--json", "--output", str(tmp_path)
+    )  # on either side of the name
     assert ran.returncode == 0, ran.stderr
     (result,) = json.loads(ran.stdout)
     assert result["name"] == "rotation" and result["settings"]["seed"] == 1 and result["claims"]
-    assert run("report", str(tmp_path), "--no-measure").returncode == 0
+    assert typed("report", str(tmp_path), "--no-measure").returncode == 0
     assert (tmp_path / "report.html").read_text().count("rotation") > 1
 
 

@@ -14,7 +14,8 @@ from maclaurin.training.budgets import BUDGETS, DEFAULT
 
 
 @takes_recipe(
-    defaults=BUDGETS[DEFAULT].recipe | {"learning_rate": "those of --learning_rates"},
+    defaults=BUDGETS[DEFAULT].recipe
+    | {"learning_rate": "those of --learning_rates", "warmup_steps": "the budget's share of the steps"},
     without=("mixer", "mixer_options"),  # which are those of the contenders
 )
 def compare(

@@ -60,10 +60,32 @@ def _score(model: str, text: str | None, text_field: str | None, context: int, *
     score = score_text(
         opened, tokenizer, counted(texts, "scoring", "documents"), context=context or opened.config.max_position_embeddings
     )
+    scored = _scored(model, text)
     if as_json:
-        print_json(dataclasses.asdict(score))
+        print_json({"text": scored, **dataclasses.asdict(score)})
         return
+    print(f"scored: {scored}")
     print(
         f"loss {score.loss:.4f} nats per token, perplexity {score.perplexity:.4g}, {score.bits_per_byte:.4f} bits per byte "
         f"({score.tokens:,} tokens, {score.bytes:,} bytes, {score.documents:,} documents)"
     )
+
+
+def _scored(model: str, text: str | None) -> str:
+    """Which text that was."""
+    from maclaurin.training.recipe import Recipe
+
+    if text == "-":
+        return "standard input"
+    if text is not None:
+        return _part(text)
+    recipe = Recipe.load(Path(model))
+    if recipe.validation:
+        return f"{_part(recipe.validation)}, the validation corpus of its training"
+    return f"the validation part of {recipe.corpus}, the corpus of its training"
+
+
+def _part(text: str) -> str:
+    from maclaurin.data.corpus import open_corpus, validation_split
+
+    return f"{'all' if validation_split(open_corpus(text)) == 'all' else 'the validation part'} of {text}"

@@ -34,6 +34,7 @@ def mixers(
         return
     console = screen()
     console.print(_table(facts, f"Mixers at d_model {d_model}, {num_heads} heads"))
+    console.print("1k, 8k, 64k: the state of one layer and sequence after so many tokens, float32")
     console.print("crossover: from this many tokens on the state is no larger than softmax's KV cache\n")
     for row in facts:
         _print_one(row, console)
@@ -42,23 +43,22 @@ def mixers(
 def _table(facts: Sequence[dict[str, Any]], title: str) -> Table:
     from maclaurin.common.sizes import size_text
 
-    table = Table(title=f"{title} (state of one layer and sequence, float32)")
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0))  # fits into 80 columns with whole names
     for column in ("mixer", "training", "decoding"):
-        table.add_column(column)
-    for column in (*(f"{length // 1024}k tokens" for length in LENGTHS), "crossover"):
-        table.add_column(column, justify="right")
-    table.add_column("what it is")
+        table.add_column(column, no_wrap=True)
+    for column in (*(f"{length // 1024}k" for length in LENGTHS), "crossover"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in facts:
         sizes = (size_text(nbytes) for nbytes in row["state_nbytes"].values())
         crossover = "never" if row["crossover"] is None else str(row["crossover"])
-        table.add_row(row["name"], row["training"], row["decoding"], *sizes, crossover, row["summary"])
+        table.add_row(row["name"], row["training"], row["decoding"], *sizes, crossover)
     return table
 
 
 def _print_one(row: dict[str, Any], console: Console) -> None:
     console.print(f"[bold]{row['name']}[/bold]  {row['citation']}")
     options = ", ".join(f"{option}={value!r}" for option, value in row["options"].items())
-    for title, text in (("", options), *(_explained(row) if "maths" in row else ())):
+    for title, text in (("", f"{row['summary']}\n{options}"), *(_explained(row) if "maths" in row else ())):
         if title:
             console.print(f"\n[bold]{title}[/bold]")
         console.print(Padding(Text(text), (0, 0, 0, 4)))

@@ -42,9 +42,9 @@ def spelled(name: str, options: Mapping[str, Any]) -> str:
 
 
 def near_miss(name: str, known: Collection[str]) -> str:
-    """The end of a sentence about an unknown name: the known one that it looks like, if there is one."""
+    """What stands behind an unknown name, anywhere in a sentence: the known one that it looks like, if there is one."""
     close = difflib.get_close_matches(name, known, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _items(argument: str, text: str) -> Iterator[str]:

@@ -24,7 +24,9 @@ SPLITS = ("train", "held-out", "all")
 HELD_OUT = 0.05  # share of the files or documents
 READERS = {".jsonl": "json", ".parquet": "parquet"}  # by which `datasets` reads them
 SUFFIXES = (".txt", *READERS)
-LONGEST_TEXT = 2**20  # characters: a longer .txt file is cut at line ends into documents of about this length
+# characters: all of a longer .txt file is read, as documents of about this length that end where lines do. So text is split
+# into parts and tokenised document by document, however large its file is
+LONGEST_TEXT = 2**20
 LONGEST_WAIT = 2**30  # bytes: files that are larger together are tokenised beside training, not before it
 
 SAMPLE = 2**24  # characters of a corpus that streams, where something is made of all of a text
@@ -162,8 +164,8 @@ class LocalFiles(Corpus):
             if place == 1 and text and not self._told:
                 self._told = True
                 print(
-                    f"maclaurin: {file} has more than {LONGEST_TEXT:,} characters: it, and any other that long, is read as "
-                    "several documents of about this length, cut at line ends",
+                    f"maclaurin: {file} has more than {LONGEST_TEXT:,} characters: all of it is read, and of any other that "
+                    "long, as several documents of about this length that end where lines do",
                     file=sys.stderr,
                 )
             yield text

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.common.arguments import at_least, at_least_one
+from maclaurin.common.progress import Status
 from maclaurin.common.sizes import size_text
 from maclaurin.evals.cells import Cell, Setting
 from maclaurin.evals.learn import learn
@@ -110,18 +111,20 @@ def card(
     at_least_one("d_model", d_model)
     at_least(8, "tokens", tokens)
     recall_steps = (300 if quick else 1200) if recall_steps is None else recall_steps
-    subjects = [_subject(name, d_model, num_heads, tokens, seed) for name in names]
+    status = Status()
     properties: dict[str, Callable[[Subject], str]] = {
-        **{f"state at {length:,} tokens": partial(_state, length=length) for length in STATE_AT},
+        **{f"state at {length:,} tokens, float32": partial(_state, length=length) for length in STATE_AT},
         f"block rank of the weights, of {tokens // 2}": lambda one: str(statistics.median_low(one.ranks())),
         "needle among n tokens": lambda one: _separation(one, 200 if quick else 1000, seed),
         "queries with the same output": lambda one: _injectivity(one, seed),
         f"weight on the last {NEAR} tokens": _locality,
         f"{100 * SHARE:g} % of the weight lies within": _reach,
-        f"recall of {PAIRS} pairs": lambda one: _recall(one, recall_steps, seed),
+        f"recall of {PAIRS} pairs": lambda one: _recall(one, recall_steps, seed, status),
         **{f"multiply-adds per token, {phase} at {COST_AT[-1]:,}": partial(_cost, phase=phase) for phase in PHASES},
     }
-    rows = [[text, *(_answer(of, one) for one in subjects)] for text, of in properties.items()]
+    with status:
+        subjects = [_subject(name, d_model, num_heads, tokens, seed) for name in names]
+        rows = [[text, *(_answer(text, of, one, status) for one in subjects)] for text, of in properties.items()]
     settings = {"mechanisms": list(names), "d_model": d_model, "num_heads": num_heads, "tokens": tokens}
     settings |= {"recall_steps": recall_steps, "seed": seed}
     claimed = [_rank_claim(one) for one in subjects]
@@ -169,7 +172,8 @@ def _looked_at(name: str, kinds: Sequence[str], layers: dict[Mixer, Tensor], tra
     return Subject(name, kinds, list(layers), found, states, trained)
 
 
-def _answer(of: Callable[[Subject], str], subject: Subject) -> str:
+def _answer(text: str, of: Callable[[Subject], str], subject: Subject, status: Status) -> str:
+    status(f"card of {subject.name}: {text}")
     try:
         return of(subject)
     except ValueError as error:
@@ -177,7 +181,8 @@ def _answer(of: Callable[[Subject], str], subject: Subject) -> str:
 
 
 def _state(subject: Subject, length: int) -> str:
-    return size_text(sum(mixer.state_nbytes(length) for mixer in subject.layers))
+    """In the dtype that models have: what the lab computes with is float64."""
+    return size_text(sum(mixer.state_nbytes(length, torch.float32) for mixer in subject.layers))
 
 
 def _separation(subject: Subject, networks: int, seed: int) -> str:
@@ -210,7 +215,7 @@ def _reach(subject: Subject) -> str:
     return f"{within} of {len(shares)} tokens"
 
 
-def _recall(subject: Subject, steps: int, seed: int) -> str:
+def _recall(subject: Subject, steps: int, seed: int, status: Status) -> str:
     if subject.trained is not None:
         raise ValueError("it is trained for something else: `maclaurin suite needle --model FOLDER`")
     if steps == 0:
@@ -218,7 +223,9 @@ def _recall(subject: Subject, steps: int, seed: int) -> str:
     hard = mqar(4 * PAIRS, PAIRS, vocab_size=64)
     setting = Setting(width=64, heads=4, layers=2, steps=steps, batch=32, stop_at=0.99, examples=200)
     row = rows_of(subject.mixer)[subject.mixer]
-    outcome = learn(Cell("card", subject.mixer, row, setting, (*mqar(16, 4, vocab_size=64), *hard), hard, 1e-2, seed))
+    cell = Cell("card", subject.mixer, row, setting, (*mqar(16, 4, vocab_size=64), *hard), hard, 1e-2, seed)
+    title = f"card of {subject.name}: a small model learns to recall {PAIRS} pairs"
+    outcome = learn(cell, lambda step, loss: status(f"{title}, step {step:,} of at most {steps:,}, loss {loss:.3f}"))
     return f"{outcome.scores[0].accuracy:.3f} after {outcome.steps} steps (chance {1 / PAIRS:.3f})"
 
 

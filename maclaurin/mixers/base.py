@@ -161,9 +161,9 @@ class Mixer(nn.Module, ABC):
         x = torch.zeros(1, tokens, self.d_model, dtype=parameter.dtype, device=parameter.device)
         return self(x, state, return_state=return_state)  # type: ignore[no-any-return]
 
-    def state_nbytes(self, length: int) -> int:
-        """How many bytes the state of one sequence of `length` tokens takes, in the dtype of the parameters."""
-        return self.state_of(length, Zeros(1, "meta", next(self.parameters()).dtype)).nbytes
+    def state_nbytes(self, length: int, dtype: torch.dtype | None = None) -> int:
+        """How many bytes the state of one sequence of `length` tokens takes, in this dtype or in that of the parameters."""
+        return self.state_of(length, Zeros(1, "meta", dtype or next(self.parameters()).dtype)).nbytes
 
     @property
     def finite_state(self) -> bool:

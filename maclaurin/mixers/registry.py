@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from maclaurin.common.choices import near_miss
 from maclaurin.mixers.base import Mixer
 from maclaurin.mixers.blocks import block_options
 
@@ -60,7 +60,7 @@ def available_mixers(pattern: str = "*") -> list[str]:
 
 def mixer_entry(name: str) -> Entry:
     if name not in _entries:
-        raise ValueError(f"unknown mixer {name!r}{_hint(name, _entries)}; available: {', '.join(_entries)}")
+        raise ValueError(f"unknown mixer {name!r}{near_miss(name, _entries)}; available: {', '.join(_entries)}")
     return _entries[name]
 
 
@@ -70,7 +70,7 @@ def build_mixer(name: str, d_model: int, num_heads: int, *, causal: bool = True,
     known = entry.options()
     for option in options:
         if option not in known:
-            why = f" ({WHY_NOT[option]})" if option in WHY_NOT else _hint(option, known)
+            why = f" ({WHY_NOT[option]})" if option in WHY_NOT else near_miss(option, known)
             raise ValueError(f"mixer {name!r} has no option {option!r}{why}; it takes: {', '.join(known)}")
     if not causal:
         if not entry.mixer.bidirectional:
@@ -82,8 +82,3 @@ def build_mixer(name: str, d_model: int, num_heads: int, *, causal: bool = True,
     if causal:
         mixer.shapes().check()  # reads what its states are declared to hold, once: no compiler could
     return mixer
-
-
-def _hint(name: str, known: dict[str, Any]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
+
+from maclaurin.common.choices import near_miss
 
 # generate, Trainer and collators pass them to every model; here they say nothing that other arguments do not
 WITHOUT_EFFECT = frozenset(
@@ -28,5 +29,4 @@ def refuse_unknown(given: dict[str, Any], *calls: Callable[..., Any]) -> None:
                 raise ValueError(f"{name} must not be {value}: {why}")
         elif name not in WITHOUT_EFFECT:
             known = [parameter for call in calls for parameter in inspect.signature(call).parameters]
-            meant = difflib.get_close_matches(name, known, n=1)
-            raise TypeError(f"unknown argument {name!r}" + (f": did you mean {meant[0]!r}?" if meant else ""))
+            raise TypeError(f"unknown argument {name!r}{near_miss(name, known)}")

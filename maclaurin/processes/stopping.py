@@ -8,11 +8,16 @@ import threading
 from typing import Any, NoReturn
 
 
+def exit_code(number: int) -> int:
+    """Of a command that a signal has stopped, as shells have it."""
+    return 128 + number
+
+
 class Terminated(SystemExit):
-    """SIGTERM, with the exit code that shells give it."""
+    """SIGTERM."""
 
     def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
+        super().__init__(exit_code(signal.SIGTERM))
 
 
 STOPS = (KeyboardInterrupt, Terminated)
@@ -21,7 +26,7 @@ STOPS = (KeyboardInterrupt, Terminated)
 def end_stopped(stop: BaseException, what_now: str) -> NoReturn:
     """The end of a command that was asked to stop: one sentence, and the exit code that shells give the signal."""
     print(f"maclaurin: stopped; {what_now}", file=sys.stderr)
-    raise SystemExit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)) from None
+    raise SystemExit(exit_code(signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)) from None
 
 
 def raise_on_terminate() -> None:

@@ -8,6 +8,7 @@ import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from maclaurin.common.files import naming, read_json
 from maclaurin.common.sizes import size_text
@@ -21,7 +22,7 @@ from maclaurin.report.cells import load_note, number
 from maclaurin.report.cost import MEASURED, forward_ms, multiply_adds
 from maclaurin.report.headline import headline, lead
 from maclaurin.report.results import results, styles
-from maclaurin.report.runs import Group, Points, SavedRun, grouped
+from maclaurin.report.runs import Group, Points, SavedRun, comparisons, grouped
 from maclaurin.training.model_size import Layers, crossover, layers
 from maclaurin.training.recipe import Recipe
 
@@ -172,7 +173,7 @@ def making(folders: Sequence[Path], groups: Sequence[Group], runs: Sequence[Save
     trained = [_train_command(run.recipe) for run in alone if run.recipe is not None]
     parts = [Code("Commands", "\n".join([*compared, *trained, command])), Code("Versions", _versions(runs))]
     if groups:
-        parts.append(Code("Recipe, as a file for --config", _recipes(groups)))
+        parts.append(Code("Recipe, as a file for --config", _recipes(groups, runs)))
     return Section("How it was made", "", parts)
 
 
@@ -264,18 +265,29 @@ def _train_command(recipe: Recipe) -> str:
     return shlex.join(["maclaurin", "train", *flags])
 
 
-def _recipes(groups: Sequence[Group]) -> str:
-    """What all have in common, as YAML; then the fields in which they differ, as comments."""
+def _recipes(groups: Sequence[Group], runs: Sequence[SavedRun]) -> str:
+    """What all have in common, as YAML; then the fields in which they differ, as comments. MLPs are as wide as was asked:
+    what a comparison makes of that for each mixer is among the differences.
+    """
     names = [entry.name for entry in dataclasses.fields(Recipe) if entry.name not in ("output", "seed")]
     values = {name: [getattr(group.recipe, name) for group in groups] for name in names}
     shared = [name for name in names if all(value == values[name][0] for value in values[name])]
     lines = [f"{name}: {json.dumps(values[name][0])}" for name in shared]
     own = [name for name in names if name not in shared]
+    asked = {_asked_width(comparison.get("recipe")) for comparison in comparisons(runs).values()}
+    if "intermediate_size" in own and len(asked) == 1:
+        lines += [f"intermediate_size: {width}" for width in asked if width is not None]
     for index, group in enumerate(groups):
         seeds = ", ".join(str(run.recipe.seed) for run in group.runs if run.recipe is not None)
         texts = [f"{name} {json.dumps(values[name][index])}" for name in own]
         lines.append(f"# {group.name}: {', '.join([*texts, f'seed {seeds}'])}")
     return "\n".join(lines)
+
+
+def _asked_width(recipe: Any) -> int | None:
+    """Of a comparison's MLPs, before it matches parameters."""
+    width = recipe.get("intermediate_size") if isinstance(recipe, dict) else None
+    return width if type(width) is int else None
 
 
 def _versions(runs: Sequence[SavedRun]) -> str:

@@ -5,7 +5,6 @@ of its own: the recipe is JSON, and the process ends with the one that started i
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from maclaurin.machine.allocator import keep_freed_memory
 from maclaurin.processes.children import end_with_parent
 from maclaurin.processes.command import command_line
 from maclaurin.processes.exits import errors_as_sentences
-from maclaurin.processes.stopping import STOPS, Terminated, end_stopped, raise_on_terminate
+from maclaurin.processes.stopping import STOPS, end_stopped, exit_code, raise_on_terminate
 from maclaurin.training.checkpoints import checkpoints
 from maclaurin.training.recipe import Recipe, checked
 from maclaurin.training.run import Result, train
@@ -32,8 +31,8 @@ def execute(recipe: Recipe, *, resume: bool) -> Result:
         print(f"{result.steps} steps, validation loss {result.held_out_loss:.4f}; the model is in {recipe.output}")
     else:
         print(f"stopped after step {result.steps}; {go_on}")
-        if result.stopped_by == signal.SIGTERM:
-            raise Terminated
+        if result.stopped_by:
+            raise SystemExit(exit_code(result.stopped_by))
     return result
 
 

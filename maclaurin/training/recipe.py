@@ -91,7 +91,7 @@ class Recipe:
     schedule: str = field(
         default="cosine", metadata={"help": "Decay after the warm-up: cosine, linear, constant, or another of transformers."}
     )
-    warmup_steps: int = field(default=50, metadata={"help": "Steps of linear warm-up."})
+    warmup_steps: int = field(default=-1, metadata={"help": "Steps of linear warm-up; -1 for a twentieth of the run."})
     weight_decay: float = field(default=0.01, metadata={"help": "AdamW's weight decay."})
     clip: float = field(default=1.0, metadata={"help": "Largest gradient norm; 0 for no clipping."})
     short_window: int = field(
@@ -125,6 +125,8 @@ class Recipe:
     def __post_init__(self) -> None:
         from maclaurin.models.config import SIZES
 
+        if self.warmup_steps == -1:
+            self.warmup_steps = max(self.steps, 0) // 20
         one_of("size", self.size, tuple(SIZES))
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("precision", self.precision, PRECISIONS)

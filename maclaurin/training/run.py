@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Sequence
-from contextlib import nullcontext
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from maclaurin.training.text import Text
 from maclaurin.training.trainer import LanguageTrainer, arguments
 from maclaurin.training.windows import WindowSchedule
 
+LOG = "log.jsonl"  # begins where training does: until then a run may be refused
 # of the files in the folder of a run
 PUSHED = ("*.safetensors", "*.json", "*.jsonl", "*.txt", "*.model", "*.jinja", card.FILE)
 # newer versions of transformers warn about the older name
@@ -58,8 +60,34 @@ def train(
         )
     if resume and not checkpoints(output):
         raise ValueError(f"there is no checkpoint to resume from in {str(output)!r}")
-    with locked(output / "run.lock", f"run {str(output)!r}") if _is_first() else nullcontext():
+    if not _is_first():
         return _train(recipe, output, resume, cache, callbacks)
+    with _own(output):
+        return _train(recipe, output, resume, cache, callbacks)
+
+
+@contextmanager
+def _own(output: Path) -> Iterator[None]:
+    """The folder of a run, locked. A run that is refused leaves nothing there, and no folder that was made for it."""
+    made = [folder for folder in (output, *output.parents) if not folder.exists()]
+    lock = output / "run.lock"
+    with locked(lock, f"run {str(output)!r}"):
+        before = set(output.iterdir())
+        try:
+            yield
+        except BaseException:
+            if not (output / LOG).exists():
+                _remove(set(output.iterdir()) - before | ({lock} if made else set()), made)
+            raise
+
+
+def _remove(files: Iterable[Path], folders: Iterable[Path]) -> None:
+    for path in files:
+        with suppress(OSError):  # Windows: a file that is open
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for folder in folders:
+        with suppress(OSError):  # somebody else uses it by now
+            folder.rmdir()
 
 
 def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callbacks: Sequence[TrainerCallback]) -> Result:
@@ -88,7 +116,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
         train_dataset=sequences.train,
         eval_dataset=_first(sequences.validation, recipe.eval_rows),
         data_collator=sequences.train.collate,
-        callbacks=[LastStep(), JsonLog(output / "log.jsonl"), progress, interrupt, *asked_for],
+        callbacks=[LastStep(), JsonLog(output / LOG), progress, interrupt, *asked_for],
         keep=recipe.keep,
     )
     tokenizer.save_pretrained(output)

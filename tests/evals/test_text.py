@@ -76,6 +76,6 @@ def test_the_harness_takes_a_saved_folder(trained, tmp_path):
         capture_output=True,
         text=True,
     )
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0, f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
     (figures,) = (tmp_path / "out").rglob("results*.json")
     assert json.loads(figures.read_text())["results"]["wall"]["acc,none"] == 1

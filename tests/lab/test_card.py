@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import maclaurin
+from maclaurin.common import progress
+from maclaurin.common.sizes import size_text
 from maclaurin.lab.experiments.draws import block_ranks
 from maclaurin.lab.result import Result
+from maclaurin.mixers.overview import overview
 
 
 def said(result: Result) -> dict[str, dict[str, str]]:
@@ -33,13 +36,19 @@ def test_mixers_side_by_side() -> None:
     assert of(answers, "recall")["linear"] == "– (left out)"
     state = of(answers, "state at 65,536")
     assert state["linear"] == of(answers, "state at 1,024")["linear"] != state["softmax"]
+    facts = {row["name"]: row["state_nbytes"]["65536"] for row in overview("*", 16, 2, (65536,))}  # what users have: float32
+    assert state == {name: size_text(facts[name]) for name in state} and "state at 65,536 tokens, float32" in answers
     assert result.held
     assert [claim.held for claim in result.claims] == [None, True, True]
 
 
-def test_recall_is_learned_or_not() -> None:
+def test_recall_is_learned_or_not_and_the_card_says_what_goes_on(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(progress, "SECONDS", 0)  # every line is due
     result = maclaurin.lab.card("rglru", d_model=16, num_heads=2, tokens=8, recall_steps=2)
     assert "after 2 steps" in of(said(result), "recall")["rglru"]
+    shown = capsys.readouterr().err
+    for line in ("card of rglru: needle among n tokens", "learns to recall 8 pairs, step 1 of at most 2, loss"):
+        assert line in shown
 
 
 def test_a_trained_model_beside_its_mixer(trained) -> None:

@@ -16,8 +16,8 @@ def selective(**options):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (("softmaxx", 32, 4), {}, r"unknown mixer 'softmaxx', did you mean 'softmax'\?"),
-        (("2mamba", 32, 4), {"conv_widht": 2}, r"no option 'conv_widht', did you mean 'conv_width'\?"),
+        (("softmaxx", 32, 4), {}, r"unknown mixer 'softmaxx' \(did you mean 'softmax'\?\); available"),
+        (("2mamba", 32, 4), {"conv_widht": 2}, r"no option 'conv_widht' \(did you mean 'conv_width'\?\); it takes"),
         (("2mamba", 32, 5), {}, "d_model must be a multiple of num_heads"),
         (("2mamba", 32, 4), {"num_kv_heads": 3}, "num_kv_heads must divide the 4 heads, got 3"),
         (

@@ -135,7 +135,7 @@ def test_gradient_checkpointing_changes_nothing():
     ("fields", "message"),
     [
         ({"mixer": "mamba2"}, "mixer 'mamba2' is causal only: a vision model needs one that sees whole images"),
-        ({"mixer": "inlin"}, "unknown mixer 'inlin', did you mean 'inline'"),
+        ({"mixer": "inlin"}, r"unknown mixer 'inlin' \(did you mean 'inline'\?\)"),
         ({"mixer": ["inline", "softmax"]}, "mixer must name one mixer for each of the 1 stages, got 2"),
         ({"depths": [2, 2]}, "every list must have one entry per stage, got hidden_sizes 1, depths 2"),
         ({"image_size": 18}, "patch_sizes must divide the grid of 18 x 18 before stage 0, got 4"),

@@ -2,13 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 
 from maclaurin.page.html import Cell, Code, Column, DataTable, Page, Section
 from maclaurin.report import build
 from maclaurin.training import Recipe
 from tests.report.conftest import write_run
+from tests.shell import typed
 
 
 def without_plotly(text):
@@ -95,8 +94,7 @@ def test_runs_without_figures_are_still_a_page(tmp_path):
 
 
 def test_the_command_writes_the_page_and_ends_with_its_path(comparison):
-    command = [sys.executable, "-m", "maclaurin.cli", "report", str(comparison), "--no-measure"]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = typed("report", comparison, "--no-measure")
     assert result.returncode == 0, result.stderr
     path = comparison / "report.html"
     assert result.stdout.splitlines()[-1] == str(path)

@@ -76,6 +76,14 @@ def test_bytes_that_are_no_text_are_a_broken_run(comparison):
     assert any(run.status.startswith("broken: log.jsonl cannot be read") for run in collect([comparison]))
 
 
+def test_the_recipe_of_a_comparison_has_the_width_that_was_asked_for(comparison):
+    """Each contender has another one, which matches its parameters."""
+    line = "\nintermediate_size: 384\n"
+    assert line not in build([comparison], measure=False).html()  # of an older comparison, which does not say
+    (comparison / "compare.json").write_text(json.dumps({"rows": [], "recipe": {"intermediate_size": 384}}))
+    assert line in build([comparison], measure=False).html()
+
+
 def test_runs_of_train_have_speed_but_no_memory(tmp_path):
     write_run(Recipe(output=str(tmp_path / "alone"), steps=100), 2.0, result=False)
     (group,) = grouped(collect([tmp_path]))

@@ -1,8 +1,6 @@
 """Comparisons: equal budgets, runs that are done once, a table that says what they gave."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from maclaurin.training.budgets import BUDGETS
 from maclaurin.training.compare import following, plan, summary
 from maclaurin.training.configured import compare_recipe
 from maclaurin.training.contenders import BLOCKS, MECHANISMS, PUBLISHED
+from tests.shell import typed
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -53,8 +52,11 @@ def test_contenders_differ_in_nothing_but_the_mixer():
 @pytest.mark.parametrize(
     ("mixers", "sentence"),
     [
-        ("2mambo", "mixers has '2mambo', did you mean '2mamba'.*it may have softmax, fox, .*softmax-conv, .*retnet"),
-        ("gla,2mamba:conv_widht=4", "'2mamba' has no option 'conv_widht', did you mean 'conv_width'.*it takes: .*gate"),
+        ("2mambo", r"mixers has '2mambo' \(did you mean '2mamba'\?\); it may have softmax, fox, .*softmax-conv, .*retnet"),
+        (
+            "gla,2mamba:conv_widht=4",
+            r"'2mamba' has no option 'conv_widht' \(did you mean 'conv_width'\?\); it takes: .*gate",
+        ),
         ("2mamba:conv_width=wide", "conv_width"),
         ("gla,gla", "mixers has 'gla' twice"),
         ("conv_width=4", "mixers must begin with a name"),
@@ -195,10 +197,10 @@ def test_a_comparison_goes_on_run_by_run(tmp_path, monkeypatch):
     (tmp_path / "text").mkdir()
     rows = (json.dumps({"text": f"{i} green bottles hanging on the wall\n" * 4}) for i in range(150))
     (tmp_path / "text" / "songs.jsonl").write_text("\n".join(rows))
-    command = [sys.executable, "-m", "maclaurin.cli", "compare", "--mixers=linear,2mamba", "--seeds=2", "--steps=3"]
+    command = ["compare", "--mixers=linear,2mamba", "--seeds=2", "--steps=3"]
     command += [f"--output={tmp_path / 'out'}", f"--corpus={tmp_path / 'text'}", "--batch_size=2", "--eval_rows=4"]
     command += ["--length=32", "--test_rows=4", "--learning_rates=1e-3,1e-2", "--no_recall", "--jobs=2"]
-    first = subprocess.run(command, capture_output=True, text=True)
+    first = typed(*command)
     assert first.returncode == 0, first.stderr
     assert "1. " in first.stdout and "test loss" in first.stdout
     page = tmp_path / "out" / "report.html"
@@ -215,6 +217,6 @@ def test_a_comparison_goes_on_run_by_run(tmp_path, monkeypatch):
         train(Recipe.load(finished), resume=True)
     kept = (finished / "result.json").stat().st_mtime_ns
     (tmp_path / "out" / "2mamba-rate0.01-seed0" / "result.json").unlink()
-    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert typed(*command).returncode == 0
     assert (finished / "result.json").stat().st_mtime_ns == kept
     assert json.loads((tmp_path / "out" / "compare.json").read_text())["rows"][0]["loss"] == table[0]["loss"]

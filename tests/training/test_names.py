@@ -114,7 +114,7 @@ def test_what_is_unknown_of_another_type_or_decided_by_the_run_is_one_sentence(f
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"optimm": "sgd"}, "'optimm', did you mean 'optim'"),
+        ({"optimm": "sgd"}, "'optimm' .did you mean 'optim'"),
         ({"adam_beta2": "high"}, "a number as adam_beta2, got 'high'"),
         ({"optim": 3}, "a text as optim, got 3"),
         ({"torch_compile": "yes"}, "true or false as torch_compile"),

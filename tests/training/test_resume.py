@@ -291,16 +291,17 @@ def test_the_second_signal_ends_at_once(folder, monkeypatch):
     assert "checkpoint-5" not in names(folder)
 
 
-def test_on_the_shell_sigterm_says_how_to_go_on_and_is_the_exit_code(folder, monkeypatch, capsys):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_on_the_shell_a_signal_says_how_to_go_on_and_is_the_exit_code(folder, number, code, monkeypatch, capsys):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setenv("MACLAURIN_CACHE", str(folder / "cache"))
-    monkeypatch.setattr(run_module, "LanguageTrainer", at_step(5, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    monkeypatch.setattr(run_module, "LanguageTrainer", at_step(5, lambda: os.kill(os.getpid(), number)))
     try:
         with pytest.raises(SystemExit) as ended:
             cli.main(["train", "--output", str(folder / "run"), "--resume"])
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert ended.value.code == 143
+    assert ended.value.code == code and "checkpoint-5" in names(folder)
     assert f"stopped after step 5; go on with: maclaurin train --output {folder / 'run'}" in capsys.readouterr().out
 
 

@@ -15,6 +15,7 @@ from maclaurin.training import NonFiniteLossError, Recipe, train
 from maclaurin.training import run as run_module
 from maclaurin.training.configured import train_recipe
 from maclaurin.training.trainer import LanguageTrainer
+from tests.shell import typed
 
 STEPS = 8
 
@@ -66,6 +67,28 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(folder, monkeypatch
     assert steps == sorted(steps)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"corpus": "missing.txt"},
+        {"tokenizer": "nowhere"},
+        {"mixer_options": {"conv_widht": 4}},
+        {"length": 10**6},
+        {"short_window": 4},
+        {"trainer": {"optim": "adamw_bnb_8bit"}},  # which is not installed, as the trainer finds when it begins
+    ],
+)
+def test_a_refused_run_leaves_nothing_behind(folder, fields):
+    for output in (folder / "made" / "here" / "run", folder / "mine"):
+        if output.name == "mine":
+            output.mkdir()
+            (output / "notes.txt").write_text("mine")
+        with pytest.raises((ValueError, ImportError)):
+            train(recipe(folder, output=str(output), track="none", **fields))
+    assert not (folder / "made").exists()
+    assert {path.name for path in (folder / "mine").iterdir()} == {"notes.txt", "run.lock"}
+
+
 def test_a_full_disk_leaves_the_old_checkpoint(folder, monkeypatch):
     class FullDisk(LanguageTrainer):
         def _save_optimizer_and_scheduler(self, output_dir):
@@ -113,6 +136,9 @@ def test_evaluation_is_weighted_by_tokens(folder):
     assert abs(result.held_out_loss - total / tokens) < 1e-5
 
 
+SMALL = ("--hidden_size=16", "--intermediate_size=16", "--num_hidden_layers=1", "--num_attention_heads=2", "--track=none")
+
+
 def start(folder, *extra):
     fields = recipe(folder, steps=60, save_every=3)
     flags = [
@@ -133,15 +159,14 @@ def wait_for_checkpoint(folder, process, after=0):
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(folder):
-    process = start(folder)
+    process = start(folder, *SMALL)
     wait_for_checkpoint(folder, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
+    assert process.returncode == 130, output
     assert f"go on with: {sys.executable} -m maclaurin.cli train --output {folder / 'run'} --resume" in output
-    finished = start(folder, "--resume")
-    output, _ = finished.communicate(timeout=120)
-    assert "60 steps, validation loss" in output, output
+    finished = typed("train", "--output", folder / "run", "--resume", "--save_every", 60)
+    assert "60 steps, validation loss" in finished.stdout, finished.stderr
 
 
 @pytest.mark.slow
@@ -225,9 +250,9 @@ def test_one_short_text_is_enough(folder):
     assert train(recipe(folder, corpus=str(folder / "song.txt"))).finished
 
 
-def test_bad_input_on_the_shell_is_one_sentence_and_exit_code_2(tmp_path):
-    command = [sys.executable, "-m", "maclaurin.cli", "train", "--corpus", str(tmp_path / "missing.txt")]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+def test_bad_input_on_the_shell_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = typed("train", "--corpus", tmp_path / "missing.txt")
     assert result.returncode == 2
     assert result.stderr.startswith("maclaurin: corpus")
     assert len(result.stderr.splitlines()) == 1

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from maclaurin.training import Recipe
-from maclaurin.training.configured import train_recipe
+from maclaurin.training.configured import compare_recipe, train_recipe
 
 
 def of(text, tmp_path):
@@ -61,6 +61,20 @@ def test_options_beside_the_names_of_mixers(tmp_path):
         Recipe(mixer="2mamba:conv_width=4", mixer_options='{"gate": true}')
     with pytest.raises(ValueError, match="the same options in all layers"):
         Recipe(mixer="2mamba:conv_width=4,2mamba")
+
+
+def test_the_warm_up_follows_the_steps_unless_it_is_given(tmp_path):
+    assert of("batch_size: 2\n", tmp_path).warmup_steps == 50
+    for steps in (1, 20, 4000):
+        share = steps // 20
+        assert Recipe(steps=steps).warmup_steps == share
+        assert train_recipe({"steps": steps}).warmup_steps == train_recipe({"max_steps": steps}).warmup_steps == share
+        assert of(f"max_steps: {steps}\n", tmp_path).warmup_steps == share
+        assert compare_recipe({"steps": steps})[0].warmup_steps == steps // 10  # as in the budgets
+        for name in (train_recipe, lambda given: compare_recipe(given)[0]):
+            assert name({"steps": steps, "warmup_steps": 7}).warmup_steps == 7
+    Recipe(steps=20, warmup_steps=3).save(tmp_path)  # of a run that goes on it is past
+    assert train_recipe({"steps": 2000, "output": str(tmp_path)}, resume=True).warmup_steps == 3
 
 
 def test_numbers_without_a_point_are_numbers_under_every_name(tmp_path):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from maclaurin.common.choices import near_miss
 from maclaurin.data.tasks.base import Task
 
 
@@ -41,7 +40,7 @@ def available_tasks(pattern: str = "*") -> list[str]:
 
 def task_entry(name: str) -> Entry:
     if name not in _entries:
-        raise ValueError(f"unknown task {name!r}{_hint(name, _entries)}; available: {', '.join(_entries)}")
+        raise ValueError(f"unknown task {name!r}{near_miss(name, _entries)}; available: {', '.join(_entries)}")
     return _entries[name]
 
 
@@ -51,13 +50,10 @@ def task(name: str, **options: Any) -> Task[Any]:
     known = entry.options()
     for option in options:
         if option not in known:
-            raise ValueError(f"task {name!r} has no option {option!r}{_hint(option, known)}; it takes: {', '.join(known)}")
+            raise ValueError(
+                f"task {name!r} has no option {option!r}{near_miss(option, known)}; it takes: {', '.join(known)}"
+            )
     missing = [option for option, default in known.items() if default is inspect.Parameter.empty and option not in options]
     if missing:
         raise ValueError(f"task {name!r} needs {', '.join(missing)}")
     return entry.task(**{**entry.preset, **options})
-
-
-def _hint(name: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
