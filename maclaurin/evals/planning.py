@@ -100,7 +100,7 @@ def check(experiment: Experiment) -> None:
                 f"{label!r} is a pattern of {len(row.mixers)} mixers, which must divide the {setting.layers} layers of "
                 f"{experiment.name}"
             )
-        causal = setting.model != "vision"
+        causal = setting.model != "vision" and not row.bidirectional
         for name in row.mixers:
             with torch.device("meta"):
                 build_mixer(name, setting.width, row.heads or setting.heads, causal=causal, **row.options.get(name, {}))
