@@ -25,6 +25,7 @@ COMMANDS = {
     "suite": "Train small models to see what mixers can do: recall, tracking, needles, the Arena.",
     "convert": "Make a trained softmax model linear: transfer, recover, evaluate.",
     "lab": "Compute claims of the theory, beside the published numbers, and say which held.",
+    "reproduce": "Make the tables of the papers again, beside the published numbers: does their order hold?",
     "report": "Write one HTML page about runs, suites, conversions and the lab.",
     "bench": "Measure speed and memory against PyTorch's attention and other peers.",
     "cache": "List the tokenised corpora on this disk, with their size and age; --clear and --limit remove them.",

@@ -99,7 +99,7 @@ def _everything(context: typer.Context, given: dict[str, Any]) -> None:
         for result in run_all(order, options, jobs):
             keep(result, settings.output)
             results.append(result)
-            print(f"[{len(results)}/{len(order)}] {result.name}: {result.seconds:.0f} s", file=sys.stderr)
+            print(f"[{len(results)}/{len(order)}] {result.name}: {result.seconds:.0f} core-seconds", file=sys.stderr)
     except STOPS as stop:
         kept = f"{len(results)} of {len(order)} experiments are in {settings.output}"
         end_stopped(stop, f"{kept}; start again with: {command_line()}")
@@ -131,7 +131,7 @@ def _show_claims(results: Sequence[Result]) -> None:
     console.print(claims_table(claims, "All claims"))
     applying = [claim for _, claim in claims if claim.held is not None]
     held = sum(claim.held is True for claim in applying)
-    console.print(f"{held} of {len(applying)} claims held, in {sum(result.seconds for result in results):.0f} s of one core")
+    console.print(f"{held} of {len(applying)} claims held, in {sum(result.seconds for result in results):.0f} core-seconds")
 
 
 def _write_page(results: Sequence[Result], path: Path, png: Path | None) -> list[Path]:

@@ -2,8 +2,10 @@
 
 Only `model.safetensors` and `config.json` are read. Their folders also contain pickles (`.pt`), which are never opened, and
 a (1, 1, L, L) mask per layer, which is never read: 1.8 GB of the published 2Mamba. Two layouts are known: paper 2's (one
-`qkv_proj`, rotary pairs interleaved) and paper 1's (three projections, halves paired). `attention_type` in config.json names
-the row of the papers' tables (`mixers/published.py`).
+`qkv_proj`, rotary pairs interleaved) and paper 1's (three projections, but for two rows, and halves paired).
+`attention_type` in config.json names the row of the papers' tables (`mixers/published.py`). For trained weights the authors'
+code is the law: where it differs from a row's name, the model has the options of `AS_TRAINED`, and what no mixer computes is
+refused.
 
 Paper 2's softmax was trained with positions rounded to bfloat16 and evaluated with exact ones; here either is an option.
 """
@@ -21,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from maclaurin.common.files import naming, read_json
-from maclaurin.mixers.published import PAPER_1, PAPER_2
+from maclaurin.mixers.published import AS_TRAINED, NOT_LOADED, PAPER_1, PAPER_2
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.checked import check_size, stays_inside
 
@@ -39,6 +41,8 @@ NAMES = {
     "z_gate_proj.bias": "gate_proj.bias",
     "norm_const": "position_power",
 }
+# the gate that is summed into a divisor
+CUMULATIVE = {f"out_gate_proj.{part}": f"divisor_proj.{part}" for part in ("weight", "bias")}
 SEPARATE = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 MAMBA = "mamba_layer."
 FIELDS = (
@@ -84,7 +88,8 @@ def load_checkpoint(folder: Path, *, rounded_positions: bool = False) -> tuple[M
         with safe_open(weights, framework="pt") as file:
             names = list(file.keys())
             config = _config(described, names, folder, rounded_positions)
-            tensors, unknown = _translated({name: file.get_tensor(name) for name in names if not SKIPPED.search(name)})
+            kept = {name: file.get_tensor(name) for name in names if not SKIPPED.search(name)}
+            tensors, unknown = _translated(kept, described["attention_type"])
     except SafetensorError as error:
         raise ValueError(f"checkpoint {str(folder)!r} has a broken model.safetensors: {error}") from error
     check_size(folder, described, lambda: MaclaurinForCausalLM(config))
@@ -122,14 +127,17 @@ def _config(described: dict[str, Any], names: list[str], folder: Path, rounded_p
     kind = described["attention_type"]
     if not isinstance(kind, str):
         raise ValueError(f"checkpoint {str(folder)!r} must name its attention_type in config.json, got {kind!r:.60}")
-    paper_1 = any(name.endswith(f"self_attn.{SEPARATE[0]}") for name in names)
+    if kind in NOT_LOADED:
+        raise ValueError(
+            f"checkpoint {str(folder)!r} has attention_type {kind!r}, which cannot be loaded: {NOT_LOADED[kind]}"
+        )
+    separate = any(name.endswith(f"self_attn.{SEPARATE[0]}") for name in names)
+    paper_1 = kind not in PAPER_2 or (kind in PAPER_1 and separate)  # both have softmax
     rows = PAPER_1 if paper_1 else PAPER_2
     if kind not in rows:
-        raise ValueError(
-            f"checkpoint {str(folder)!r} has attention_type {kind!r}, which paper {1 if paper_1 else 2}'s tables do not have"
-        )
+        raise ValueError(f"checkpoint {str(folder)!r} has attention_type {kind!r}, which neither paper's tables have")
     mixer, options = rows[kind]
-    options = dict(options)
+    options = {**options, **(AS_TRAINED.get(kind, {}) if paper_1 else {})}
     if rounded_positions:
         if mixer != "softmax":
             raise ValueError(f"rounded positions are for checkpoints of softmax, this one is {kind!r}")
@@ -141,8 +149,9 @@ def _config(described: dict[str, Any], names: list[str], folder: Path, rounded_p
         return MaclaurinConfig(**fields, mixer=mixer, mixer_options={mixer: options})
 
 
-def _translated(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+def _translated(tensors: dict[str, Tensor], kind: str) -> tuple[dict[str, Tensor], list[str]]:
     """Under our names, with three projections put into one."""
+    own = NAMES | (CUMULATIVE if kind == "gated_softmax_cumgate" else {})
     found: dict[str, Tensor] = {}
     separate: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -157,7 +166,7 @@ def _translated(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str
         elif part.startswith(MAMBA):
             found[prefix + part.removeprefix(MAMBA)] = tensor.float()
         else:
-            found[prefix + NAMES.get(part, part)] = tensor.float()
+            found[prefix + own.get(part, part)] = tensor.float()
     unknown = []
     for prefix, parts in separate.items():
         if len(parts) == len(SEPARATE):

@@ -34,7 +34,8 @@ class Row(Record):
     """A model of a table: the mixers of its layers, as a pattern that repeats, and the options of each mixer by name.
 
     short_window: SWAX's stochastic windows, in half of the steps but the last tenth. test_window: the window, in tests, of
-    all layers that have one. heads: of this model, instead of those of the setting.
+    all layers that have one. heads: of this model, instead of those of the setting. bidirectional: every token sees all
+    others, in models that give one answer per sequence.
     """
 
     mixers: tuple[str, ...]
@@ -42,6 +43,7 @@ class Row(Record):
     short_window: int | None = None
     test_window: int | None = None
     heads: int | None = None
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class Cell(Record):
             del settings["validate"]
         if self.row.heads is None:
             del settings["row"]["heads"]
+        if not self.row.bidirectional:
+            del settings["row"]["bidirectional"]
         text = json.dumps({"protocol": PROTOCOL, **settings}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 

@@ -70,6 +70,7 @@ class Outcome(Record):
     diverged: bool
     seconds: float  # CPU time: other processes do not count
     validation_loss: float | None = field(default=None, metadata=ABSENT)  # nats per answer
+    curve: Sequence[tuple[int, float]] = ()  # now and then the step, and the loss of training since the one before
 
     @classmethod
     def from_json(cls, values: Any, where: str = "") -> Self:
@@ -79,18 +80,25 @@ class Outcome(Record):
             numbers += [score.accuracy, score.exact, score.examples, score.length, score.state_bytes or 0]
             numbers += [number for bucket in score.by_distance for number in bucket]
             numbers += [score.loss or 0, score.loss_std or 0]
+        numbers += [number for point in made.curve for number in point]
         if not all(0 <= number < math.inf for number in numbers):
             raise ValueError("numbers of an outcome must be finite and at least 0")
         return made
 
 
 def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
-    """Train and score. `watch` is called with the step and its loss, now and then."""
+    """Train and score. `watch` is called with the step and the mean loss since it was last called, now and then."""
     started = time.process_time()
     torch.manual_seed(cell.seed)
     tasks = [problem.task() for problem in cell.train]
     model = build(cell.row, cell.setting, tasks[0])
-    steps, diverged = train(model, cell, tasks, watch)
+    curve: list[tuple[int, float]] = []
+
+    def note(step: int, loss: float) -> None:
+        curve.append((step, loss))
+        watch(step, loss)
+
+    steps, diverged = train(model, cell, tasks, note)
     windows = own_windows(model)
     for mixer, own in windows.items():
         mixer.window = cell.row.test_window or own
@@ -99,7 +107,7 @@ def learn(cell: Cell, watch: Watch = lambda step, loss: None) -> Outcome:
     validation, loss = (0.0, guessing) if diverged else _validation(model, _judges(cell))
     scores = [_score(model, problem.task(), cell.setting.examples, diverged) for problem in cell.test]
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Outcome(validation, scores, parameters, steps, diverged, time.process_time() - started, loss)
+    return Outcome(validation, scores, parameters, steps, diverged, time.process_time() - started, loss, tuple(curve))
 
 
 def train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch = lambda step, loss: None) -> tuple[int, bool]:
@@ -112,6 +120,7 @@ def train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch = 
     check_every = max(setting.steps // CHECKS, 1)
     looks = setting.stop_at is not None or bool(cell.validate)
     best, weights = -1.0, {}
+    since: list[float] = []
     taken = setting.steps
     for step, examples in zip(range(setting.steps), _stream(cell, tasks), strict=False):
         for group in optimizer.param_groups:
@@ -126,8 +135,10 @@ def train(model: SmallModel, cell: Cell, tasks: list[Task[Any]], watch: Watch = 
         if not (math.isfinite(loss.item()) and math.isfinite(length.item())):
             return step + 1, True
         optimizer.step()
+        since.append(loss.item())
         if (step + 1) % check_every == 0:
-            watch(step + 1, loss.item())
+            watch(step + 1, float(np.mean(since)))
+            since.clear()
             if looks:
                 for mixer, own in windows.items():
                     mixer.window = own

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from maclaurin.data.tasks import NOT_ASKED, Batch, Labelled, Task
 from maclaurin.evals.cells import Row, Setting
+from maclaurin.mixers import build_mixer
 from maclaurin.models import (
     MaclaurinConfig,
     MaclaurinForCausalLM,
@@ -41,7 +42,7 @@ class AtTokens(SmallModel):
         asked = examples.targets != NOT_ASKED
         return self.model.lm_head(hidden[asked]), examples.targets[asked]  # logits only where there is a target
 
-    def state_nbytes(self, length: int) -> int:
+    def state_nbytes(self, length: int) -> int | None:
         return _state_nbytes(self.model.model, length)
 
 
@@ -60,7 +61,7 @@ class OfSequences(SmallModel):
         tokens = examples.inputs.flatten(1).long()
         return self.classifier(_mean_hidden(self.model, tokens, examples.lengths)), examples.labels
 
-    def state_nbytes(self, length: int) -> int:
+    def state_nbytes(self, length: int) -> int | None:
         return _state_nbytes(self.model, length)
 
 
@@ -87,7 +88,7 @@ class OfPairs(SmallModel):
         x, y = _mean_hidden(self.model, examples.inputs.flatten(0, 1), lengths).unflatten(0, (-1, 2)).unbind(1)
         return self.classifier(torch.cat([x, y, x * y, x - y], -1)), examples.labels
 
-    def state_nbytes(self, length: int) -> int:
+    def state_nbytes(self, length: int) -> int | None:
         """The state for one document, since the two are read one after the other."""
         return _state_nbytes(self.model, length)
 
@@ -118,7 +119,19 @@ def _mean_hidden(model: MaclaurinModel, tokens_NT: Tensor, lengths_N: Tensor | N
     return hidden.masked_fill(~mask_NT[..., None], 0).sum(1) / lengths_N.clamp(min=1)[:, None]
 
 
-def _state_nbytes(model: Any, length: int) -> int:
+def _see_everything(model: MaclaurinModel) -> None:
+    """Layers of an encoder in place of those of a decoder."""
+    for layer in model.layers:
+        name, config = layer.mixer.kind, model.config
+        layer.mixer = build_mixer(
+            name, config.hidden_size, config.num_attention_heads, causal=False, **config.options_of(name)
+        )
+
+
+def _state_nbytes(model: Any, length: int) -> int | None:
+    """None of an encoder, which reads all tokens at once."""
+    if not all(layer.mixer.causal for layer in model.layers):
+        return None
     return sum(layer.mixer.state_nbytes(length) for layer in model.layers)
 
 
@@ -158,9 +171,13 @@ def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
     )
     model: AtTokens | OfPairs | OfSequences
     if setting.model == "language":
+        if row.bidirectional:
+            raise ValueError("a language model sees only what came before: its rows must not be bidirectional")
         model = AtTokens(text)
     else:
         model = (OfPairs if setting.model == "pairs" else OfSequences)(text, task.num_classes)
+        if row.bidirectional:
+            _see_everything(model.model)
     if setting.embedding_std != text.initializer_range:  # the output head keeps initializer_range
         for module in model.modules():
             if isinstance(module, nn.Embedding):

@@ -14,7 +14,9 @@ from maclaurin.common.choices import choices, near_miss, spelled
 from maclaurin.evals.cells import Problem, Row
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.suites import OTHER_ROWS, PRESETS, SUITES
+from maclaurin.evals.suites.rows import one
 from maclaurin.mixers import build_mixer
+from maclaurin.mixers.published import is_published, spelled_out
 from maclaurin.mixers.registry import available_mixers
 
 
@@ -31,7 +33,7 @@ def plan(
     """The experiments of a suite, with the given changes; ValueError for what cannot be trained.
 
     mixers: names of the suite's models, or of any registered mixers, with the options that are given beside their own, as
-    in `gla,2mamba:conv_width=4,gate=true`; or a list with one of them in each item.
+    in `gla,2mamba:conv_width=4,gate=true`; rows of the thesis, as in `paper-2/2Mamba`; or a list with one in each item.
     data: a folder with a subfolder per dataset (`aan`, `imdb`, `cifar10`); one that is missing comes from the hub.
     """
     one_of("suite", suite, tuple(SUITES))
@@ -70,6 +72,9 @@ def _stored(problem: Problem, data: Path | None) -> Problem:
 
 
 def _row(name: str, options: dict[str, Any], experiment: Experiment) -> Row:
+    if is_published(name):
+        mixer, all_options = spelled_out(name, options)
+        return one(mixer, **all_options)
     known = {**{name: Row((name,)) for name in available_mixers()}, **OTHER_ROWS, **experiment.rows}
     if name not in known:
         raise ValueError(f"mixers has {name!r}{near_miss(name, known)}; it may have {', '.join(known)}")
@@ -95,7 +100,7 @@ def check(experiment: Experiment) -> None:
                 f"{label!r} is a pattern of {len(row.mixers)} mixers, which must divide the {setting.layers} layers of "
                 f"{experiment.name}"
             )
-        causal = setting.model != "vision"
+        causal = setting.model != "vision" and not row.bidirectional
         for name in row.mixers:
             with torch.device("meta"):
                 build_mixer(name, setting.width, row.heads or setting.heads, causal=causal, **row.options.get(name, {}))

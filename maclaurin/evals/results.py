@@ -104,7 +104,7 @@ class ResultRow(Record):
 
     A row without points is unfinished, or failed; `errors` says how. A saved model, trained elsewhere, has one seed and
     neither learning rates nor steps. family: the mechanism, where a table has it in several sizes. verdict: of a search,
-    whether the model goes on to the next rung, and why not.
+    whether the model goes on to the next rung, and why not. curve: the loss of training by step, mean over seeds.
     """
 
     label: str
@@ -125,6 +125,7 @@ class ResultRow(Record):
     against: Against | None
     family: str = ""
     verdict: str = ""
+    curve: Sequence[tuple[int, float]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,8 @@ def needle_table(model: Any, tokenizer: Any, name: str, experiment: Experiment, 
                 f"a trained model can answer needles, not {problem.name!r}: leave out the model to train small ones"
             )
         prompts = task.prompts(experiment.setting.examples, TEST_SEED)
-        encoded = tokenizer([prompt.text for prompt in prompts], add_special_tokens=False)["input_ids"]
+        # with the BOS that some tokenizers put in front, which models such as the thesis's have always seen
+        encoded = tokenizer([prompt.text for prompt in prompts])["input_ids"]
         outputs = continuations(model, encoded)
         scores = [task.score(tokenizer.decode(output), prompt) for output, prompt in zip(outputs, prompts, strict=True)]
         longest = max(map(len, encoded))

@@ -132,7 +132,15 @@ def _row(
         steps=[outcome.steps for outcome in done],
         diverged=sum(outcome.diverged for outcome in done),
         seconds=statistics.fmean(outcome.seconds for outcome in done),
+        curve=_curve(done),
     )
+
+
+def _curve(done: Sequence[Outcome]) -> list[tuple[int, float]]:
+    """At the steps that all seeds have."""
+    losses = [dict(outcome.curve) for outcome in done]
+    shared = sorted(set.intersection(*map(set, losses)))
+    return [(step, statistics.fmean(own[step] for own in losses)) for step in shared]
 
 
 def _tried(experiment: Experiment, rate: float, done: Sequence[Outcome]) -> Tried:

@@ -26,12 +26,12 @@ def function_of(name: str) -> Callable[..., Result]:
 
 
 def run_one(name: str, options: dict[str, Any], threads: int | None = None) -> Result:
-    """One experiment, with the time it took."""
+    """One experiment, with the CPU time it took: other processes may take turns with it."""
     if threads is not None:
         torch.set_num_threads(threads)
-    started = time.monotonic()
+    started = time.process_time()
     result = function_of(name)(**options)
-    return dataclasses.replace(result, seconds=time.monotonic() - started)
+    return dataclasses.replace(result, seconds=time.process_time() - started)
 
 
 def run_all(names: Sequence[str], options: dict[str, Any], jobs: int) -> Iterator[Result]:

@@ -17,13 +17,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, one_of
-from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
+from maclaurin.mixers.base import AT_ONCE, Call, MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.mechanisms import Linear, Mechanism, Power, Softmax
 from maclaurin.mixers.near_window import NearWindow
-from maclaurin.mixers.projected import ProjectedMixer
+from maclaurin.mixers.projected import ProjectedMixer, Projections
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.features import Kernel
@@ -31,7 +32,8 @@ from maclaurin.ops.folding import MOST_FEATURES, buffered
 from maclaurin.ops.power import FOLD_EVERY
 from maclaurin.ops.states import LinearState, PowerState, State, TokenState
 
-FEATURE_MAPS = ("identity", "relu", "leaky-relu", "silu", "elu", "exp", "cosine")
+OVER_HEADS = "cosine-over-heads"
+FEATURE_MAPS = ("identity", "relu", "leaky-relu", "silu", "elu", "exp", "cosine", OVER_HEADS)
 NORMS = ("sum", "output", "sum-output", "none")
 VALUE_NORMS = ("none", "position")
 
@@ -42,7 +44,7 @@ class Attention(ProjectedMixer):
     order: None for all orders at once (softmax), a number p for the power x^p, (0, …, P) for terms of the series.
     learn_order_weights: one factor 2σ(w) per head and order, initially 1.
     feature_map: of q and k, after the rotation: "relu", "leaky-relu", "silu", "elu" (elu + 1), "exp" (e^(0.2x)), "cosine"
-    (unit length).
+    (unit length), "cosine-over-heads" (unit length of each channel over the heads, as in paper 1's code).
     norm: "sum" divides by the sum of the weights, "output" is an RMS norm over all heads, "sum-output" is one after the
     other, "none".
     value_norm: "position" divides v_t by t^σ(c), with one c per head (paper 1's cosine attention).
@@ -135,6 +137,12 @@ class Attention(ProjectedMixer):
         y, attention = self.mechanism(q, p.k, v, p.log_decay, None if state is None else state.attention, call)
         return self.finish(self.with_skip(y, p), x), self.state_after(p, attention)
 
+    def project(self, x: Tensor, state: MixerState | None = None, call: Call = AT_ONCE) -> Projections:
+        p = super().project(x, state, call)
+        if self.feature_map != OVER_HEADS:
+            return p
+        return replace(p, q=F.normalize(p.q, dim=2), k=F.normalize(p.k, dim=2))
+
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
         y = self.gated(y_BTHV, x)
         return self.to_output(y if self.out_norm is None else self.out_norm(y), x)
@@ -142,17 +150,18 @@ class Attention(ProjectedMixer):
     @property
     def mechanism(self) -> Mechanism:
         # cosine features are the score itself; all others are scaled by 1/√d, which a normaliser may cancel
-        scale = 1.0 if self.feature_map == "cosine" else None
+        scale = 1.0 if self.feature_map in ("cosine", OVER_HEADS) else None
+        features = "identity" if self.feature_map == OVER_HEADS else self.feature_map  # which has been computed
         if self.kernel is None:
             # before an output norm the sum cancels, and keeps exp(score) in range
-            return Softmax(self.feature_map, scale, self.causal, window=self.window)
+            return Softmax(features, scale, self.causal, window=self.window)
         normalize = self._divides
         far: Mechanism
         if self.order == 1:
-            far = Linear(self.feature_map, scale, self.causal, normalize=normalize)
+            far = Linear(features, scale, self.causal, normalize=normalize)
         else:
             far = Power(
-                self.feature_map,
+                features,
                 scale,
                 self.causal,
                 normalize=normalize,

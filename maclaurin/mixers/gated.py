@@ -4,8 +4,10 @@
 
 The authors' variants combine five independent choices, which are the options here. A positive factor per query in
 front of a norm cancels, so several published names are one model; where a norm follows, uncapped exponentials are divided
-by their sum, which keeps them in range and changes nothing else. Left out: an epsilon of 1e-4 on a detached divisor, a
-"cumulative" gate whose sum runs over an axis of length one, and a decay that may grow (here a = −softplus(g)·decay_scale).
+by their sum, which keeps them in range and changes nothing else. The authors gate, then normalise (`out_gate=
+"before-norm"`), but for one row; a gate behind the norm is the default here, since before it it cancels but for the norm's
+epsilon. Left out: a "cumulative" gate whose sum runs over an axis of length one, and a decay that may grow (here a =
+−softplus(g)·decay_scale).
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class GatedSoftmax(ProjectedMixer):
 
     numerator: "exp", or "relu" for relu(q)·relu(k). score_cap: the largest score, None for no cap.
     divisor: "sum" of the weights, "floored-sum" (at least 1), "count" of the visible keys, "none", or "cumulative-gate", the
-    sum of exp(x·W_g) over the tokens so far, at least 1. detach_divisor: no gradient through it.
+    sum of exp(x·W_g) over the tokens so far, at least 1. detach_divisor: no gradient through it. divisor_epsilon: added to
+    the sum.
     in_gate: multiplies v by one sigmoid per head. out_gate: multiplies the output "before-norm" or "after-norm";
     out_gate_activation: "sigmoid", or "exp" for exp(−g). norm: of each head's output, "layer", "rms", "l2" or "scaled-l2".
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
@@ -56,6 +59,7 @@ class GatedSoftmax(ProjectedMixer):
         score_cap: float | None = 5.0,
         divisor: str = "count",
         detach_divisor: bool = False,
+        divisor_epsilon: float = 0.0,
         in_gate: bool = True,
         out_gate: str = "after-norm",
         out_gate_activation: str = "sigmoid",
@@ -72,10 +76,15 @@ class GatedSoftmax(ProjectedMixer):
         unbounded = numerator == "exp" and score_cap is None and divisor not in ("sum", "floored-sum")
         if unbounded and norm == "none":
             raise ValueError(f"divisor={divisor!r} leaves exp(score) unbounded: give a score_cap or a norm")
+        if divisor_epsilon and divisor != "sum":
+            raise ValueError(f"divisor_epsilon needs divisor='sum', got divisor={divisor!r}")
+        if divisor_epsilon < 0:
+            raise ValueError(f"divisor_epsilon must not be negative, got {divisor_epsilon}")
         self.numerator = numerator
         self.score_cap = score_cap
         self.divisor = "sum" if unbounded else divisor
         self.detach_divisor = detach_divisor
+        self.divisor_epsilon = divisor_epsilon
         self.out_gate = out_gate
         self.out_gate_activation = out_gate_activation
         self.norm = norm
@@ -114,6 +123,7 @@ class GatedSoftmax(ProjectedMixer):
             numerator=self.numerator,
             divisor="none" if self.divisor_proj is not None else self.divisor,
             detach_divisor=self.detach_divisor,
+            divisor_epsilon=self.divisor_epsilon,
             score_cap=self.score_cap,
         )
 

@@ -51,6 +51,15 @@ class GroupNorm(RMSNorm):
         return (normalised * self.weight.to(normalised.dtype)).to(x.dtype)
 
 
+def _time_steps(limit: Sequence[float] | None) -> tuple[float, float] | None:
+    if limit is None:
+        return None
+    low, high = limit if len(limit) == 2 else (1.0, 0.0)
+    if not 0 <= low <= high:
+        raise ValueError(f"dt_limit must be the smallest and the largest time step, neither below 0, got {limit!r:.60}")
+    return low, high
+
+
 class Mamba2(Mixer):
     """Options:
 
@@ -60,7 +69,9 @@ class Mamba2(Mixer):
     ssd: the core alone, without convolution, activation, gate and norm, on the input itself (so expand is 1).
     single_head: only one head of inner width / num_heads goes through the recurrence, the rest through a gated MLP path.
     norm_eps: of the gated norm; norm_per_group: it is over the channels of each group, as in the authors' code, or over all
-    channels, as in transformers before 5.23. init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    channels, as in transformers before 5.23. norm_before_gate: RMSNorm(y) ⊙ silu(z) instead of RMSNorm(y ⊙ silu(z));
+    rmsnorm=False: y ⊙ silu(z). dt_limit: the smallest and the largest time step. init: "torch" (PyTorch's defaults) or
+    "llama" (N(0, 0.02)).
     """
 
     def __init__(
@@ -78,11 +89,16 @@ class Mamba2(Mixer):
         single_head: bool = False,
         norm_eps: float = 1e-5,
         norm_per_group: bool = True,
+        norm_before_gate: bool = False,
+        rmsnorm: bool = True,
+        dt_limit: Sequence[float] | None = None,
         init: str = "torch",
     ) -> None:
         super().__init__(d_model, num_heads)
         if ssd and (expand is not None or conv_width is not None or single_head):
             raise ValueError("ssd=True is the core alone: it takes no expand, conv_width and single_head")
+        if norm_before_gate and (ssd or not rmsnorm):
+            raise ValueError("norm_before_gate=True needs a norm, which ssd=True and rmsnorm=False leave out")
         expand = (1 if ssd else 2) if expand is None else expand
         conv_width = 4 if conv_width is None else conv_width
         at_least_one("expand", expand)
@@ -107,7 +123,10 @@ class Mamba2(Mixer):
         self.dt_bias = nn.Parameter(initial_dt_bias(self.ssm_heads))
         self.A_log = nn.Parameter(torch.empty(self.ssm_heads).uniform_(1, 16).log())
         self.D = nn.Parameter(torch.ones(self.ssm_dim if skip_per_channel else self.ssm_heads))
-        self.norm = None if ssd else GroupNorm(self.ssm_dim, n_groups if norm_per_group else 1, norm_eps)
+        self.norm_before_gate = norm_before_gate
+        self.dt_limit = _time_steps(dt_limit)
+        groups = n_groups if norm_per_group else 1
+        self.norm = None if ssd or not rmsnorm else GroupNorm(self.ssm_dim, groups, norm_eps)
         self.out_proj = nn.Linear(inner, d_model, bias=False)
         initialise(self, init)
 
@@ -140,18 +159,26 @@ class Mamba2(Mixer):
         v = values.unflatten(-1, (self.ssm_heads, self.head_dim))
         k, q = (repeat_heads(part.unflatten(-1, (self.n_groups, self.d_state)), self.ssm_heads) for part in (keys, queries))
         dt = F.softplus(dt.to(torch.promote_types(dt.dtype, torch.float32)) + self.dt_bias)
+        if self.dt_limit is not None:
+            dt = dt.clamp(*self.dt_limit)
         return (q, k, v, dt), gates, conv
 
     def finish(self, y: Tensor, gates: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """The output of the recurrence (B,T,H,V) normalised, gated and projected."""
         y = y.flatten(2)
-        if self.norm is not None:
+        if gates:
             mlp_gate, mlp, gate = gates
-            y = self.norm(y * F.silu(gate))
+            y = self._normalised(y, F.silu(gate))
             if self.mlp_dim:
                 y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)
         projected: Tensor = self.out_proj(y.to(dtype))
         return projected
+
+    def _normalised(self, y: Tensor, gate: Tensor) -> Tensor:
+        if self.norm is None:
+            return y * gate
+        normalised: Tensor = self.norm(y) * gate if self.norm_before_gate else self.norm(y * gate)
+        return normalised
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         recurrent = zeros(self.ssm_heads, self.d_state, self.head_dim, dtype=zeros.wide)

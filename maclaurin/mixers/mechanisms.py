@@ -127,12 +127,13 @@ class OfScores(Mechanism):
 
 @dataclass(eq=False)
 class Softmax(OfScores):
-    """window, numerator, divisor, detach_divisor and score_cap as in `softmax_attention`."""
+    """window, numerator, divisor, detach_divisor, divisor_epsilon and score_cap as in `softmax_attention`."""
 
     window: int | None = None
     numerator: str = "exp"
     divisor: str = "sum"
     detach_divisor: bool = False
+    divisor_epsilon: float = 0.0
     score_cap: float | None = None
 
     def _op(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, **options: Any) -> tuple[Tensor, State | None]:
@@ -145,6 +146,7 @@ class Softmax(OfScores):
             numerator=self.numerator,
             divisor=self.divisor,
             detach_divisor=self.detach_divisor,
+            divisor_epsilon=self.divisor_epsilon,
             score_cap=self.score_cap,
             **options,
         )
@@ -166,12 +168,12 @@ class Softmax(OfScores):
             weights_BHTS = weights_BHTS * seen_TS
         else:
             scores_BHTS = scores_BHTS if bias_BHTS is None else scores_BHTS + bias_BHTS
-            if self.divisor == "sum":
+            if self.divisor == "sum" and not self.divisor_epsilon:
                 # a query that sees nothing has no weights: its equal scores are multiplied by zero after the softmax
                 hidden = torch.finfo(scores_BHTS.dtype).min
                 return scores_BHTS.masked_fill(~seen_TS, hidden).softmax(-1) * seen_TS
             weights_BHTS = scores_BHTS.masked_fill(~seen_TS, -math.inf).exp()
-        sums = weights_BHTS.sum(-1, keepdim=True)
+        sums = weights_BHTS.sum(-1, keepdim=True) + self.divisor_epsilon
         match self.divisor:
             case "sum":
                 return safe_divide(weights_BHTS, sums)

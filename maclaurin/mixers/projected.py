@@ -1,9 +1,9 @@
 """What the layers of the thesis share: project to q, k, v, convolve, discretise, decay, rotate.
 
 Papers: "On the Expressiveness of Softmax Attention: A Recurrent Neural Network Perspective" (arXiv 2507.23632), paper 1,
-and "2Mamba2Furious" (arXiv 2602.17363), paper 2. Their code differs in ways that are not reproduced here: decays that may
-grow (−silu, −z·softplus), cosine features normalised across heads. Rotary positions rounded to bfloat16, with which paper
-2's softmax was trained under autocast, are an option.
+and "2Mamba2Furious" (arXiv 2602.17363), paper 2. Their code has decays that may grow (−silu, −z·softplus), which are not
+reproduced here. Rotary positions rounded to bfloat16, with which paper 2's softmax was trained under autocast, are an
+option.
 """
 
 from __future__ import annotations

@@ -4,8 +4,13 @@ the authors' name -> (mixer, options).
 Paper 2's layers have no rotary positions except softmax, whose pairs are interleaved, and no bias on the time step: its "A
 mask original" rows start at a median decay of 0.0045 per token where Mamba-2's bias would start at 0.93. Add `dt_bias=True`
 to see the difference. Where a published name is the same model as another (a positive factor per query in front of a
-norm cancels), both rows have the same options; "extratoks" differs in its data, which begins with 3 dummy tokens. Not
-listed: names whose code cannot run because files are missing.
+norm cancels), both rows have the same options; "extratoks" differs in its data, which begins with 3 dummy tokens.
+
+Where paper 1's code does something else than its name says, a row is what the name says, and `AS_TRAINED` is what the code
+computes, for the weights that it has trained. `NOT_HERE` are the rows that cannot be had, and why.
+
+In the shell every row is `paper-1/NAME` or `paper-2/NAME`, and those with a name in the text of paper 2 have that, too:
+`paper-2/2Mamba`.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from maclaurin.common.arguments import one_of
+from maclaurin.common.choices import near_miss
 from maclaurin.mixers.base import Mixer
 from maclaurin.mixers.registry import build_mixer
 
@@ -26,6 +32,34 @@ def published_mixer(paper: int, name: str, d_model: int, num_heads: int, **optio
     one_of("name", name, tuple(rows))
     mixer, preset = rows[name]
     return build_mixer(mixer, d_model, num_heads, **{**preset, **options})
+
+
+def is_published(name: str) -> bool:
+    """Whether a name has the form of a row in the shell."""
+    return name.partition("/")[0] in ROWS
+
+
+def published_row(name: str) -> Row:
+    """The mixer and the options of a row by its name in the shell, such as `paper-2/2Mamba`."""
+    paper, _, row = name.partition("/")
+    one_of("the paper of a row", paper, tuple(ROWS))
+    rows = ROWS[paper]
+    row = LABELS.get(row, row) if paper == "paper-2" else row
+    if row not in rows:
+        if paper == "paper-1" and row in NOT_HERE:
+            raise ValueError(f"{name!r} cannot be had: {NOT_HERE[row]}")
+        known = [*LABELS, *rows] if paper == "paper-2" else [*rows]
+        raise ValueError(f"{paper} has no row {row!r}{near_miss(row, known)}; it has {', '.join(known)}")
+    mixer, options = rows[row]
+    return mixer, dict(options)
+
+
+def spelled_out(name: str, options: dict[str, Any]) -> Row:
+    """A mixer and its options as they are typed: of a published row, its own are beside those given."""
+    if not is_published(name):
+        return name, options
+    mixer, own = published_row(name)
+    return mixer, own | options
 
 
 def _linear(**options: Any) -> Row:
@@ -78,8 +112,20 @@ PAPER_2: dict[str, Row] = {
     _EXP: ("2mamba-e", {}),
 }
 
+# the names that paper 2 gives to some of them
+LABELS = {
+    "Softmax": "softmax",
+    "Mamba-2": "mamba",
+    "Linear": "linear",
+    "Mamba-2S": _MAMBA_2S,
+    "2Mamba": _SQUARED,
+    "2Mamba-dt": _SQUARED + "__dt_on_values",
+    "2Mamba-E": _EXP,
+}
+
+_BEFORE: dict[str, Any] = {"out_gate": "before-norm"}  # the authors gate, then normalise
 _UNCAPPED_L2: dict[str, Any] = {"score_cap": None, "divisor": "none", "norm": "l2"}
-_PLUS_PLUS: dict[str, Any] = {"conv_width": 4, "conv_bias": False, "activation": "silu"}
+_PLUS_PLUS: dict[str, Any] = {"conv_width": 4, "conv_bias": False, "activation": "silu", **_BEFORE}
 
 PAPER_1: dict[str, Row] = {
     "softmax": ("softmax", {}),
@@ -92,9 +138,9 @@ PAPER_1: dict[str, Row] = {
     "softmax_divS_gatev2": _gated(out_gate="after-norm"),
     "softmax_divS_norm": _gated(norm="rms"),
     "softmax_taylor_80terms": ("taylor", {"order": 79}),
-    "gated_softmax": ("gated-softmax", {}),
+    "gated_softmax": ("gated-softmax", _BEFORE),
     "gated_softmax_no_norm": ("gated-softmax", {"norm": "none"}),
-    "gated_softmax_no_in_gate": ("gated-softmax", {"in_gate": False}),
+    "gated_softmax_no_in_gate": ("gated-softmax", {"in_gate": False, **_BEFORE}),
     "gated_softmax_no_out_gate": ("gated-softmax", {"out_gate": "none"}),
     "gated_softmax_no_out_gate_no_norm": ("gated-softmax", {"out_gate": "none", "norm": "none"}),
     "gated_softmax_no_in_gate_no_norm": _gated(out_gate="after-norm"),
@@ -119,7 +165,7 @@ PAPER_1: dict[str, Row] = {
     "gated_softmax_plusplus_extratoks": ("gated-softmax", _PLUS_PLUS),
     "gated_softmax_decay": (
         "gated-softmax",
-        {"rotary": "none", "decay": "softplus", "decay_scale": 1 / 1024},
+        {"rotary": "none", "decay": "softplus", "decay_scale": 1 / 1024, **_BEFORE},
     ),
     "linear_elu": ("linear", {"feature_map": "elu", "rotary": "rope"}),
     "linear_relu": ("linear", {"feature_map": "relu", "rotary": "rope"}),
@@ -131,4 +177,20 @@ PAPER_1: dict[str, Row] = {
         "mamba2",
         {"expand": 1, "d_state": 64, "conv_width": 2, "skip_per_channel": True},
     ),
+}
+
+ROWS = {"paper-1": PAPER_1, "paper-2": PAPER_2}
+
+# what paper 1's code computes under a name that says something else, as options beside those of the row
+AS_TRAINED: dict[str, dict[str, Any]] = {
+    "softmax_taylor_80terms": {"norm": "none"},  # it divides by the sum, and then uses the matrix from before
+    "linear_cosine": {"feature_map": "cosine-over-heads"},  # its `normalize` runs over the heads
+    "softmax_detach_denom_gate": {"divisor_epsilon": 1e-4},
+}
+
+# of paper 1's 38 names, those without a mixer here, and those whose trained weights mean something that no mixer computes
+_MISSING = "its code needs a file that the authors have not published"
+NOT_HERE = {"gated_softmax_plusplus_mamba": _MISSING, "gated_softmax_plusplus_mamba2": _MISSING}
+NOT_LOADED = NOT_HERE | {
+    "gated_softmax_decay": "its decays come from the token before, without an activation, and may grow instead",
 }

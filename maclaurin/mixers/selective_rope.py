@@ -5,8 +5,9 @@
 
 so that scores depend on Σ_{s<r<=t} temperature ⊙ w_r, how far the tokens in between rotate each plane. w = 1 is RoPE, w = 0
 no position at all. A difference without gate and bias telescopes to A_t = temperature ⊙ u_t: a phase that depends on the
-token alone. The published settings: the defaults for language; `{"rank": 16, "increments": "linear", "gate": "none", "bias":
-True, "theta": 1}` for state tracking; `{"increments": "difference", "temperature": "rfa", "temp_max": 0.25}` for copying.
+token alone. The published settings: the defaults for language; `{"rank": 32, "increments": "linear", "gate": "none", "bias":
+True, "theta": 1}` for state tracking; `{"rank": 32, "increments": "difference", "temperature": "rfa", "temp_max": 0.25}` for
+copying.
 
 Phases are projected in float32 at least, summed and carried in float64, and wrapped only after the temperature. Each
 document starts at phase 0, and padding does not rotate. With grouped heads a key-value head and its queries rotate together.

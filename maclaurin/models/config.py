@@ -15,6 +15,8 @@ SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4},
     "small": {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 20, "num_attention_heads": 16},
     "medium": {"hidden_size": 1536, "intermediate_size": 3072, "num_hidden_layers": 27, "num_attention_heads": 24},
+    "large": {"hidden_size": 3072, "intermediate_size": 6144, "num_hidden_layers": 20, "num_attention_heads": 16},
+    "large-depth": {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 60, "num_attention_heads": 32},
 }
 
 
@@ -50,7 +52,7 @@ class MaclaurinConfig(PretrainedConfig):
 
     @classmethod
     def of_size(cls, size: str, **fields: Any) -> MaclaurinConfig:
-        """`tiny` for a laptop, `small` and `medium` as in the thesis (arXiv 2507.23632 and 2602.17363)."""
+        """`tiny` for a laptop, the others as in the thesis (arXiv 2507.23632 and 2602.17363)."""
         one_of("size", size, tuple(SIZES))
         return cls(**{**SIZES[size], **fields})
 

@@ -48,6 +48,7 @@ def softmax_attention(
     numerator: str = "exp",
     divisor: str = "sum",
     detach_divisor: bool = False,
+    divisor_epsilon: float = 0.0,
     score_cap: float | None = None,
     scale: float | None = None,
     causal: bool = True,
@@ -60,13 +61,23 @@ def softmax_attention(
     q (B,T,H,K), k (B,T,G,K), v (B,T,G,V); log_decay a (B,T,G) or (B,T,H), <= 0, is a bias on the scores.
     window: how many tokens a query sees, itself included.
     numerator: "exp", or "relu" of the score. divisor: "sum" of the weights, "floored-sum" (at least 1), "count" of the
-    visible keys, "none". detach_divisor: no gradient flows through the divisor.
+    visible keys, "none". detach_divisor: no gradient flows through the divisor. divisor_epsilon is added to it.
     backend: "native" (C++, plain weights with or without decay in float32 on a CPU), "torch", or "auto".
     Other arguments as in `power_attention` and `Options`.
     """
     call = Options.of(softmax_attention, options)
     if not causal:
-        if log_decay is not None or window is not None or (numerator, divisor, score_cap) != ("exp", "sum", None):
+        if (
+            log_decay is not None
+            or window is not None
+            or (numerator, divisor, divisor_epsilon, score_cap)
+            != (
+                "exp",
+                "sum",
+                0,
+                None,
+            )
+        ):
             raise ValueError("causal=False needs plain softmax: no log_decay, window, score_cap, or other weights")
         from maclaurin.ops.bidirectional import bidirectional_softmax
 
@@ -79,13 +90,14 @@ def softmax_attention(
     one_of("numerator", numerator, NUMERATORS)
     one_of("divisor", divisor, DIVISORS)
     number("score_cap", score_cap)
+    number("divisor_epsilon", divisor_epsilon)
     if window is not None:
         at_least_one("window", window)
     at_least_one("chunk_size", chunk_size)
     if log_decay is not None and log_decay.shape[2] != k.shape[2]:
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
     checks.token_state(state, k, v)
-    weights = _Weights(default_scale(scale, q), window, numerator, divisor, detach_divisor, score_cap)
+    weights = _Weights(default_scale(scale, q), window, numerator, divisor, detach_divisor, divisor_epsilon, score_cap)
 
     def dense(
         inputs: Inputs, state: TokenState | None, lengths: Tensor | None, return_state: bool
@@ -102,11 +114,13 @@ class _Weights:
     numerator: str
     divisor: str
     detach_divisor: bool
+    divisor_epsilon: float
     score_cap: float | None
 
     @property
     def plain(self) -> bool:
-        return self.numerator == "exp" and self.divisor == "sum" and not self.detach_divisor and self.score_cap is None
+        changed = self.detach_divisor or self.divisor_epsilon or self.score_cap is not None
+        return self.numerator == "exp" and self.divisor == "sum" and not changed
 
     @property
     def fused(self) -> bool:
@@ -137,6 +151,8 @@ class _Weights:
             total = visible.sum(-1, keepdim=True) * one
         elif self.divisor == "none":
             total = one
+        if self.divisor_epsilon:
+            total = total + self.divisor_epsilon * one
         if self.detach_divisor:
             total = total.detach()
         return safe_divide(torch.einsum("nrts,nsv->nrtv", weight_NRTS, v_NSV), total)
@@ -229,8 +245,8 @@ def _in_torch(weights: _Weights, q: Tensor, tokens: Tokens, form: str, chunk_siz
 
 @one_operator(
     "softmax_in_torch(Tensor q, Tensor keys, Tensor values, Tensor? log_decay, Tensor? first, Tensor? end, float scale, "
-    "int? window, str numerator, str divisor, bool detach_divisor, float? score_cap, str form, int chunk_size, "
-    "bool fused) -> Tensor",
+    "int? window, str numerator, str divisor, bool detach_divisor, float divisor_epsilon, float? score_cap, str form, "
+    "int chunk_size, bool fused) -> Tensor",
     fake=lambda q, keys, values, *_: q.new_empty(*q.shape[:3], values.shape[3]),
 )
 def _as_operator(q: Tensor, *arguments: Any) -> Tensor:

@@ -44,15 +44,16 @@ def chosen(mixers: str | Sequence[str], block: str) -> dict[str, Contender]:
     """The contenders by the names of their rows: any registered mixers, in the block, with the options that are given.
 
     mixers: `gla,2mamba:conv_width=4,gate=true`, or a list with one contender in each item; those of the block if empty.
-    A mixer that is a block of its own is what it is in every block.
+    A mixer that is a block of its own is what it is in every block, and so is a row of the thesis, `paper-2/2Mamba`.
     """
+    from maclaurin.mixers.published import is_published
     from maclaurin.mixers.registry import available_mixers
 
     names = ",".join(contenders(block)) if not mixers else mixers if isinstance(mixers, str) else ",".join(mixers)
     known = tuple(dict.fromkeys([*contenders(block), *PUBLISHED, *available_mixers()]))
     found: dict[str, Contender] = {}
     for name, options in choices("mixers", names):
-        if name not in known:
+        if name not in known and not is_published(name):
             raise ValueError(f"mixers has {name!r}{near_miss(name, known)}; it may have {', '.join(known)}")
         row = spelled(name, options)
         if row in found:
@@ -65,8 +66,12 @@ def chosen(mixers: str | Sequence[str], block: str) -> dict[str, Contender]:
 
 def _in_block(own: Contender, options: dict[str, Any], block: str) -> Contender:
     """The given options beside the contender's own, which are both beside those of the block."""
+    from maclaurin.mixers.published import is_published, published_row
     from maclaurin.mixers.registry import mixer_entry
 
+    if is_published(own.mixer):
+        mixer, preset = published_row(own.mixer)
+        return Contender(mixer, preset | options, published(mixer, preset | options))
     if block == PUBLISHED_BLOCK:
         return Contender(own.mixer, own.options | options, "" if options else own.published)
     around = {"block": block} if mixer_entry(own.mixer).mixer.has_block else {}

@@ -39,6 +39,7 @@ MAY_CHANGE = {
     "validation",  # likewise
     "steps",
     "schedule",
+    "schedule_steps",
     "warmup_steps",
     "clip",
     "short_window",
@@ -62,13 +63,13 @@ class Recipe:
         default="2mamba",
         metadata={
             "help": "Mixer of all layers, or a comma-separated list: one per layer, or a pattern that repeats; "
-            "with options as in 2mamba:conv_width=4,gate=true."
+            "with options as in 2mamba:conv_width=4,gate=true; rows of the thesis are paper-1/NAME and paper-2/NAME."
         },
     )
     mixer_options: str = field(
         default="{}", metadata={"help": "The options instead, as JSON: of every mixer, or by mixer name."}
     )
-    size: str = field(default="tiny", metadata={"help": "Size of the model: tiny, small or medium."})
+    size: str = field(default="tiny", metadata={"help": "Size of the model: tiny, small, medium, large or large-depth."})
     hidden_size: int = field(default=0, metadata={"help": "Width of the model; here and below, 0 for that of the size."})
     intermediate_size: int = field(default=0, metadata={"help": "Width of the MLPs."})
     num_hidden_layers: int = field(default=0, metadata={"help": "Layers."})
@@ -90,6 +91,9 @@ class Recipe:
     learning_rate: float = field(default=1e-3, metadata={"help": "Largest learning rate."})
     schedule: str = field(
         default="cosine", metadata={"help": "Decay after the warm-up: cosine, linear, constant, or another of transformers."}
+    )
+    schedule_steps: int = field(
+        default=0, metadata={"help": "Steps over which it decays, if the run is to end before; 0 for those of the run."}
     )
     warmup_steps: int = field(default=-1, metadata={"help": "Steps of linear warm-up; -1 for a twentieth of the run."})
     weight_decay: float = field(default=0.01, metadata={"help": "AdamW's weight decay."})
@@ -141,12 +145,15 @@ class Recipe:
             "eval_every",
             "save_every",
             "short_window",
+            "schedule_steps",
             "test_rows",
             "tokens",
             *FREE_SIZES,
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if 0 < self.schedule_steps < self.steps:
+            raise ValueError(f"schedule_steps must be 0 or at least the {self.steps} steps, got {self.schedule_steps}")
         for name in ("short_window_probability", "long_window_end"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
@@ -156,12 +163,14 @@ class Recipe:
         names.check_trainer(self.trainer)
 
     def _spell_out_mixers(self) -> None:
-        """Options beside the mixers' names, or as a mapping, become JSON; equal options become equal text."""
+        """Options beside the mixers' names, those of published rows, or a mapping become JSON; equal ones equal text."""
+        from maclaurin.mixers.published import spelled_out
+
         options = self.options()
-        if ":" in self.mixer:
+        if ":" in self.mixer or "/" in self.mixer:
             if options:
                 raise ValueError(f"give the options in mixer or in mixer_options, not both, got {self.mixer!r:.80}")
-            found = choices("mixer", self.mixer)
+            found = [spelled_out(*one) for one in choices("mixer", self.mixer)]
             options = {name: own for name, own in found if own}
             if any(own != options.get(name, {}) for name, own in found):
                 raise ValueError(f"mixer must give a mixer the same options in all layers, got {self.mixer!r:.80}")

@@ -118,6 +118,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
         data_collator=sequences.train.collate,
         callbacks=[LastStep(), JsonLog(output / LOG), progress, interrupt, *asked_for],
         keep=recipe.keep,
+        schedule_steps=recipe.schedule_steps,
     )
     tokenizer.save_pretrained(output)
     recipe.save(output)

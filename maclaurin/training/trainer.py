@@ -43,9 +43,10 @@ def arguments(output: str, steps: int, **fields: Any) -> TrainingArguments:
 
 
 class LanguageTrainer(Trainer):
-    """`keep`: how many checkpoints stay."""
+    """`keep`: how many checkpoints stay. `schedule_steps`: over which the learning rate decays, 0 for those of the run."""
 
-    def __init__(self, *args: Any, keep: int = 2, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, keep: int = 2, schedule_steps: int = 0, **kwargs: Any) -> None:
+        self.schedule_steps = schedule_steps
         super().__init__(*args, **kwargs)
         self.remove_callback(PrinterCallback)
         self.keep = keep
@@ -63,6 +64,9 @@ class LanguageTrainer(Trainer):
         if self.args.world_size > 1:
             torch.distributed.broadcast_object_list(texts, src=0)
         return texts[0]
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        return super().create_scheduler(self.schedule_steps or num_training_steps, optimizer)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Sequences that are streamed have their order already."""

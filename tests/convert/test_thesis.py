@@ -68,21 +68,25 @@ def checkpoint(folder, kind, attention_type=None, **extra):
         tensors |= {f"{prefix}{name}_layernorm.weight": torch.ones(D) for name in ("input", "post_attention")}
         for name, shape in (("gate", (MLP, D)), ("up", (MLP, D)), ("down", (D, MLP))):
             tensors[f"{prefix}mlp.{name}_proj.weight"] = torch.randn(shape, generator=generator) * shape[1] ** -0.5
+    return save_checkpoint(
+        folder,
+        tensors | extra,
+        attention_type or kind,
+        vocab_size=VOCABULARY,
+        hidden_size=D,
+        intermediate_size=MLP,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=H,
+        max_position_embeddings=LENGTH,
+    )
+
+
+def save_checkpoint(folder, tensors, attention_type, **sizes):
+    """The files of a checkpoint of theirs."""
     folder.mkdir()
-    save_file({name: tensor.contiguous() for name, tensor in (tensors | extra).items()}, folder / "model.safetensors")
-    described = {
-        "model_type": "llama",
-        "attention_type": attention_type or kind,
-        "vocab_size": VOCABULARY,
-        "hidden_size": D,
-        "intermediate_size": MLP,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": H,
-        "max_position_embeddings": LENGTH,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-    }
-    (folder / "config.json").write_text(json.dumps(described))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    described = {"model_type": "llama", "attention_type": attention_type, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+    (folder / "config.json").write_text(json.dumps(described | sizes))
     (folder / "optimizer.pt").write_bytes(b"a pickle that nobody opens")
     return folder
 

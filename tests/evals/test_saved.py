@@ -65,6 +65,27 @@ def test_a_trained_model_that_says_the_key_is_right(trained, monkeypatch):
     assert [point.value for point in table.rows[0].points] == [1, 0]
 
 
+def test_prompts_begin_with_what_the_tokenizer_puts_in_front(trained, monkeypatch):
+    """The thesis's models have seen a BOS before every text: without it they are asked something else."""
+    from tokenizers.processors import TemplateProcessing
+
+    model, tokenizer = open_model(str(trained))
+    first = tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{tokenizer.eos_token} $A", special_tokens=[(tokenizer.eos_token, first)]
+    )
+    seen = []
+
+    def listen(self, ids, **_):
+        seen.extend(ids.tolist())
+        return ids
+
+    monkeypatch.setattr(type(model), "generate", listen)
+    asked = needles((16,), (0.5,), 3)
+    needle_table(model, tokenizer, "mine", asked, asked.test)
+    assert len(seen) == 3 and all(ids[0] == first != ids[1] for ids in seen)
+
+
 def test_prompts_of_different_lengths_are_continued_as_if_alone(trained):
     model, _ = open_model(str(trained))
     prompts = [[5, 6, 7], [8, 9], [1, 2, 3], [4] * 9]

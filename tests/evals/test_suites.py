@@ -46,6 +46,16 @@ def test_digits_compare_like_with_like(preset):
     assert digits.seeds == 5
 
 
+def test_tracking_in_the_published_setting_has_the_published_rows():
+    """Low rank 32, keys as wide as the heads, and a convolution in front of gla but not of softmax."""
+    parity = plan("track", "paper")[0]
+    width = parity.setting.width // parity.setting.heads
+    of_gla, of_softmax = (parity.rows[name] for name in ("gla-selective-conv", "softmax-selective-published"))
+    assert of_gla.options["gla"]["rotary_options"]["rank"] == of_softmax.options["softmax"]["rotary_options"]["rank"] == 32
+    assert of_gla.options["gla"]["key_dim"] == width and of_gla.options["gla"]["conv_width"] == 4
+    assert "conv_width" not in of_softmax.options["softmax"]
+
+
 def test_recall_trains_with_more_pairs_than_the_first_order_holds_and_fewer_than_the_second():
     """A head of d channels has d features of first order and d (d + 1) / 2 of second: with as many keys it can be exact."""
     (recall,) = plan("recall")

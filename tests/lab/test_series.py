@@ -50,19 +50,22 @@ def test_a_bound_without_its_factor_is_broken() -> None:
 
 
 def test_larger_scores_need_more_orders() -> None:
-    needed = [exponential.order_for(rows, 0.01) or math.inf for rows in found().values()]
-    assert needed == sorted(needed) and needed[0] < needed[-1]
+    needed = [exponential.orders_needed(spread, 0.01, 64, 8, range(4), 60) for spread in SPREADS]
+    assert needed == sorted(needed) and needed[0][-1] < needed[-1][0]
     moved = [one.moved for one in found()[1.0]]
     assert moved[-1] < 1e-6 < 0.1 < moved[0]
 
 
-def test_the_order_for_a_share_counts_from_the_last_that_misses_it() -> None:
-    rows = [
-        exponential.Truncation(order, 0, 0, 0, moved, 0) for order, moved in ((1, 0.5), (2, 0.001), (3, 0.2), (4, 0.001))
-    ]
-    assert exponential.order_for(rows, 0.01) == 4
-    assert exponential.order_for(rows, 0.9) == 1
-    assert exponential.order_for(rows, 1e-6) is None
+def test_the_orders_needed_count_from_the_last_that_misses_a_share() -> None:
+    """Against the errors of the other computation, and of large scores given as a range: one draw says little."""
+    moved = {one.order: one.moved for one in exponential.truncations(2.0, range(1, 41), 64, 8, 5)}
+    (needed,) = exponential.orders_needed(2.0, 0.01, 64, 8, [5], 40)
+    assert needed == max(order for order, share in moved.items() if share > 0.01) + 1
+    assert exponential.orders_needed(2.0, 1e-9, 64, 8, [5], 10) == [11]
+    low, *_, high = exponential.orders_needed(4.0, 0.01, 64, 8, range(10), 60)
+    assert high > 1.2 * low
+    (grid,) = truncation_part(found()).grids
+    assert all("–" in row[-2] or "above" in row[-2] for row in grid.rows[1:])
 
 
 @pytest.mark.parametrize("size", [0.3, 1.5, 7.4])
@@ -126,6 +129,8 @@ def test_what_the_study_claims() -> None:
     assert [claim.held for claim in good.part().claims] == [True, True, True]
     odd = Study(runs(2.0, 2.02), {1: runs(3.0, 3.1), 2: runs(2.2, 2.2), 3: runs(2.5, 2.5)})
     assert [claim.held for claim in odd.part().claims] == [True, False, False]
+    apart = Study(runs(2.0, 2.6), {1: runs(2.5, 3.1), 2: runs(2.0, 2.6)})  # seeds differ more than models, which are paired
+    assert apart.part().claims[0].held is True
     drowned = Study(runs(2.0, 2.4), {1: runs(2.3, 2.3), 2: runs(2.2, 2.2)})
     assert drowned.part().claims[0].held is False
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import maclaurin
-from maclaurin.mixers.published import PAPER_1, PAPER_2, published_mixer
+from maclaurin.mixers.published import NOT_HERE, PAPER_1, PAPER_2, published_mixer, published_row
 from maclaurin.ops import reference
 
 ROWS = [(1, name) for name in PAPER_1] + [(2, name) for name in PAPER_2]
@@ -26,7 +26,51 @@ def test_every_published_row_builds_and_its_forms_agree(paper, name):
 
 def test_the_tables_are_complete():
     assert len(PAPER_2) == 28
-    assert len(PAPER_1) == 36
+    assert len(PAPER_1) == 36 and len({*PAPER_1, *NOT_HERE}) == 38
+
+
+def test_rows_have_names_in_the_shell():
+    """In train, compare and the suites alike: the mixer with the options of the row, and those that are given."""
+    from maclaurin.evals.planning import plan
+    from maclaurin.training.contenders import chosen
+    from maclaurin.training.recipe import Recipe
+
+    assert published_row("paper-2/2Mamba") == ("2mamba", {})
+    assert published_row("paper-2/Mamba-2S") == ("mamba2s", {})
+    name = "paper-2/linear__output_norm__D_res"
+    expected = {"feature_map": "identity", "norm": "output", "skip": True}
+    recipe = Recipe(mixer=f"{name}:conv_width=2")
+    assert (recipe.mixer, recipe.options()) == ("linear", {**expected, "conv_width": 2})
+    contender = chosen(f"{name},paper-2/2Mamba", "gated")[name]
+    assert (contender.mixer, contender.options) == ("linear", expected)
+    (experiment,) = plan("needle", mixers=name)
+    assert experiment.rows[name].options == {"linear": expected}
+    for wrong, says in (
+        ("paper-2/2mamba", "has no row '2mamba', did you mean 'mamba'"),
+        ("paper-1/gated_softmax_plusplus_mamba", "cannot be had"),
+    ):
+        for refused in (
+            lambda name: Recipe(mixer=name),
+            lambda name: chosen(name, "gated"),
+            lambda name: plan("needle", mixers=name),
+        ):
+            with pytest.raises(ValueError, match=says):
+                refused(wrong)
+
+
+def test_the_authors_gate_then_normalise():
+    """But for the row that gates again behind its norm."""
+    after = {name for name, (_, options) in PAPER_1.items() if options.get("norm", "layer") != "none"
+             and options.get("out_gate") == "after-norm"}  # fmt: skip
+    assert after == {"gated_softmax_post_out_gate_L2norm_nodivS_noclamp"}
+    gated = published_mixer(1, "gated_softmax", 32, 4, rotary="none").double()
+    x = torch.randn(1, 15, 32, dtype=torch.float64)
+    q, k, v = projected(gated, x)
+    v = v * torch.sigmoid(gated.in_gate_proj(x))[..., None]
+    weight = (torch.einsum("bthk,bshk->bhts", q, k) / math.sqrt(8)).clamp(max=5).exp().tril()
+    y = torch.einsum("bhts,bshv->bthv", weight / torch.arange(1, 16)[:, None], v)
+    y = F.layer_norm(y * torch.sigmoid(gated.out_gate_proj(x))[..., None], (8,), gated.out_norm.weight, gated.out_norm.bias)
+    torch.testing.assert_close(gated(x)[0], y.flatten(2) @ gated.out_proj.weight.T, rtol=1e-10, atol=1e-10)
 
 
 def projected(mixer, x):

@@ -16,8 +16,8 @@ from maclaurin.ops.tokens import without_padding
 COUNTING = {"increments": "linear", "gate": "none", "theta": 1}  # angles are sums of what a token's own plane says
 SETTINGS = {
     "language": {},
-    "state tracking": {"rank": 16, "increments": "linear", "gate": "none", "bias": True, "theta": 1},
-    "copying": {"increments": "difference", "temperature": "rfa", "temp_max": 0.25},
+    "state tracking": {"rank": 32, "increments": "linear", "gate": "none", "bias": True, "theta": 1},
+    "copying": {"rank": 32, "increments": "difference", "temperature": "rfa", "temp_max": 0.25},
     "copying, bias": {"increments": "difference", "gate": "none", "bias": True, "temperature": "rfa", "theta": 0.995},
     "low-rank gate": {"rank": 3, "gate": "low-rank", "bias": True, "theta": 100},
     "gate per plane": {"increments": "linear", "gate": "gla", "temp_max": 2.0},

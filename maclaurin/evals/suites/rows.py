@@ -14,11 +14,13 @@ def rows_of(*names: str) -> dict[str, Row]:
 
 
 # Selective RoPE for state tracking, as published, with a convolution over q, k and v,
-SELECTIVE_PUBLISHED = {"rank": 16, "increments": "linear", "gate": "none", "bias": True, "theta": 1}
+SELECTIVE_PUBLISHED = {"rank": 32, "increments": "linear", "gate": "none", "bias": True, "theta": 1}
 # and as it is learned here in a minute: a temperature of 10 on a convolution that starts as the token itself spreads the
 # first angles over a few radians, so that one of many planes starts near a half turn for one and near none for zero. From
 # angles of a few tenths over four tokens (temperature 60 on the published convolution) one of three seeds did not get there.
 SELECTIVE = {"increments": "linear", "gate": "none", "theta": 1, "temp_max": 10, "identity_conv": True}
+# and for copying
+SELECTIVE_COPYING = {"rank": 32, "increments": "difference", "temperature": "rfa", "temp_max": 0.25}
 QK_CONV = {"conv_width": 4, "activation": "silu"}
 
 # models that are not a registered mixer with its defaults; all suites know them
@@ -30,7 +32,6 @@ OTHER_ROWS = {
     "gla-selective": one("gla", rotary="selective", rotary_options=SELECTIVE),
     "gla-selective-conv": one("gla", rotary="selective", rotary_options=SELECTIVE_PUBLISHED, **QK_CONV),
     "softmax-selective": one("softmax", rotary="selective", rotary_options=SELECTIVE),
-    "softmax-selective-conv": one("softmax", rotary="selective", rotary_options=SELECTIVE_PUBLISHED, **QK_CONV),
     "linear-conv-keys4": one("linear", conv_width=2, key_dim=4),
     "linear-conv-keys16": one("linear", conv_width=2, key_dim=16),
     "2mamba-keys4": one("2mamba", key_dim=4),

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from maclaurin.evals.cells import Problem, Row, Setting
 from maclaurin.evals.experiment import SOFTMAX, Experiment
-from maclaurin.evals.suites.rows import SELECTIVE, one, rows_of
+from maclaurin.evals.suites.rows import QK_CONV, SELECTIVE, SELECTIVE_PUBLISHED, one, rows_of
 
 PUBLISHED = {
     "gla-selective-conv": "solves it and extrapolates",
-    "softmax-selective-conv": "solves it",
+    "softmax-selective-published": "solves it",
     "softmax": "does not solve it",
 }
 
@@ -22,6 +22,12 @@ OWN_ROWS = {
     "gla-selective": one("gla", rotary="selective", rotary_options=SELECTIVE, tau=1000.0, **KEYS),
     "gla": one("gla", tau=1000.0, **KEYS),
     "mlstm": one("mlstm", **KEYS),
+}
+# the published setting: keys as wide as the heads, a convolution over q, k and v of gla, none in front of softmax
+PUBLISHED_ROWS = {
+    "gla-selective-conv": one("gla", rotary="selective", rotary_options=SELECTIVE_PUBLISHED, **KEYS, **QK_CONV),
+    "gla-conv": one("gla", **KEYS, **QK_CONV),
+    "softmax-selective-published": one("softmax", rotary="selective", rotary_options=SELECTIVE_PUBLISHED),
 }
 GROUPS = {"parity": 1, "Z5": 1, "A3": 2, "S3": 2, "A5": 2, "S5": 2}  # and how many layers follow their moves
 OTHERS = ("gated-delta", "mamba2s", "2mamba")
@@ -83,10 +89,9 @@ def _standard(group: str, layers: int) -> Experiment:
 
 
 def _as_published(group: str, layers: int) -> Experiment:
-    names = ("gla-selective-conv", "gla-conv", "softmax-selective-conv", "softmax", "mlstm", "qlstm")
     experiment = replace(
         _parity(),
-        rows=rows_of(*names, *OTHERS),
+        rows=PUBLISHED_ROWS | rows_of("softmax", "mlstm", "qlstm", *OTHERS),
         setting=Setting(
             width=384, heads=12, layers=layers, inner=768, steps=10_000, batch=1024, weight_decay=1e-6, stop_at=0.99
         ),

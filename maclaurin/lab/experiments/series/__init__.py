@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from maclaurin.ops.features import monomial_count
 
 SPREADS = (0.5, 1.0, 2.0, 4.0)  # standard deviations of scores
 MOST_ORDERS = 40
+DRAWS, MOST_NEEDED = 10, 60  # inputs for which the orders needed are counted, and how far
 CHECKED_ORDERS, SHOWN = (0, 1, 2, 3), (1, 2, 3, 4, 6, 8, 10, 20)
 DIM, TOKENS = 4, 32
 EXACT = 1e-12
@@ -42,7 +44,7 @@ def series(
     text: str | None = None,
     orders: tuple[int, ...] | None = None,
     steps: int | None = None,
-    seeds: int = 2,
+    seeds: int = 3,
     width: int = 32,
     norm: str = "sum",
     tokens: int = 128,
@@ -75,7 +77,7 @@ def series(
     else:
         traced = open_checkpoint(checkpoint, text, tokens=tokens, texts=texts)
     found = {spread: exponential.truncations(spread, range(1, MOST_ORDERS + 1), 256, 16, seed) for spread in SPREADS}
-    parts = [identity_part(seed), truncation_part(found), layer_part(exponential.layer_orders(traced), seed)]
+    parts = [identity_part(seed), truncation_part(found, seed), layer_part(exponential.layer_orders(traced), seed)]
     settings = {"model": traced.name} | settings | {"seed": seed}
     title = "Softmax as a sum of recurrent networks of every order"
     return Result.of("series", title, settings, [*parts, *([study.part()] if study else ())], NOTES)
@@ -99,7 +101,7 @@ def identity_part(seed: int, coefficient: exponential.Coefficient = exponential.
     return Part(made, [Grid(title, columns, [(order, *sizes[order], error) for order, error in errors.items()])])
 
 
-def truncation_part(found: dict[float, list[Truncation]]) -> Part:
+def truncation_part(found: dict[float, list[Truncation]], seed: int = 0) -> Part:
     text = "error of orders 1 to {}, scores of spread {:g}: largest multiple of its Lagrange bound"
     worst = {spread: max(one.over_bound for one in rests) for spread, rests in found.items()}
     even, odd = (max(one.broken for rests in found.values() for one in rests if one.order % 2 == rest) for rest in (0, 1))
@@ -109,11 +111,13 @@ def truncation_part(found: dict[float, list[Truncation]]) -> Part:
         claims.at_least("odd", "odd orders: the same, largest share; they do have them", odd, 0.01),
     ]
     columns = ("spread of scores", *(f"P = {order}" for order in SHOWN), "1 % from P", "0.1 % from P")
+    seeds = range(seed, seed + DRAWS)
     rows: list[list[object]] = []
     errors, moved = [], []
     for spread, rests in found.items():
         name, x, elsewhere = f"spread {spread:g}", [one.order for one in rests], {one.order: one.moved for one in rests}
-        needed = [exponential.order_for(rests, share) for share in (0.01, 0.001)]
+        counts = (exponential.orders_needed(spread, share, 256, 16, seeds, MOST_NEEDED) for share in (0.01, 0.001))
+        needed = [_needed(count) for count in counts]
         rows.append([spread, *(elsewhere[order] for order in SHOWN), *needed])
         errors.append(Curve(name, x, [one.error for one in rests]))
         errors.append(Curve(name, x, [max(one.bound, FLOOR) for one in rests], dashed=True))
@@ -123,8 +127,17 @@ def truncation_part(found: dict[float, list[Truncation]]) -> Part:
         Plot("truncation", caption, "P", "error of exp(s)", errors, log_y=True),
         Plot("moved", "Weight that lies elsewhere than in softmax.", "P", "share of weight", moved, log_y=True),
     ]
-    title = "Weight that orders 0 to P put elsewhere than softmax, mean over queries"
+    title = (
+        "Weight that orders 0 to P put elsewhere than softmax, mean over queries; from which P on it is below a share: "
+        f"median and range over {DRAWS} draws"
+    )
     return Part(made, [Grid(title, columns, rows)], plots)
+
+
+def _needed(orders: Sequence[int]) -> str:
+    """Median and range of what several draws need."""
+    low, high = orders[0], orders[-1]
+    return f"{statistics.median_low(orders)} ({low}–{high})" if high <= MOST_NEEDED else f"{low} to above {MOST_NEEDED}"
 
 
 def layer_part(layers: Sequence[LayerOrders], seed: int, scale: float = 1.0) -> Part:

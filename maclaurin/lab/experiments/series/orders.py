@@ -127,11 +127,26 @@ def truncations(
     return found
 
 
-def order_for(found: Sequence[Truncation], moved: float) -> int | None:
-    """The first order from which on at most that much weight is moved."""
-    enough = [one.order for one in found if one.moved > moved]
-    first = (enough[-1] + 1) if enough else found[0].order
-    return first if first <= found[-1].order else None
+def orders_needed(spread: float, moved: float, tokens: int, dim: int, seeds: Sequence[int], most: int) -> list[int]:
+    """The first order from which on at most `moved` of the weight lies elsewhere than in softmax, of each draw, sorted.
+
+    `most` + 1 where that many orders are not enough.
+    """
+    found = []
+    for seed in seeds:
+        q, k, _ = draw(tokens, dim, spread, seed)
+        score_TS = torch.einsum("bthk,bshk->ts", q, k)
+        visible_TS = torch.ones_like(score_TS).tril().bool()
+        softmax_TS = score_TS.masked_fill(~visible_TS, -math.inf).softmax(-1)
+        term_TS = visible_TS.to(score_TS.dtype)
+        sum_TS, needed = term_TS.clone(), 1
+        for order in range(1, most + 1):
+            term_TS = term_TS * score_TS / order
+            sum_TS += term_TS
+            if (sum_TS / sum_TS.sum(-1, keepdim=True) - softmax_TS).abs().sum(-1).mean().item() / 2 > moved:
+                needed = order + 1
+        found.append(needed)
+    return sorted(found)
 
 
 @dataclass(frozen=True)

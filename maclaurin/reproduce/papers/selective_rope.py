@@ -1,0 +1,97 @@
+"""Selective Rotary Position Embedding (arXiv 2511.17388): state tracking and copying; outcomes are published in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from maclaurin.evals.cells import Problem
+from maclaurin.evals.experiment import Experiment
+from maclaurin.evals.suites.recall import recall
+from maclaurin.evals.suites.rows import SELECTIVE_COPYING, one
+from maclaurin.evals.suites.track import track
+from maclaurin.reproduce.table import Paper, Table
+
+SOURCE = "Selective RoPE, arXiv 2511.17388, in words"
+COPYING = {
+    "GLA + selective": one("gla", rotary="selective", rotary_options=SELECTIVE_COPYING),
+    "GLA + selective, no gate": one("gla", rotary="selective", rotary_options=SELECTIVE_COPYING | {"gate": "none"}),
+    "GLA + selective + bias": one("gla", rotary="selective", rotary_options=SELECTIVE_COPYING | {"bias": True}),
+    "GLA + RoPE": one("gla", rotary="rope"),
+    "GLA": one("gla"),
+    "softmax + RoPE": one("softmax"),
+}
+
+
+def _copying(budget: str) -> Experiment:
+    base = next(experiment for experiment in recall("standard") if experiment.name == "copying")
+    if budget == "paper":
+        setting = replace(base.setting, width=512, heads=16, layers=4, inner=2048, steps=5000, batch=256)
+        return replace(base, rows=COPYING, setting=setting, learning_rates=(2e-3,), source=SOURCE)
+    if budget == "day":
+        return replace(base, rows=COPYING, source=SOURCE)
+    return replace(
+        base,
+        title="Copying a string of 8 letters, trained with 2 to 16 letters: exact copies by length",
+        rows=COPYING,
+        setting=replace(base.setting, width=64, layers=2, inner=128, steps=600, batch=16, examples=200),
+        train=(Problem("copying", {"longest": 16, "length": 105, "letters": 8}),),
+        test=tuple(Problem("copying-long", {"shortest": n, "longest": n, "letters": 8}) for n in (8, 16, 32)),
+        learning_rates=(3e-3, 1e-2),
+        source=SOURCE,
+    )
+
+
+def _tracking(group: str) -> dict[str, Experiment]:
+    name = group if group == "parity" else f"track-{group}"
+    presets = {"day": "standard", "paper": "paper"} | ({"minutes": "quick"} if group == "parity" else {})
+    return {
+        budget: next(experiment for experiment in track(preset) if experiment.name == name)
+        for budget, preset in presets.items()
+    }
+
+
+PAPER = Paper.of(
+    "Selective Rotary Position Embedding, arXiv 2511.17388",
+    Table(
+        name="parity",
+        where="the table of state tracking",
+        shows="Parity, one layer, at lengths beyond those of training",
+        experiments=_tracking("parity"),
+        published={
+            "gla-selective": 0,
+            "gla-selective-conv": 0,
+            "softmax-selective": 0,
+            "softmax-selective-published": 0,
+            "softmax": 1,
+        },
+        in_words=True,
+        asks=(("gla-selective", "gla"), ("softmax-selective", "softmax")),
+    ),
+    *(
+        Table(
+            name=group,
+            where="the table of state tracking",
+            shows=f"The group {group}: the product of all moves so far",
+            experiments=_tracking(group),
+            published={"gla-selective-conv": 0, "softmax": 1},
+            in_words=True,
+            only="its moves take hours to learn",
+        )
+        for group in ("Z5", "A3", "S3", "A5", "S5")
+    ),
+    Table(
+        name="copying",
+        where="the figure of copying",
+        shows="Copying a string, also longer ones than in training",
+        experiments={budget: _copying(budget) for budget in ("minutes", "day", "paper")},
+        published={"GLA + selective": 0, "GLA + RoPE": 1, "softmax + RoPE": 1},
+        in_words=True,
+        asks=(("GLA + selective", "GLA"), ("GLA + selective", "GLA + RoPE")),
+    ),
+    Table(
+        name="rotation",
+        where="the section on random features",
+        shows="How softmax hides random rotations, what a decay does to them, and parity by construction",
+        lab={"minutes": ("rotation", {"quick": True}), "day": ("rotation", {})},
+    ),
+)
