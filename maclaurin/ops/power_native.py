@@ -1,4 +1,4 @@
-"""Power attention in the C++ kernels: second order in its own, and orders up to 2 as a sum of second and first order.
+"""Power attention in the kernels: second order in its own, and orders up to 2 as a sum of second and first order.
 
     f(x) = w_0 + w_1 x + w_2 x²/2,   x = scale·q·k:   the first two terms are (w_0, w_1 q)·(1, scale·k), of first order
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from maclaurin.ops import native
+from maclaurin.ops import gpu, native
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.one_operator import is_unrolled
 from maclaurin.ops.tokens import Tokens
@@ -112,4 +112,6 @@ def _joined(parts: list[Tensor], dim: int) -> Tensor:
 
 
 def _single(q: Tensor, k: Tensor, v: Tensor, recurrent: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    return q.float(), k.float(), v.float(), None if recurrent is None else recurrent.float()
+    """In float32, or on a GPU in what the queries are: its kernels multiply bfloat16 and sum in float32."""
+    dtype = q.dtype if gpu.runs_on(q) else torch.float32
+    return q.to(dtype), k.to(dtype), v.to(dtype), None if recurrent is None else recurrent.float()
