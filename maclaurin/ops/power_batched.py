@@ -1,4 +1,4 @@
-"""Power attention in chunks where a launch costs more than the work of one chunk: all chunks at once, in a few large products.
+"""Power attention in chunks where a launch costs more than the work of one chunk: all chunks at once, in a few products.
 
 The steps are those of `power_chunked.py`. The states before all chunks are one product of what every chunk adds with the
 decays between them, J x J for J chunks. Nothing is kept for the backward but the inputs: autograd runs the same steps again.
@@ -69,7 +69,7 @@ def _part(
     guarded: bool,
 ) -> tuple[Tensor, Tensor]:
     """Outputs and the state behind the last key. Slots without a query have one of zeros."""
-    T, (N, S, K) = q_NRTK.shape[2], k_NSK.shape
+    T, (N, S) = q_NRTK.shape[2], k_NSK.shape[:2]
     C = min(chunk, S)
     extra = -S % C
     k_NJCK, v_NJCW = (pad(x, (0, 0, 0, extra)).unflatten(1, (-1, C)) for x in (k_NSK, v_NSW))

@@ -23,7 +23,7 @@ from maclaurin.common.arguments import at_least_one, number, one_of
 from maclaurin.ops import checks, decay
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.backends import note, reason_for_torch
-from maclaurin.ops.blocks import over_query_blocks, slices
+from maclaurin.ops.blocks import over_query_blocks, queries_at_once, slices
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs, token_by_token
@@ -213,7 +213,7 @@ def _in_torch(weights: _Weights, q: Tensor, tokens: Tokens, form: str, chunk_siz
     real = tokens.real()
     real_NS = None if real is None else real.repeat_interleave(G, dim=0)
 
-    block = T if form == "parallel" else chunk_size
+    block = T if form == "parallel" else queries_at_once(q_NRTK, tokens.slots, chunk_size, weights.window)
     along_time = [None if x is None else slices(x, 1, weights.window, block) for x in (k_NSK, v_NSV, a_NS, real_NS)]
 
     def attend(q_block: Tensor, seen: int) -> Tensor:
@@ -261,6 +261,7 @@ def _fused(weights: _Weights, q: Tensor, tokens: Tokens, chunk_size: int) -> Ten
         y = scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSV, is_causal=True, scale=weights.scale, enable_gqa=grouped)
         return y.transpose(1, 2).to(q.dtype)
 
+    chunk_size = queries_at_once(q_BHTK, S, chunk_size, weights.window)
     cut_keys, cut_values = (slices(x, 2, weights.window, chunk_size) for x in (k_BGSK, v_BGSV))
 
     biases: dict[tuple[int, int], Tensor] = {}  # the last one made: all blocks inside a window share it

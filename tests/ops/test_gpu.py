@@ -25,7 +25,7 @@ def inputs(T=4, **options):
 
 @pytest.mark.skipif(gpu.INTERPRETED, reason="here the CPU stands for a GPU")
 def test_triton_on_the_cpu_is_refused_in_one_sentence():
-    with pytest.raises(ValueError, match="backend='triton' needs tensors on a CUDA or ROCm GPU .* not on cpu"):
+    with pytest.raises(ValueError, match=r"backend='triton' needs tensors on a CUDA or ROCm GPU .* not on cpu"):
         power_attention(*inputs(), backend="triton")
     with pytest.raises(ValueError, match="backend='triton' needs an op that has Triton kernels"):
         linear_attention(*inputs(), backend="triton")

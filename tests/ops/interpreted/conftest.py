@@ -1,4 +1,4 @@
-"""The Triton kernels in Triton's interpreter, which must be chosen before they are defined: `test_gpu.py` starts a process."""
+"""The Triton kernels in Triton's interpreter, chosen before they are defined: `test_gpu.py` starts a process for it."""
 
 from maclaurin.ops import gpu
 

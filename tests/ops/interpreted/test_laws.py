@@ -38,7 +38,7 @@ def test_outputs_and_gradients_are_those_of_the_oracle_in_larger_shapes(size):
     assert_right(size)
 
 
-@pytest.mark.parametrize("normalize, decay", [(True, 0.05), pytest.param(False, None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("normalize", "decay"), [(True, 0.05), pytest.param(False, None, marks=pytest.mark.slow)])
 def test_states_carry_over_with_their_gradients(normalize, decay):
     """Three pieces, of which the second is a decoding step, against the torch backend in float64."""
     size = Sizes(T=45, R=2, normalize=normalize, decay=decay)
