@@ -8,15 +8,21 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from maclaurin.common.arguments import one_of
+from maclaurin.ops.gpu.availability import INTERPRETED
 from maclaurin.ops.gpu.tiles import AMPERE, BF16, BF16_BEFORE_HOPPER, HOPPER, TF32, Precision, Tile
+
+__all__ = ["INTERPRETED", "TARGETS", "Compiled", "cases", "checked_targets", "compiled", "table"]
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 KINDS = ("bf16", "tf32")
+CHANNELS = (32, 64, 128)
 SPILLS_ALLOWED = {"forward": 0, "backward": 64}  # bytes
 STEP = Tile(32, 32, 4)
 
@@ -88,6 +94,27 @@ def cases(target: str, kind: str, channels: int) -> Iterator[Case]:
     yield case("step_read", STEP, {"WIDE": 2 * channels, "BF": 32, "FEATURES": 160, "R": 1})
     step = {"BK": channels, "BV": channels, "WIDE": 2 * channels, "BS": 32, "DECAY": True, "NORMALIZE": True}
     yield case("step_join", STEP, step)
+
+
+def table(
+    targets: Sequence[str] = TARGETS, kinds: Sequence[str] = KINDS, channels: Sequence[int] = CHANNELS
+) -> Iterator[Compiled]:
+    """One after the other, as they are done: a compilation takes seconds, and Triton keeps those it has made."""
+    for target in targets:
+        for kind in kinds:
+            for size in channels:
+                for case in cases(target, kind, size):
+                    yield compiled(case, target)
+
+
+def checked_targets(words: str) -> tuple[str, ...]:
+    """Comma-separated targets, or "all"."""
+    targets = TARGETS if words == "all" else tuple(words.split(","))
+    for target in targets:
+        one_of("--gpu-compile", target, ("all", *TARGETS))
+    if find_spec("triton") is None:
+        raise ValueError("--gpu-compile needs Triton, which is not installed")
+    return targets
 
 
 def _is_hopper(target: str) -> bool:
