@@ -16,7 +16,7 @@ from typing import Any
 
 from maclaurin.common.arguments import one_of
 from maclaurin.ops.gpu.availability import INTERPRETED
-from maclaurin.ops.gpu.tiles import AMPERE, BF16, BF16_BEFORE_HOPPER, HOPPER, TF32, Precision, Tile
+from maclaurin.ops.gpu.tiles import BF16, BF16_BEFORE_HOPPER, TF32, Tile, table_of
 
 __all__ = ["INTERPRETED", "TARGETS", "Compiled", "cases", "checked_targets", "compiled", "table"]
 
@@ -68,7 +68,8 @@ class Compiled:
 
 def cases(target: str, kind: str, channels: int) -> Iterator[Case]:
     """What runs there for heads of so many channels, with decay and normaliser."""
-    precision, tiles = _precision(target, kind), (HOPPER if _is_hopper(target) else AMPERE)[kind, max(channels, 32)]
+    tiles = table_of(_capability(target), not target.startswith("sm_"))[kind, max(channels, 32)]
+    precision = TF32 if kind == "tf32" else BF16 if _capability(target) >= (9, 0) else BF16_BEFORE_HOPPER
     both = {"DK": channels, "DV": channels}
     products = {"P": precision.products, "EMULATE": False}
     common = {**both, **products, "DECAY": True}
@@ -117,14 +118,9 @@ def checked_targets(words: str) -> tuple[str, ...]:
     return targets
 
 
-def _is_hopper(target: str) -> bool:
-    return target.startswith("sm_") and int(target[3:]) >= 90
-
-
-def _precision(target: str, kind: str) -> Precision:
-    if kind == "tf32":
-        return TF32
-    return BF16 if _is_hopper(target) else BF16_BEFORE_HOPPER
+def _capability(target: str) -> tuple[int, int]:
+    """(9, 0) for sm_90; AMD's have none, and multiply bfloat16 as GPUs before Hopper do."""
+    return divmod(int(target[3:]), 10) if target.startswith("sm_") else (8, 0)
 
 
 def compiled(case: Case, target: str) -> Compiled:

@@ -152,6 +152,17 @@ class _Engine:
         return y, None if state_NKW is None else state_NKW.unflatten(0, (B, G))
 
 
+def sums(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, recurrent: Tensor | None, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Σ (q·k) exp(…) v in torch, neither scaled nor divided: a term of power attention beside its Triton kernels."""
+    engine = _Engine(1.0, False, "auto", CHUNK, in_torch=True)
+    if not is_unrolled(q):
+        return engine.attend(q, k, v, log_decay, recurrent, keep)
+    y, state = _as_operator(q, k, v, log_decay, recurrent, keep, 1.0, False, "auto", CHUNK)
+    return y, state if keep else None
+
+
 def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     keep, _, normalize, *_ = rest[2:]
     dtype, (B, T, H, K), (G, V) = torch.promote_types(q.dtype, torch.float32), q.shape, v.shape[2:]

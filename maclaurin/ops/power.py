@@ -180,7 +180,7 @@ class _Engine:
             dtype,
             no_kernel=self._no_kernel,
             torch_is_faster=faster if few else None,
-            in_triton=self._squared and q.shape[3] <= gpu.LARGEST_KEY,
+            in_triton=q.shape[3] <= gpu.LARGEST_KEY,
         )
 
     @property

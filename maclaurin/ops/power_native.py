@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from maclaurin.ops import gpu, native
+from maclaurin.ops import gpu, linear, native
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.one_operator import is_unrolled
 from maclaurin.ops.tokens import Tokens
@@ -100,7 +100,11 @@ def _up_to_first_order(
         if part.start == part.stop:
             continue
         a = None if tokens.log_decay is None else tokens.log_decay[:, part].float()
-        y, _, state = native.call("linear", q[:, part], k[:, part], v[:, part], a, after, 1.0, 1.0, False, chunk, keep)
+        tokens_now = (q[:, part], k[:, part], v[:, part], a, after)
+        if gpu.runs_on(q):
+            y, state = linear.sums(*tokens_now, keep)
+        else:
+            y, _, state = native.call("linear", *tokens_now, 1.0, 1.0, False, chunk, keep)
         outputs.append(y)
         after = state if keep else after
     return _joined(outputs, 1)[:, S - T :], after

@@ -36,13 +36,22 @@ class Call:
     value_channels: int
 
     @staticmethod
-    def of(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, normalize: bool) -> Call:
+    def of(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        scale: float,
+        normalize: bool,
+        smallest: float = SMALLEST_LOG_DECAY,
+    ) -> Call:
+        """smallest: below it a log decay makes no difference."""
         precision = precision_of(q.dtype, capability_of(q))
         dtype = torch.float32 if INTERPRETED or q.dtype == torch.float16 else q.dtype
         K, V = k.shape[3], v.shape[3]
         q, k, v = (padded(x, dtype) for x in (q, k, v))
         tiles = tiles_of(precision, max(k.shape[3], v.shape[3]), capability_of(q))
-        return Call(q, k, v, log_decay, Sums.of(log_decay, q), scale, normalize, precision, tiles, K, V)
+        return Call(q, k, v, log_decay, Sums.of(log_decay, q, smallest), scale, normalize, precision, tiles, K, V)
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
@@ -98,7 +107,10 @@ def value_blocks(v: Tensor) -> list[slice]:
 def quadratic(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, exponential: bool, normalize: bool
 ) -> tuple[Tensor, Tensor]:
-    assert not exponential
+    if exponential:
+        from maclaurin.ops.gpu import softmax  # made of what is here
+
+        return softmax.forward(q, k, v, log_decay, scale)
     parts = [_forward(Call.of(q, k, v[..., some], log_decay, scale, normalize)) for some in value_blocks(v)]
     return joined([y for y, _ in parts], -1).to(q.dtype), parts[0][1]
 
@@ -120,7 +132,10 @@ def quadratic_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, y: Tensor, total: Tensor,
     scale: float, exponential: bool, normalize: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    assert not exponential
+    if exponential:
+        from maclaurin.ops.gpu import softmax
+
+        return softmax.backward(dy, q, k, v, log_decay, y, total, scale)
     c, delta = divisors(y, dy, total, scale, normalize)
     found = Gradients()
     for some in value_blocks(v):
@@ -178,22 +193,28 @@ class Gradients:
         self.sums = [before + x for before, x in zip(self.sums, new, strict=True)] if self.sums else new
 
     def finished(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, extra: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        extra: Tensor | None = None,
+        smallest: float = SMALLEST_LOG_DECAY,
     ) -> tuple[Tensor, ...]:
         """Dense, in the dtypes of the inputs; empty where there is no decay. extra (B,G): what all decays pass on."""
         dq, dk, half_q, half_k = self.sums
         dv = joined(self.values, -1)
         K = k.shape[3]
-        da = q.new_empty(0) if log_decay is None else _of_decay(log_decay, half_q, half_k, extra)
+        da = q.new_empty(0) if log_decay is None else _of_decay(log_decay, half_q, half_k, extra, smallest)
         return (*((x.to(like.dtype)).contiguous() for x, like in ((dq[..., :K], q), (dk[..., :K], k), (dv, v))), da)
 
 
-def _of_decay(log_decay: Tensor, half_q: Tensor, half_k: Tensor, extra: Tensor | None) -> Tensor:
+def _of_decay(log_decay: Tensor, half_q: Tensor, half_k: Tensor, extra: Tensor | None, smallest: float) -> Tensor:
     """da_u = Σ_{t>=u} (q·dq - k·dk)/2, the queries being the last of the keys."""
     G, S = half_k.shape[1:]
     d = -half_k.double()
     d[:, :, S - half_q.shape[2] :] += half_q.double().unflatten(1, (G, -1)).sum(2)
     if extra is not None:
         d[:, :, -1] += extra
-    found = d.flip(2).cumsum(2).flip(2).transpose(1, 2) * (log_decay > SMALLEST_LOG_DECAY)
+    found = d.flip(2).cumsum(2).flip(2).transpose(1, 2) * (log_decay > smallest)
     return found.to(log_decay.dtype).contiguous()

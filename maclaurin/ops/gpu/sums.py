@@ -26,11 +26,11 @@ class Sums:
     lo: Tensor
 
     @staticmethod
-    def of(log_decay_BSG: Tensor | None, like: Tensor) -> Sums:
+    def of(log_decay_BSG: Tensor | None, like: Tensor, smallest: float = decay.SMALLEST_LOG_DECAY) -> Sums:
         if log_decay_BSG is None:
             nothing = torch.zeros(1, dtype=torch.float32, device=like.device)
             return Sums(None, nothing, nothing)
-        exact = (decay.cumulative(log_decay_BSG, 1) * LOG2E).transpose(1, 2).contiguous()
+        exact = (decay.cumulative(log_decay_BSG, 1, smallest) * LOG2E).transpose(1, 2).contiguous()
         hi = exact.float()
         return Sums(exact, hi, (exact - hi).float())
 

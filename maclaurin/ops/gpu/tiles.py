@@ -82,12 +82,26 @@ AMPERE = {
     ("bf16", 64): _tiles(Tile(128, 64, 8), Tile(64, 64, 8), Tile(128, 64, 8), Tile(32, 8, 4), Tile(128, 64, 8)),
     ("bf16", 128): _tiles(Tile(64, 32, 8), Tile(32, 64, 8), Tile(64, 32, 8), Tile(32, 8, 8), Tile(64, 64, 8)),
     ("tf32", 32): _tiles(Tile(64, 32, 4), Tile(32, 64, 4), Tile(64, 32, 4), Tile(32, 8, 4), Tile(64, 64, 4)),
-    ("tf32", 64): _tiles(Tile(64, 32, 4), Tile(32, 64, 8), Tile(64, 32, 8), Tile(32, 8, 4), Tile(64, 64, 8)),
+    ("tf32", 64): _tiles(Tile(64, 32, 8), Tile(32, 64, 8), Tile(64, 32, 8), Tile(32, 8, 4), Tile(64, 64, 8)),
     ("tf32", 128): _tiles(Tile(64, 32, 8), Tile(32, 32, 8), Tile(32, 32, 8), Tile(32, 8, 8), Tile(64, 32, 8)),
 }
 HOPPER = AMPERE | {
     ("bf16", 64): _tiles(Tile(128, 64, 8), Tile(64, 64, 8), Tile(128, 64, 8), Tile(64, 16, 8), Tile(128, 64, 8)),
 }
+# 64 lanes, and one stage: the next tile is loaded into registers, which the direct form has none left for
+CDNA = {
+    ("bf16", 32): _tiles(Tile(64, 32, 4), Tile(32, 64, 4, 1), Tile(64, 32, 4), Tile(32, 8, 4), Tile(64, 64, 4)),
+    ("bf16", 64): _tiles(Tile(64, 32, 4), Tile(32, 64, 4, 1), Tile(64, 32, 4), Tile(32, 8, 4), Tile(128, 64, 8)),
+    ("bf16", 128): _tiles(Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 8, 8), Tile(64, 64, 8)),
+    ("tf32", 32): _tiles(Tile(64, 32, 4), Tile(32, 32, 4, 1), Tile(32, 32, 4), Tile(32, 8, 4), Tile(64, 64, 8)),
+    ("tf32", 64): _tiles(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 8, 4), Tile(64, 64, 8)),
+    ("tf32", 128): _tiles(Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 8, 8), Tile(64, 32, 8)),
+}
+
+
+def table_of(capability: tuple[int, int], amd: bool) -> dict[tuple[str, int], Tiles]:
+    """By kind of products and largest number of channels."""
+    return CDNA if amd else HOPPER if capability >= (9, 0) else AMPERE
 
 
 def precision_of(dtype: torch.dtype, capability: tuple[int, int]) -> Precision:
@@ -104,7 +118,7 @@ def tiles_of(precision: Precision, channels: int, capability: tuple[int, int]) -
     """channels: the larger of key and value channels, padded."""
     if INTERPRETED:
         return INTERPRETER
-    table = HOPPER if capability >= (9, 0) else AMPERE
+    table = table_of(capability, torch.version.hip is not None)
     kind = "bf16" if precision.states == torch.bfloat16 else "tf32"
     return table[kind, max(channels, 32)]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from maclaurin.ops import power_attention, reference
+from maclaurin.ops.backends import watching
 from tests.ops.helpers import assert_close, distance
 from tests.ops.interpreted.helpers import FORWARD, Sizes, assert_right, direct, kernels
 
@@ -119,3 +120,30 @@ def test_a_mean_of_the_keys_costs_the_states_no_digits_in_bfloat16(mean):
     assert lost <= 2 * plain, f"the direct form loses {lost:.1e}, plain PyTorch {plain:.1e}"
     allowed = 2 * (lost if mean else plain)
     assert distance(through_states, expected) <= allowed, f"{distance(through_states, expected):.1e} against {lost:.1e}"
+
+
+@pytest.mark.parametrize(
+    "options", [{"order": (1, 2), "normalize": False}, {"order": (0, 1, 2), "normalize": False}], ids=str
+)
+def test_lower_orders_are_added(options):
+    inputs = Sizes(T=40, R=2).draw()
+    found = []
+    for backend, dtype in (("triton", torch.float32), ("torch", torch.float64)):
+        leaves = [x.to(dtype).clone().requires_grad_() for x in inputs]
+        y, state = power_attention(
+            *leaves, backend=backend, form="chunked", chunk_size=32, fold_at=10, fold_every=7, **options
+        )
+        (y.double() ** 2).sum().backward()
+        found.append([y.detach(), state.recurrent.detach(), *(x.grad for x in leaves)])
+    for actual, expected in zip(*found, strict=True):
+        assert_close(actual, expected, 4e-6)
+
+
+def test_whole_sequences_are_two_passes():
+    """Every token sees every token, with a decay in both directions."""
+    inputs = Sizes(T=40).draw()
+    with torch.no_grad(), watching() as choices:
+        y, _ = power_attention(*inputs, causal=False, form="chunked")
+    assert any(choice.backend == "triton" for choice in choices), choices
+    expected = power_attention(*(x.double() for x in inputs), causal=False)[0]
+    assert_close(y, expected, FORWARD)
