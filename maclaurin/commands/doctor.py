@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,6 +17,9 @@ def doctor(
     tune: Annotated[
         bool, typer.Option("--tune", help="Measure which form is fastest at which length, and store it.")
     ] = False,
+    gpu_compile: Annotated[
+        str, typer.Option("--gpu-compile", help="Compile every Triton kernel for sm_80,sm_90,… or all; needs no GPU.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Print versions, devices, backends and what is missing, and check the arithmetic of this machine.
@@ -24,6 +28,8 @@ def doctor(
     """
     from maclaurin.machine.doctor import WRONG, examine
 
+    if gpu_compile:
+        return _compile_for_gpus(gpu_compile, as_json)
     if tune:
         from maclaurin.bench.tune import measure
         from maclaurin.ops.crossover import store, tuned_file
@@ -38,6 +44,26 @@ def doctor(
     if report["wrong"]:
         for sentence in report["wrong"]:
             print(f"{WRONG}: {sentence}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _compile_for_gpus(targets: str, as_json: bool) -> None:
+    """A row per kernel; the exit code is 1 if one spills more registers than it may."""
+    from maclaurin.machine.gpu_compile import checked_targets, table
+
+    found = []
+    for one in table(checked_targets(targets)):
+        found.append(one)
+        if not as_json:
+            words = (
+                f"{one.target:7} {one.kind} {one.channels:3} {one.kernel:19} tile {one.tile:10} {one.registers:3} registers"
+            )
+            print(
+                f"{words} {one.spills:4} B spills {one.shared:6} B shared{'' if one.allowed else '  too many'}", flush=True
+            )
+    if as_json:
+        print_json([asdict(one) for one in found])
+    if not all(one.allowed for one in found):
         raise typer.Exit(1)
 
 

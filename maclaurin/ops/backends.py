@@ -1,8 +1,9 @@
 """Which backend runs a call, in one place for all ops: what is asked for, what can run, and who is told.
 
-`backend="auto"` takes the C++ kernels where they can run and are faster. The environment variable MACLAURIN_BACKEND
-replaces "auto" in every call of a process (`native/library.py` reads it). As a wish for everything, "native" cannot mean
-mechanisms that have no kernel: they run in torch as before; a call that a kernel exists for runs there or says why not.
+`backend="auto"` takes the C++ kernels on a CPU and the Triton kernels on a GPU where they can run and are faster. The
+environment variable MACLAURIN_BACKEND replaces "auto" in every call of a process (`native/library.py` reads it). As a wish
+for everything, "native" or "triton" cannot mean mechanisms that have no kernel: they run in torch as before; a call that a
+kernel exists for runs there or says why not.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from maclaurin.ops import gpu
 from maclaurin.ops.native import library
 
 
@@ -23,43 +25,60 @@ class SlowPathWarning(UserWarning):
 
 
 class Choice(NamedTuple):
-    """What one op decided. reason: why torch runs it; None where the C++ kernels do."""
+    """What one op decided. reason: why torch runs it; None where kernels do. kernels: which ones, "native" or "triton"."""
 
     op: str
     form: str
     reason: str | None
+    kernels: str = "native"
 
     @property
     def backend(self) -> str:
-        return "native" if self.reason is None else "torch"
+        return self.kernels if self.reason is None else "torch"
 
 
 _said: set[str] = set()
 _watching: list[Choice] | None = None
 
 
+def kernels_for(x: Tensor) -> str:
+    """Which kernels run on tensors like x, where there are some."""
+    return "triton" if gpu.runs_on(x) else "native"
+
+
 def reason_for_torch(
-    backend: str, x: Tensor, dtype: torch.dtype, *, no_kernel: str | None = None, torch_is_faster: str | None = None
+    backend: str,
+    x: Tensor,
+    dtype: torch.dtype,
+    *,
+    no_kernel: str | None = None,
+    torch_is_faster: str | None = None,
+    in_triton: bool = False,
 ) -> str | None:
-    """Why torch computes a call on tensors like x in `dtype`; None where the C++ kernels do.
+    """Why torch computes a call on tensors like x in `dtype`; None where kernels do.
 
     no_kernel: what the call would have to be for a kernel to exist. torch_is_faster: why "auto" prefers torch all the same.
+    in_triton: whether the op has Triton kernels beside the C++ ones.
     """
     wanted = library.default_backend if backend == "auto" else backend
     if wanted == "torch":
         return "backend='torch'" if backend == "torch" else f"{library.BACKEND_VARIABLE}=torch"
-    refusal = no_kernel or library.refusal(x, dtype)
-    if wanted == "native":
+    kernels = kernels_for(x) if wanted == "auto" else wanted
+    if kernels == "triton":
+        no_kernel = no_kernel or (None if in_triton else "an op that has Triton kernels")
+    refusal = no_kernel or (library if kernels == "native" else gpu).refusal(x, dtype)
+    if wanted == kernels:
         if refusal is None:
             return None
-        if backend == "native":
-            raise ValueError(f"backend='native' needs {refusal}")
+        if backend == kernels:
+            raise ValueError(f"backend={kernels!r} needs {refusal}")
         if no_kernel is None:
-            raise ValueError(f"{library.BACKEND_VARIABLE}=native needs {refusal}")
+            raise ValueError(f"{library.BACKEND_VARIABLE}={kernels} needs {refusal}")
     if refusal is None:
         return torch_is_faster
     if no_kernel is None and torch_is_faster is None and not x.is_meta:
-        say_once(f"PyTorch runs what the C++ kernels could: they need {refusal}")
+        name = "C++" if kernels == "native" else "Triton"
+        say_once(f"PyTorch runs what the {name} kernels could: they need {refusal}")
     return f"the kernels need {refusal}"
 
 
@@ -71,10 +90,10 @@ def say_once(sentence: str) -> None:
     warnings.warn(f"{sentence} (said once; `maclaurin.explain` shows all layers)", SlowPathWarning, stacklevel=3)
 
 
-def note(op: str, form: str, reason: str | None) -> None:
-    """Called by every op that has decided: told to whoever watches."""
+def note(op: str, form: str, reason: str | None, x: Tensor | None = None) -> None:
+    """Called by every op that has decided, for tensors like x: told to whoever watches."""
     if _watching is not None:
-        _watching.append(Choice(op, form, reason))
+        _watching.append(Choice(op, form, reason, "native" if x is None else kernels_for(x)))
 
 
 @contextmanager

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from maclaurin.ops.transforms import recomputed
+
+MATRIX_BYTES = 2**30  # of weights at a time where launches cost more than memory does
+
+
+def queries_at_once(q: Tensor, slots: int, block: int, window: int | None = None) -> int:
+    """Queries (..., T, K) whose weights exist at a time: `block` on a CPU, elsewhere as many as there is room for."""
+    if q.is_cpu:
+        return block
+    widest = slots if window is None else min(slots, 9 * window)
+    room = MATRIX_BYTES // (math.prod(q.shape[:-2]) * widest * q.element_size())
+    return max(block, room if window is None else min(room, 8 * window))
 
 
 def over_query_blocks(

@@ -34,6 +34,7 @@ class Line:
 DIRECT_QUERIES = {
     "torch": Line(0, 0.25),
     "native": Line(256, 1.8),
+    "triton": Line(512, 2.0),
     "one state": Line(-6, 0.78),
     "native decay": Line(6, 1.8),
     "torch decay": Line(100, 3.5),

@@ -147,7 +147,7 @@ class Kernel:
 
     def feature_weights(self, dim: int, like: Tensor) -> Tensor:
         """c_n · multiplicity for every monomial, (F,), in the dtype and on the device of `like`."""
-        return _feature_weights(self, dim).to(like)
+        return _feature_weights(self, dim, like.dtype, like.device)
 
     def monomial_weights(self, k_NSK: Tensor, order_weights_NO: Tensor | None) -> Tensor:
         """The same as (F,1), or (N,F,1) where every head weighs the orders in its own way."""
@@ -185,20 +185,21 @@ def remembered(make: Callable[..., R]) -> Callable[..., R]:
 
 
 @remembered
-def _feature_weights(kernel: Kernel, dim: int) -> Tensor:
+def _feature_weights(kernel: Kernel, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     parts = [c * multiplicity(dim, n) for n, c in zip(kernel.orders, kernel.coefficients, strict=True)]
-    return torch.cat(parts)
+    return torch.cat(parts).to(dtype=dtype, device=device)
 
 
 @remembered
-def squares(kernel: Kernel, dim: int) -> list[tuple[int, Tensor, Tensor]]:
+def squares(kernel: Kernel, dim: int, dtype: torch.dtype, device: torch.device) -> list[tuple[int, Tensor, Tensor]]:
     """For each even order n above 0: its position, which features are squares, and their weights in c_n |x|ⁿ."""
     found, start = [], 0
     for position, (n, c) in enumerate(zip(kernel.orders, kernel.coefficients, strict=True)):
         if n > 0 and n % 2 == 0:
             weights = {start + index: c * weight for index, weight in enumerate(power_of_norm(dim, n)) if weight}
-            index_E = torch.tensor(list(weights), dtype=torch.long, device="cpu")
-            found.append((position, index_E, torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")))
+            index_E = torch.tensor(list(weights), dtype=torch.long, device=device)
+            weights_E = torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")
+            found.append((position, index_E, weights_E.to(dtype=dtype, device=device)))
         start += monomial_count(dim, n)
     return found
 
@@ -277,6 +278,15 @@ def contract(x_NKR: Tensor, grad_NFR: Tensor, orders: tuple[int, ...]) -> Tensor
     return grad_x_NKR
 
 
+def gathered(x: Tensor, orders: tuple[int, ...]) -> Tensor:
+    """The same by index, in ordinary operators: (..., K) -> (..., F). Few launches, for what is not a CPU."""
+    made = {0: torch.ones_like(x[..., :1]), 1: x}
+    for order in range(2, max(orders) + 1):
+        first_F, rest_F = _factors(x.shape[-1], order, x.device)
+        made[order] = x.index_select(-1, first_F) * made[order - 1].index_select(-1, rest_F)
+    return made[orders[0]] if len(orders) == 1 else torch.cat([made[order] for order in orders], dim=-1)
+
+
 def _blocks(dim: int, order: int) -> Iterator[tuple[int, slice, slice]]:
     """For each p: where its monomials stand, and the suffix of order-1 that x_p multiplies."""
     lower = monomial_count(dim, order - 1)
@@ -304,7 +314,7 @@ def _expand_order(x_NKR: Tensor, order: int, out_NFR: Tensor) -> None:
         out_NFR.copy_(x_NKR)
     else:
         lower_NFR = expand(x_NKR, (order - 1,))
-        if x_NKR.shape[2] < GATHER_BELOW:
+        if x_NKR.shape[2] < GATHER_BELOW or not x_NKR.is_cpu:
             first_F, rest_F = _factors(x_NKR.shape[1], order, x_NKR.device)
             torch.mul(x_NKR.index_select(1, first_F), lower_NFR.index_select(1, rest_F), out=out_NFR)
             return

@@ -9,7 +9,8 @@ factors are at most 1, and each half is halved again until the exponentials of a
 The native kernels take a block of tokens at a time in every form; `form` and `chunk_size` only make it smaller.
 """
 
-# B batch, T time, H heads, G key-value heads, R = H/G, N = B·G, C chunk, K key channels, W value channels (+1 if normalised)
+# B batch, T time, H heads, G key-value heads, R = H/G, N = B·G, C chunk, J chunks, I = J+1, M = N·J,
+# K key channels, W value channels (+1 if normalised)
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
@@ -150,6 +152,17 @@ class _Engine:
         return y, None if state_NKW is None else state_NKW.unflatten(0, (B, G))
 
 
+def sums(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, recurrent: Tensor | None, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Σ (q·k) exp(…) v in torch, neither scaled nor divided: a term of power attention beside its Triton kernels."""
+    engine = _Engine(1.0, False, "auto", CHUNK, in_torch=True)
+    if not is_unrolled(q):
+        return engine.attend(q, k, v, log_decay, recurrent, keep)
+    y, state = _as_operator(q, k, v, log_decay, recurrent, keep, 1.0, False, "auto", CHUNK)
+    return y, state if keep else None
+
+
 def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     keep, _, normalize, *_ = rest[2:]
     dtype, (B, T, H, K), (G, V) = torch.promote_types(q.dtype, torch.float32), q.shape, v.shape[2:]
@@ -227,12 +240,36 @@ def _per_channel(
     N, T, K = k_NTK.shape
     if state_NKW is None:
         state_NKW = v_NTW.new_zeros(N, K, v_NTW.shape[2])
+    if size is not None and size > 1 and not k_NTK.is_cpu:
+        y_NRTW, state_NKW = recomputed(_all_chunks, q_NRTK, k_NTK, v_NTW, a_NTK, state_NKW, min(size, T))
+        return y_NRTW, state_NKW if keep else None
     outputs = []
     for now in (slice(start, start + (size or T)) for start in range(0, T, size or T)):
         pieces = (q_NRTK[:, :, now], k_NTK[:, now], v_NTW[:, now], a_NTK[:, now], state_NKW)
         y, state_NKW = recomputed(_chunk, *pieces)
         outputs.append(y)
     return torch.cat(outputs, dim=2), state_NKW if keep else None
+
+
+def _all_chunks(
+    q_NRTK: Tensor, k_NTK: Tensor, v_NTW: Tensor, a_NTK: Tensor, state_NKW: Tensor, C: int
+) -> tuple[Tensor, Tensor]:
+    """`_chunk` for J chunks at once, where launches cost more than that: the states before them are one product."""
+    (N, R, T), W, dtype = q_NRTK.shape[:3], v_NTW.shape[2], q_NRTK.dtype
+    extra = -T % C
+    k_MCK, v_MCW, a_MCK = (pad(x, (0, 0, 0, extra)).unflatten(1, (-1, C)).flatten(0, 1) for x in (k_NTK, v_NTW, a_NTK))
+    q_MRCK = pad(q_NRTK, (0, 0, 0, extra)).unflatten(2, (-1, C)).transpose(1, 2).flatten(0, 1)
+    sums_MCK = decay.cumulative(a_MCK, 1)
+    ends_NKI = pad(sums_MCK[:, -1].unflatten(0, (N, -1)).cumsum(1).transpose(1, 2), (1, 0))
+    left_MCK = k_MCK * decay.factor(sums_MCK[:, -1:] - sums_MCK, dtype)
+    added_NJKW = torch.bmm(left_MCK.transpose(1, 2), v_MCW).unflatten(0, (N, -1))
+    terms_NKIW = torch.cat([state_NKW[:, None], added_NJKW], dim=1).transpose(1, 2)
+    states_NKIW = decay.between(ends_NKI, ends_NKI, dtype) @ terms_NKIW
+    states_MKW = states_NKIW[:, :, :-1].transpose(1, 2).flatten(0, 1)
+    y_MRCW = torch.einsum("mrck,mkw->mrcw", q_MRCK * decay.factor(sums_MCK, dtype)[:, None], states_MKW)
+    y_MRCW = y_MRCW + torch.einsum("mrcj,mjw->mrcw", _within(q_MRCK, k_MCK, sums_MCK), v_MCW)
+    y_NRTW = y_MRCW.unflatten(0, (N, -1)).transpose(1, 2).reshape(N, R, T + extra, W)[:, :, :T]
+    return y_NRTW, states_NKIW[:, :, -1]
 
 
 def _chunk(q_NRCK: Tensor, k_NCK: Tensor, v_NCW: Tensor, a_NCK: Tensor, state_NKW: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ class CallOptions(TypedDict, total=False):
 class Options(NamedTuple):
     """return_state: False returns None in place of the state, and saves the work of making it.
     form: "parallel", "chunked", "recurrent", or "auto" for the fastest; all give the same numbers.
-    backend: "native" (C++ on a CPU), "torch" (everything), or "auto", the faster one that can.
+    backend: "native" (C++ on a CPU), "triton" (on a GPU), "torch" (everything), or "auto", the faster one that can.
     attention_mask (B,T), lengths (B,) or cu_seqlens (N+1,): ragged batches, see `ragged.py`.
     """
 
@@ -61,7 +61,7 @@ class Options(NamedTuple):
     def plain(self) -> bool:
         """Whether nothing is asked but the next tokens of a dense batch and the state after them."""
         ragged = self.attention_mask is not None or self.cu_seqlens is not None or self.lengths is not None
-        auto = self.backend == "auto" and library.default_backend != "torch"
+        auto = self.backend == "auto" and library.default_backend in ("auto", "native")
         return auto and self.return_state and self.form in ("auto", "recurrent") and not ragged
 
     def natively(self, op: str, x: Tensor, auto: str = "chunked") -> bool:

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.ops import checks, decay, native
+from maclaurin.ops import checks, decay, gpu, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
-from maclaurin.ops.backends import note, reason_for_torch, say_once
+from maclaurin.ops.backends import kernels_for, note, reason_for_torch, say_once
 from maclaurin.ops.blocks import over_query_blocks
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
@@ -152,8 +152,8 @@ class _Engine:
         folded = self._folded(tokens, recurrent is not None) if return_state else 0
 
         reason = self._reason_for_torch(q, dtype, recurrent is not None)
-        through_state = self._through_state(q, "native" if reason is None else "torch", recurrent is not None)
-        note("power_attention", "recurrent" if q.shape[1] == 1 else "chunked" if through_state else "parallel", reason)
+        through_state = self._through_state(q, kernels_for(q) if reason is None else "torch", recurrent is not None)
+        note("power_attention", "recurrent" if q.shape[1] == 1 else "chunked" if through_state else "parallel", reason, q)
         if reason is None:
             y, recurrent = self._natively(q, tokens, recurrent, folded, through_state)
         else:
@@ -170,15 +170,17 @@ class _Engine:
         return decay.widest(q.device) if orders[-1] > LONG_SERIES else torch.promote_types(q.dtype, torch.float32)
 
     def _reason_for_torch(self, q: Tensor, dtype: torch.dtype, has_state: bool) -> str | None:
-        """None where the C++ kernels run. Few tokens read a recurrent state in torch, except for one token of order 2."""
+        """None where kernels run. On a CPU few tokens read a recurrent state in torch, except for one token of order 2."""
         fewest = 2 if self._squared else 1
         faster = f"torch reads a recurrent state faster for {fewest} to {NATIVE_FROM - 1} tokens"
+        few = has_state and fewest <= q.shape[1] < NATIVE_FROM and kernels_for(q) == "native"
         return reason_for_torch(
             self.backend,
             q,
             dtype,
             no_kernel=self._no_kernel,
-            torch_is_faster=faster if has_state and fewest <= q.shape[1] < NATIVE_FROM else None,
+            torch_is_faster=faster if few else None,
+            in_triton=q.shape[3] <= gpu.LARGEST_KEY,
         )
 
     @property
@@ -204,8 +206,8 @@ class _Engine:
         return safe_divide(y[..., :-1], y[..., -1:]) if self.normalize else y, recurrent
 
     def _through_state(self, q: Tensor, backend: str, has_state: bool) -> bool:
-        """Whether chunks go through a recurrent state. The C++ kernels read one in no other way; torch does directly."""
-        if has_state and backend == "native":
+        """Whether chunks go through a recurrent state. The kernels read one in no other way; torch does directly."""
+        if has_state and backend != "torch":
             return True
         T, K = q.shape[1], q.shape[3]
         if self.form == "auto" and (T == 1 or is_unrolled(q)):

@@ -1,5 +1,7 @@
 """Power attention in chunks: linear time, and memory that does not grow with T, forward and backward.
 
+A CPU takes one chunk after the other; where launches cost more than that, all chunks are taken at once (`power_batched.py`).
+
 With L the sum of log decay inside a chunk, m(x) the monomials of x, c their weights, and S the state at its start:
 
     1. y_i  = exp(L_i) m(q_i)ᵀ (c ⊙ S) + Σ_{j<=i} f(q_i·k_j) exp(L_i - L_j) v_j          the state, then the chunk itself
@@ -30,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.ops import decay
+from maclaurin.ops import decay, power_batched
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.features import Kernel, contract, monomials
 from maclaurin.ops.rounding import above_rounding
@@ -70,8 +72,10 @@ def chunked(
 
     Where `plan.folded` is 0 there is no new state: None. `weights_NO` weighs the orders of the kernel, one row per head.
     """
-    rows = q_NRTK.shape[1] * min(plan.chunk, k_NSK.shape[1])
     inputs = (q_NRTK, k_NSK, v_NSW, log_decay_NS, state_NFW, weights_NO)
+    if not q_NRTK.is_cpu:
+        return power_batched.chunked(*inputs, plan.kernel, plan.chunk, plan.folded, plan.guarded)
+    rows = q_NRTK.shape[1] * min(plan.chunk, k_NSK.shape[1])
     return some_heads_at_a_time(_Chunked, inputs, plan, rows)
 
 

@@ -1,4 +1,4 @@
-"""Power attention in the C++ kernels: second order in its own, and orders up to 2 as a sum of second and first order.
+"""Power attention in the kernels: second order in its own, and orders up to 2 as a sum of second and first order.
 
     f(x) = w_0 + w_1 x + w_2 x²/2,   x = scale·q·k:   the first two terms are (w_0, w_1 q)·(1, scale·k), of first order
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from maclaurin.ops import native
+from maclaurin.ops import gpu, linear, native
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.one_operator import is_unrolled
 from maclaurin.ops.tokens import Tokens
@@ -100,7 +100,11 @@ def _up_to_first_order(
         if part.start == part.stop:
             continue
         a = None if tokens.log_decay is None else tokens.log_decay[:, part].float()
-        y, _, state = native.call("linear", q[:, part], k[:, part], v[:, part], a, after, 1.0, 1.0, False, chunk, keep)
+        tokens_now = (q[:, part], k[:, part], v[:, part], a, after)
+        if gpu.runs_on(q):
+            y, state = linear.sums(*tokens_now, keep)
+        else:
+            y, _, state = native.call("linear", *tokens_now, 1.0, 1.0, False, chunk, keep)
         outputs.append(y)
         after = state if keep else after
     return _joined(outputs, 1)[:, S - T :], after
@@ -112,4 +116,6 @@ def _joined(parts: list[Tensor], dim: int) -> Tensor:
 
 
 def _single(q: Tensor, k: Tensor, v: Tensor, recurrent: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    return q.float(), k.float(), v.float(), None if recurrent is None else recurrent.float()
+    """In float32, or on a GPU in what the queries are: its kernels multiply bfloat16 and sum in float32."""
+    dtype = q.dtype if gpu.runs_on(q) else torch.float32
+    return q.to(dtype), k.to(dtype), v.to(dtype), None if recurrent is None else recurrent.float()

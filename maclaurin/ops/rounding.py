@@ -28,9 +28,9 @@ def above_rounding(
     """
     square_NQ1 = q_NQK.square().sum(-1, keepdim=True)
     error_NQ1 = torch.zeros_like(read_NQ1)
-    for position, index_E, weights_E in squares(kernel, q_NQK.shape[-1]):
+    for position, index_E, weights_E in squares(kernel, q_NQK.shape[-1], totals_NF.dtype, totals_NF.device):
         order = kernel.orders[position]
-        size_N = totals_NF[:, index_E.to(totals_NF.device)] @ weights_E.to(totals_NF)
+        size_N = totals_NF[:, index_E] @ weights_E
         if order_weights_NO is not None:
             size_N = size_N * order_weights_NO[:, position]
         error_NQ1 = error_NQ1 + ROUNDING * order * size_N[:, None, None] * square_NQ1 ** (order // 2)

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from maclaurin.common.arguments import at_least_one, number, one_of
-from maclaurin.ops import checks, decay
+from maclaurin.ops import checks, decay, gpu
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.backends import note, reason_for_torch
-from maclaurin.ops.blocks import over_query_blocks, slices
+from maclaurin.ops.blocks import over_query_blocks, queries_at_once, slices
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs, token_by_token
@@ -62,7 +62,7 @@ def softmax_attention(
     window: how many tokens a query sees, itself included.
     numerator: "exp", or "relu" of the score. divisor: "sum" of the weights, "floored-sum" (at least 1), "count" of the
     visible keys, "none". detach_divisor: no gradient flows through the divisor. divisor_epsilon is added to it.
-    backend: "native" (C++, plain weights with or without decay in float32 on a CPU), "torch", or "auto".
+    backend: "native" (C++ on a CPU) or "triton" (on a GPU) for plain weights with or without decay, "torch", or "auto".
     Other arguments as in `power_attention` and `Options`.
     """
     call = Options.of(softmax_attention, options)
@@ -205,9 +205,10 @@ def _dense(
     fused = form == "auto" and dense and weights.fused and not is_transformed()
     reason = _reason_for_torch(weights, q, tokens, dtype, form, backend)
     auto = "parallel" if reason is None or fused else "chunked"
-    note("softmax_attention", "recurrent" if T == 1 else auto if form == "auto" else form, reason)
+    note("softmax_attention", "recurrent" if T == 1 else auto if form == "auto" else form, reason, q)
     if reason is None:
-        inputs = (q.float(), tokens.keys.float(), tokens.values.float(), tokens.log_decay)
+        kind = q.dtype if gpu.runs_on(q) else torch.float32  # on a GPU sums alone are float32
+        inputs = (q.to(kind), tokens.keys.to(kind), tokens.values.to(kind), tokens.log_decay)
         y, _ = torch.ops.maclaurin.quadratic(*inputs, weights.scale, True, True)
         return y.to(q.dtype), kept
     at_once = fused and state is None and weights.window is None  # one call of PyTorch's own attention
@@ -229,7 +230,7 @@ def _in_torch(weights: _Weights, q: Tensor, tokens: Tokens, form: str, chunk_siz
     real = tokens.real()
     real_NS = None if real is None else real.repeat_interleave(G, dim=0)
 
-    block = T if form == "parallel" else chunk_size
+    block = T if form == "parallel" else queries_at_once(q_NRTK, tokens.slots, chunk_size, weights.window)
     along_time = [None if x is None else slices(x, 1, weights.window, block) for x in (k_NSK, v_NSV, a_NS, real_NS)]
 
     def attend(q_block: Tensor, seen: int) -> Tensor:
@@ -262,9 +263,10 @@ def _reason_for_torch(
     options = None if weights.plain and weights.window is None else "softmax without window, cap or another divisor"
     padding = None if tokens.first is None else "sequences without padding"
     faster = "PyTorch's own attention is faster without a decay" if tokens.log_decay is None else None
+    small = q.shape[3] <= gpu.LARGEST_KEY
     if form == "recurrent":
         faster = "form='recurrent' is for comparison"
-    return reason_for_torch(backend, q, dtype, no_kernel=options or padding, torch_is_faster=faster)
+    return reason_for_torch(backend, q, dtype, no_kernel=options or padding, torch_is_faster=faster, in_triton=small)
 
 
 def _fused(weights: _Weights, q: Tensor, tokens: Tokens, chunk_size: int) -> Tensor:
@@ -277,6 +279,7 @@ def _fused(weights: _Weights, q: Tensor, tokens: Tokens, chunk_size: int) -> Ten
         y = scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSV, is_causal=True, scale=weights.scale, enable_gqa=grouped)
         return y.transpose(1, 2).to(q.dtype)
 
+    chunk_size = queries_at_once(q_BHTK, S, chunk_size, weights.window)
     cut_keys, cut_values = (slices(x, 2, weights.window, chunk_size) for x in (k_BGSK, v_BGSV))
 
     biases: dict[tuple[int, int], Tensor] = {}  # the last one made: all blocks inside a window share it

@@ -31,8 +31,11 @@ def is_transformed() -> bool:
 
 
 def has_numbers(x: Tensor) -> bool:
-    """Whether there is anything to look at: not in a compiled graph, on the meta device, or in a fake tensor."""
-    return not (torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor))
+    """Whether there is anything to look at: not in a compiled graph or a fake tensor, and on the CPU alone.
+
+    A look at a tensor on a GPU would wait until all that was launched is done, in every call.
+    """
+    return x.is_cpu and not (torch.compiler.is_compiling() or isinstance(x, FakeTensor))
 
 
 def numbers(x: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def test_the_environment_is_read_for_mixers(wish, runs):
 def test_another_word_in_the_environment_is_one_sentence():
     done = python("from maclaurin.cli import main; main(['mixers'])", MACLAURIN_BACKEND="cuda")
     assert done.returncode == 2
-    assert done.stderr.strip() == "maclaurin: MACLAURIN_BACKEND must be one of auto, torch, native, got 'cuda'"
+    assert done.stderr.strip() == "maclaurin: MACLAURIN_BACKEND must be one of auto, torch, native, triton, got 'cuda'"
 
 
 def test_a_fall_to_torch_is_said_once_by_reason(nothing_said):

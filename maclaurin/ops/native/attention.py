@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.ops import gpu
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Attention, Strided, buffer, pointer, rows, run
@@ -66,7 +67,7 @@ def _call(
 def _dense_like(*tensors: Tensor | None) -> tuple[Tensor, ...]:
     """Dense tensors of the same shapes, and an empty one for each that is absent."""
     like = next(x for x in tensors if x is not None)
-    return tuple(torch.empty(0 if x is None else x.shape, dtype=like.dtype, device=like.device) for x in tensors)
+    return tuple(like.new_empty(0) if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in tensors)
 
 
 def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +78,7 @@ def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _fake_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     B, T, H, _ = q.shape
-    return q.new_empty(B, T, H, v.shape[3]), q.new_empty(B, T, H)
+    return q.new_empty(B, T, H, v.shape[3]), q.new_empty(B, T, H, dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -134,6 +135,7 @@ def _quadratic_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, *_: Any, 
     flops=_quadratic_flops,
     save=_save,
     backward=_quadratic_gradients,
+    on_gpu=gpu.kernel("direct", "quadratic"),
 )
 def _quadratic(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, exponential: bool, normalize: bool
@@ -151,6 +153,7 @@ def _quadratic(
     shapes=SHAPES,
     fake=_quadratic_backward_fake,
     flops=_quadratic_backward_flops,
+    on_gpu=gpu.kernel("direct", "quadratic_backward"),
 )
 def _quadratic_backward(
     dy: Tensor,
@@ -180,7 +183,7 @@ def _chunked_fake(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: Tensor | None, scale: float, normalize: bool, *last: int
 ) -> tuple[Tensor, ...]:
     _, folded = last
-    return *_fake_outputs(q, v), q.new_empty(_state_shape(k, v, normalize, folded))
+    return *_fake_outputs(q, v), q.new_empty(_state_shape(k, v, normalize, folded), dtype=torch.float32)
 
 
 def _chunked_gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_state: Tensor) -> tuple[Tensor | None, ...]:
@@ -218,6 +221,7 @@ def _chunked_backward_flops(dy: Shape, dnew: Any, q: Shape, k: Shape, v: Shape, 
     flops=_chunked_flops,
     save=_save,
     backward=_chunked_gradients,
+    on_gpu=gpu.kernel("chunked", "chunked"),
 )
 def _chunked(
     q: Tensor,
@@ -246,6 +250,7 @@ def _chunked(
     shapes=SHAPES,
     fake=_chunked_backward_fake,
     flops=_chunked_backward_flops,
+    on_gpu=gpu.kernel("chunked", "chunked_backward"),
 )
 def _chunked_backward(
     dy: Tensor,
@@ -280,7 +285,8 @@ def _chunked_backward(
 
 
 def _goes_direct(q: Tensor) -> bool:
-    return q.shape[1] <= longest_direct("native", q.shape[3] * (q.shape[3] + 1) // 2)
+    rival = "triton" if gpu.runs_on(q) else "native"
+    return q.shape[1] <= longest_direct(rival, q.shape[3] * (q.shape[3] + 1) // 2)
 
 
 def _squared_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
@@ -289,15 +295,7 @@ def _squared_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | N
     return dq, dk, dv, None if saved[3] is None else dlog_decay, None, None, None
 
 
-@operator(
-    f"squared({INPUTS}, float scale, bool normalize, int chunk) -> (Tensor, Tensor)",
-    shapes=SHAPES,
-    fake=_quadratic_fake,
-    flops=_quadratic_flops,
-    save=_save,
-    backward=_squared_gradients,
-)
-def _squared(
+def _squared_forward(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, normalize: bool, chunk: int
 ) -> tuple[Tensor, Tensor]:
     if _goes_direct(q):
@@ -307,13 +305,6 @@ def _squared(
     return y, total
 
 
-@operator(
-    f"squared_backward(Tensor dy, {INPUTS}, Tensor y, Tensor total, float scale, bool normalize, int chunk) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
-    shapes=SHAPES,
-    fake=_quadratic_backward_fake,
-    flops=_quadratic_backward_flops,
-)
 def _squared_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved: Any) -> tuple[Tensor, ...]:
     log_decay, y, total, scale, normalize, chunk = saved
     found: tuple[Tensor, ...]
@@ -323,6 +314,25 @@ def _squared_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved: Any) 
     nothing = q.new_empty(0)
     found = _chunked_backward(dy, None, q, k, v, log_decay, None, y, total, nothing, scale, normalize, chunk, 0)
     return found[:4]
+
+
+operator(
+    f"squared({INPUTS}, float scale, bool normalize, int chunk) -> (Tensor, Tensor)",
+    shapes=SHAPES,
+    fake=_quadratic_fake,
+    flops=_quadratic_flops,
+    save=_save,
+    backward=_squared_gradients,
+    on_gpu=_squared_forward,
+)(_squared_forward)
+operator(
+    f"squared_backward(Tensor dy, {INPUTS}, Tensor y, Tensor total, float scale, bool normalize, int chunk) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    shapes=SHAPES,
+    fake=_quadratic_backward_fake,
+    flops=_quadratic_backward_flops,
+    on_gpu=_squared_backward,
+)(_squared_backward)
 
 
 # --- squared scores over whole sequences, every query against every key

@@ -16,13 +16,14 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from maclaurin.ops.gpu.availability import INTERPRET_VARIABLE, INTERPRETED
 from maclaurin.ops.transforms import is_transformed
 
 FILE = Path("lib", "libmaclaurin_native.so")
 CPU = torch.device("cpu")
 ISA_VARIABLE = "MACLAURIN_ISA"  # avx512, avx2 or portable, instead of the fastest that the CPU has
-BACKEND_VARIABLE = "MACLAURIN_BACKEND"  # torch or native, instead of every backend="auto"
-BACKENDS = ("auto", "torch", "native")
+BACKEND_VARIABLE = "MACLAURIN_BACKEND"  # torch, native or triton, instead of every backend="auto"
+BACKENDS = ("auto", "torch", "native", "triton")
 
 
 class Strided(ctypes.Structure):
@@ -113,6 +114,8 @@ KERNELS = {  # by what they take
 
 
 def _load() -> ctypes.CDLL | None:
+    if INTERPRETED:
+        return None  # the CPU stands for a GPU
     # an editable installation has two folders, the sources and the built files
     found = [path for folder in sys.modules["maclaurin"].__path__ if (path := Path(folder) / FILE).exists()]
     if not found:
@@ -166,6 +169,8 @@ def refusal(q: Tensor, dtype: torch.dtype) -> str | None:
         return f"float32 or less, not {dtype}"
     if is_transformed():
         return "a call without forward-mode differentiation and torch.func"
+    if INTERPRETED:
+        return f"a process without {INTERPRET_VARIABLE}=1"
     return None if available() else "a maclaurin that was built where a C++ compiler is found"
 
 

@@ -1,0 +1,151 @@
+"""Softmax with a decay as a bias on the scores: a running maximum, no matrix in memory, forward and backward.
+
+Scores are in units of log2: c·q_t·k_s + A_t - A_s with c = scale·log2(e). What a row keeps is the log2 of the sum of its
+weights, from which the backward has them again.
+"""
+
+# mypy: disable-error-code="no-untyped-def,misc,untyped-decorator,no-untyped-call"
+
+import triton
+import triton.language as tl
+
+from maclaurin.ops.gpu.pieces import dot, rows_of, vector_of
+
+
+@triton.jit
+def _scores(x, HI, LO, t, s, count, c, DECAY: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Products q·k -> scores in log2, -inf where a key comes after the query or is none."""
+    x = x * c
+    if TRANSPOSED:
+        seen = (t[None, :] >= s[:, None]) & (s < count)[:, None]
+        if DECAY:
+            x += vector_of(HI, t, count)[None, :] - vector_of(HI, s, count)[:, None]
+            x += vector_of(LO, t, count)[None, :] - vector_of(LO, s, count)[:, None]
+    else:
+        seen = (t[:, None] >= s[None, :]) & (s < count)[None, :]
+        if DECAY:
+            x += vector_of(HI, t, count)[:, None] - vector_of(HI, s, count)[None, :]
+            x += vector_of(LO, t, count)[:, None] - vector_of(LO, s, count)[None, :]
+    return tl.where(seen, x, float("-inf"))
+
+
+@triton.jit
+def softmax_forward(
+    Q, K, V, HI, LO, Y, TOTAL,
+    sqb, sqt, sqh, skb, skt, skh, svb, svt, svh, syb, syt, syh,
+    T, S, H, G, c,
+    DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    DECAY: tl.constexpr, P: tl.constexpr, EMULATE: tl.constexpr,
+):  # fmt: skip
+    """Y (B,T,H,V), and TOTAL (B,T,H): the log2 of the sums of weights."""
+    i = tl.num_programs(0) - 1 - tl.program_id(0)
+    bh = tl.program_id(1)
+    b = (bh // H).to(tl.int64)
+    h = bh % H
+    g = h // (H // G)
+    if DECAY:
+        HI += (b * G + g) * S
+        LO += (b * G + g) * S
+    rows = i * BM + tl.arange(0, BM)
+    q = rows_of(Q + b * sqb + h * sqh, rows, sqt, T, DK)
+    acc = tl.zeros([BM, DV], dtype=tl.float32)
+    total = tl.zeros([BM], dtype=tl.float32)
+    highest = tl.zeros([BM], dtype=tl.float32) + float("-inf")
+    for j in range(tl.cdiv(min(i * BM + BM + S - T, S), BN)):
+        keys = j * BN + tl.arange(0, BN)
+        k = rows_of(K + b * skb + g * skh, keys, skt, S, DK)
+        x = dot(q, tl.trans(k), tl.zeros([BM, BN], dtype=tl.float32), P, EMULATE)
+        x = _scores(x, HI, LO, rows + S - T, keys, S, c, DECAY, False)
+        now = tl.maximum(highest, tl.max(x, 1))
+        before = tl.exp2(highest - now)
+        w = tl.exp2(x - now[:, None])
+        total = total * before + tl.sum(w, 1)
+        acc = dot(w, rows_of(V + b * svb + g * svh, keys, svt, S, DV), acc * before[:, None], P, EMULATE)
+        highest = now
+    c_v = tl.arange(0, DV)
+    place = Y + b * syb + h * syh + rows[:, None] * syt + c_v[None, :]
+    tl.store(place, (acc / total[:, None]).to(Y.dtype.element_ty), mask=(rows < T)[:, None])
+    tl.store(TOTAL + b * T * H + h + rows * H, highest + tl.log2(total), mask=rows < T)
+
+
+@triton.jit
+def softmax_backward_kv(
+    Q, K, V, HI, LO, LOGS, DY, DELTA, DK_, DV_, SUMS,
+    sqb, sqt, sqh, skb, skt, skh, svb, svt, svh, syb, syt, syh,
+    T, S, H, G, c, scale,
+    DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    DECAY: tl.constexpr, P: tl.constexpr, EMULATE: tl.constexpr,
+):  # fmt: skip
+    """dk, dv (B,S,G,·) float32, and SUMS (B,G,S): the gradients by all scores of a key, which are those of the decay."""
+    j = tl.program_id(0)
+    bg = tl.program_id(1)
+    b = (bg // G).to(tl.int64)
+    g = bg % G
+    if DECAY:
+        HI += bg.to(tl.int64) * S
+        LO += bg.to(tl.int64) * S
+    keys = j * BN + tl.arange(0, BN)
+    k = rows_of(K + b * skb + g * skh, keys, skt, S, DK)
+    v = rows_of(V + b * svb + g * svh, keys, svt, S, DV)
+    dk = tl.zeros([BN, DK], dtype=tl.float32)
+    dv = tl.zeros([BN, DV], dtype=tl.float32)
+    sums = tl.zeros([BN], dtype=tl.float32)
+    first = max(j * BN - (S - T), 0) // BM
+    for n in range((tl.cdiv(T, BM) - first) * (H // G)):
+        i = first + n // (H // G)
+        h = g * (H // G) + n % (H // G)
+        rows = i * BM + tl.arange(0, BM)
+        q = rows_of(Q + b * sqb + h * sqh, rows, sqt, T, DK)
+        dy = rows_of(DY + b * syb + h * syh, rows, syt, T, DV)
+        delta = vector_of(DELTA + (b * H + h) * T, rows, T)
+        logs = tl.load(LOGS + (b * H + h) * T + rows, mask=rows < T, other=float("inf"))
+        x = dot(k, tl.trans(q), tl.zeros([BN, BM], dtype=tl.float32), P, EMULATE)
+        w = tl.exp2(_scores(x, HI, LO, rows + S - T, keys, S, c, DECAY, True) - logs[None, :])
+        dv = dot(w, dy, dv, P, EMULATE)
+        dp = dot(v, tl.trans(dy), tl.zeros([BN, BM], dtype=tl.float32), P, EMULATE)
+        dx = w * (dp - delta[None, :])
+        sums += tl.sum(dx, 1)
+        dk = dot(dx, q, dk, P, EMULATE)
+    row = (b * S + keys) * G + g
+    tl.store(DK_ + row[:, None] * DK + tl.arange(0, DK)[None, :], dk * scale, mask=(keys < S)[:, None])
+    tl.store(DV_ + row[:, None] * DV + tl.arange(0, DV)[None, :], dv, mask=(keys < S)[:, None])
+    tl.store(SUMS + bg.to(tl.int64) * S + keys, sums, mask=keys < S)
+
+
+@triton.jit
+def softmax_backward_q(
+    Q, K, V, HI, LO, LOGS, DY, DELTA, DQ, SUMS,
+    sqb, sqt, sqh, skb, skt, skh, svb, svt, svh, syb, syt, syh,
+    T, S, H, G, c, scale,
+    DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    DECAY: tl.constexpr, P: tl.constexpr, EMULATE: tl.constexpr,
+):  # fmt: skip
+    """dq (B,T,H,K) float32, and SUMS (B,H,T): the gradients by all scores of a query, zero but for rounding."""
+    i = tl.num_programs(0) - 1 - tl.program_id(0)
+    bh = tl.program_id(1)
+    b = (bh // H).to(tl.int64)
+    h = bh % H
+    g = h // (H // G)
+    if DECAY:
+        HI += (b * G + g) * S
+        LO += (b * G + g) * S
+    rows = i * BM + tl.arange(0, BM)
+    q = rows_of(Q + b * sqb + h * sqh, rows, sqt, T, DK)
+    dy = rows_of(DY + b * syb + h * syh, rows, syt, T, DV)
+    delta = vector_of(DELTA + (b * H + h) * T, rows, T)
+    logs = tl.load(LOGS + (b * H + h) * T + rows, mask=rows < T, other=float("inf"))
+    dq = tl.zeros([BM, DK], dtype=tl.float32)
+    sums = tl.zeros([BM], dtype=tl.float32)
+    for j in range(tl.cdiv(min(i * BM + BM + S - T, S), BN)):
+        keys = j * BN + tl.arange(0, BN)
+        k = rows_of(K + b * skb + g * skh, keys, skt, S, DK)
+        v = rows_of(V + b * svb + g * svh, keys, svt, S, DV)
+        x = dot(q, tl.trans(k), tl.zeros([BM, BN], dtype=tl.float32), P, EMULATE)
+        w = tl.exp2(_scores(x, HI, LO, rows + S - T, keys, S, c, DECAY, False) - logs[:, None])
+        dp = dot(dy, tl.trans(v), tl.zeros([BM, BN], dtype=tl.float32), P, EMULATE)
+        dx = w * (dp - delta[:, None])
+        sums += tl.sum(dx, 1)
+        dq = dot(dx, k, dq, P, EMULATE)
+    row = (b * T + rows) * H + h
+    tl.store(DQ + row[:, None] * DK + tl.arange(0, DK)[None, :], dq * scale, mask=(rows < T)[:, None])
+    tl.store(SUMS + (b * H + h) * T + rows, sums, mask=rows < T)

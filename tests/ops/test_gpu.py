@@ -1,0 +1,65 @@
+"""The Triton backend as far as it can be seen without a GPU: who is refused, what is imported, and its laws, interpreted."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from maclaurin.ops import gpu, linear_attention, power_attention
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command, **environment):
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+
+
+def inputs(T=4, **options):
+    return [torch.randn(1, T, 1, 4, **options) for _ in range(3)]
+
+
+@pytest.mark.skipif(gpu.INTERPRETED, reason="here the CPU stands for a GPU")
+def test_triton_on_the_cpu_is_refused_in_one_sentence():
+    with pytest.raises(ValueError, match=r"backend='triton' needs tensors on a CUDA or ROCm GPU .* not on cpu"):
+        power_attention(*inputs(), backend="triton")
+    with pytest.raises(ValueError, match="backend='triton' needs an op that has Triton kernels"):
+        linear_attention(*inputs(), backend="triton")
+
+
+def test_importing_maclaurin_imports_no_triton():
+    code = "import sys, maclaurin, maclaurin.ops; print('triton' in sys.modules)"
+    assert run("-c", code).stdout.strip() == "False"
+
+
+def test_the_environment_can_ask_for_triton():
+    """What has kernels says why they cannot run, the rest runs in torch."""
+    code = (
+        "import torch; from maclaurin import ops; x = torch.randn(1, 4, 1, 4); ops.linear_attention(x, x, x)\n"
+        "try: ops.power_attention(x, x, x)\n"
+        "except ValueError as error: print(error)"
+    )
+    said = run("-c", code, MACLAURIN_BACKEND="triton", TRITON_INTERPRET="0")
+    assert "MACLAURIN_BACKEND=triton needs tensors on a CUDA or ROCm GPU" in said.stdout, said.stderr
+
+
+def test_shapes_and_gradients_need_no_gpu():
+    """The operators that the kernels belong to know their shapes: a graph can be made where no kernel runs."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q, k, v = inputs(T=9, device="cuda", dtype=torch.bfloat16)
+        y, state = power_attention(q, k, v, backend="auto", fold_at=4)
+        assert y.dtype == torch.bfloat16 and y.device.type == "cuda" and state.recurrent.dtype == torch.float32
+
+
+@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_laws_hold_in_the_interpreter(marks):
+    pytest.importorskip("triton")
+    command = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, "tests/ops/interpreted")
+    found = run(*command, TRITON_INTERPRET="1")
+    assert found.returncode == 0, found.stdout[-4000:]
