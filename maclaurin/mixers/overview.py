@@ -92,8 +92,9 @@ def crossover_length(mixer: Mixer, softmax: Mixer | None = None) -> int | None:
     if not mixer.finite_state:
         return None
     softmax = softmax or build_mixer("softmax", mixer.d_model, mixer.num_heads, rotary="none")
-    token = softmax.state_nbytes(1)
+    first = softmax.state_nbytes(1)
+    token = softmax.state_nbytes(2) - first  # a cache grows by as much with every token
     length = 2 * mixer.state_nbytes(10**6) // token + 1  # surely beyond it
-    while length > 1 and mixer.state_nbytes(length - 1) <= softmax.state_nbytes(length - 1):
+    while length > 1 and mixer.state_nbytes(length - 1) <= first + (length - 2) * token:
         length -= 1
     return length

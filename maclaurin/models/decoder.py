@@ -299,8 +299,9 @@ def _targets(labels: Tensor, padding: Tensor | None, bounds: Bounds | None) -> T
     if padding is not None:
         targets = targets.masked_fill(padding == 0, -100)
     if bounds is not None:
-        starts = torch.as_tensor(bounds, device=labels.device)[:-1].long()
-        targets.view(-1)[starts[starts < labels.numel()]] = -100
+        starts = torch.as_tensor(bounds, device=labels.device).long()
+        begins = torch.zeros(labels.numel() + 1, dtype=torch.bool, device=labels.device).index_fill(0, starts, True)
+        targets = targets.masked_fill(begins[:-1].view_as(targets), -100)
     return targets
 
 

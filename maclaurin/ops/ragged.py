@@ -7,6 +7,7 @@ most twice its length, so that documents cannot meet, padding cannot enter a sta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -92,40 +93,48 @@ def _by_document(
             # a stable sort moves the real tokens of each sequence to the front and keeps their order
             row = torch.arange(B, dtype=torch.long, device=x.device)[:, None] * T
             positions = row + real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
-            run = _in_buckets if has_numbers(real) else _in_one_batch
-            return run(op, inputs, state, positions, real.sum(1))
+            if has_numbers(real):
+                return _in_buckets(op, inputs, state, positions, real.sum(1).tolist())
+            output, after = _in_one_batch(op, inputs, state, positions, real.sum(1))
+            return torch.zeros_like(output).index_copy(0, positions.flatten(), output).unflatten(0, (B, T)), after
     if cu_seqlens is not None:
         bounds = _checked_cu_seqlens(cu_seqlens, x)
-        document_lengths = bounds.diff()
-        longest = max(int(document_lengths.max()), 1)
-        positions = bounds[:-1, None] + torch.arange(longest, dtype=torch.long, device=x.device)
-        return _in_buckets(op, inputs, state, positions.clamp(max=T - 1), document_lengths)
+        if isinstance(bounds, Tensor):
+            return _unknown_documents(op, inputs, state, bounds)
+        document_lengths = [end - begin for begin, end in pairwise(bounds)]
+        slots = torch.arange(max(*document_lengths, 1), dtype=torch.long, device=x.device)
+        begins = torch.tensor(bounds[:-1], dtype=torch.long, device=x.device)
+        return _in_buckets(op, inputs, state, (begins[:, None] + slots).clamp(max=T - 1), document_lengths)
     _check_rows(state, B)
     return op(inputs, state, None)
 
 
 def _in_buckets(
-    op: DenseOp[S], inputs: Inputs, state: S | None, positions: Tensor, lengths: Tensor
+    op: DenseOp[S], inputs: Inputs, state: S | None, positions: Tensor, lengths: list[int]
 ) -> tuple[Tensor, S | None]:
-    """`positions` (N, longest) says where in the flattened batch the tokens of each document stand."""
+    """`positions` (N, longest) says where in the flattened batch the tokens of each document stand.
+
+    All sizes follow from the lengths, so that a graph made for them needs to look at no tensor.
+    """
     x = next(tensor for tensor in inputs if tensor is not None)
     tokens = x.shape[0] * x.shape[1]
     flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
-    _check_rows(state, lengths.shape[0])
+    _check_rows(state, len(lengths))
 
     outputs, places, rows, states = [], [], [], []
-    for bucket in _buckets(lengths.tolist()):
+    for bucket in _buckets(lengths):
         chosen = torch.tensor(bucket, dtype=torch.long, device=x.device)
-        bucket_lengths = lengths[chosen]
-        longest = max(int(bucket_lengths.max()), 1)
+        bucket_lengths = [lengths[document] for document in bucket]
+        longest = max(*bucket_lengths, 1)
         where = positions[chosen, :longest]
-        real = torch.arange(longest, dtype=torch.long, device=x.device) < bucket_lengths[:, None]
-        padded = None if bool(real.all()) else bucket_lengths
+        counts = torch.tensor(bucket_lengths, dtype=torch.long, device=x.device)
+        padded = None if min(bucket_lengths) == longest else counts
         documents = tuple(None if tensor is None else tensor[where] for tensor in flat)
         output, new_state = op(_zero_at_padding(documents, padded), None if state is None else state.select(chosen), padded)
-        outputs.append(output[real])
-        places.append(where[real])
-        rows.append(chosen)
+        real = slice(None) if padded is None else _real_slots(counts, longest, sum(bucket_lengths))
+        outputs.append(output.flatten(0, 1)[real])
+        places.append(where.flatten()[real])
+        rows += bucket
         states.append(new_state)
 
     output = torch.cat(outputs)
@@ -135,20 +144,37 @@ def _in_buckets(
     if not kept:
         return result, None
     joined = kept[0] if len(kept) == 1 else type(kept[0]).cat(kept)
-    return result, joined.select(torch.cat(rows).argsort())
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    return result, joined.select(order) if len(kept) > 1 else joined  # the documents of one bucket are in order
+
+
+def _real_slots(lengths: Tensor, longest: int, total: int) -> Tensor:
+    """Where the `total` tokens of documents of these lengths stand in a batch (N, longest) that is flattened."""
+    before = torch.arange(len(lengths), dtype=torch.long, device=lengths.device) * longest - (lengths.cumsum(0) - lengths)
+    shift = before.repeat_interleave(lengths, output_size=total)
+    return shift + torch.arange(total, dtype=torch.long, device=lengths.device)
 
 
 def _in_one_batch(
     op: DenseOp[S], inputs: Inputs, state: S | None, positions: Tensor, lengths: Tensor
 ) -> tuple[Tensor, S | None]:
-    """The same where lengths cannot be looked at, so that nobody knows which documents are of similar length."""
-    x = next(tensor for tensor in inputs if tensor is not None)
-    _check_rows(state, x.shape[0])
+    """The same where lengths cannot be looked at, so that nobody knows which documents are of similar length. Outputs are in
+    the order of the positions, flattened, with zeros at padding.
+    """
+    _check_rows(state, positions.shape[0])
     flat = (None if tensor is None else tensor.flatten(0, 1) for tensor in inputs)
     documents = tuple(None if tensor is None else tensor[positions] for tensor in flat)
     output, after = op(_zero_at_padding(documents, lengths), state, lengths)
-    output = without_padding(output, lengths).flatten(0, 1)
-    return torch.zeros_like(output).index_copy(0, positions.flatten(), output).unflatten(0, x.shape[:2]), after
+    return without_padding(output, lengths).flatten(0, 1), after
+
+
+def _unknown_documents(op: DenseOp[S], inputs: Inputs, state: S | None, bounds: Tensor) -> tuple[Tensor, S | None]:
+    """Packed documents whose bounds cannot be looked at: any of them may be as long as the sequence."""
+    T = next(tensor for tensor in inputs if tensor is not None).shape[1]
+    slots = torch.arange(T, dtype=torch.long, device=bounds.device)
+    output, after = _in_one_batch(op, inputs, state, (bounds[:-1, None] + slots).clamp(max=T - 1), bounds.diff())
+    document = torch.searchsorted(bounds[1:].contiguous(), slots, right=True)
+    return output[document * T + slots - bounds[document]][None], after
 
 
 def part(inputs: Inputs, lengths: Tensor | None, start: int, end: int) -> tuple[Inputs, Tensor | None]:
@@ -207,7 +233,8 @@ def _checked_lengths(lengths: Tensor, x: Tensor) -> Tensor:
     return lengths.long()
 
 
-def _checked_cu_seqlens(cu_seqlens: Tensor | Sequence[int], x: Tensor) -> Tensor:
+def _checked_cu_seqlens(cu_seqlens: Tensor | Sequence[int], x: Tensor) -> Tensor | list[int]:
+    """A list, unless it is a tensor in a graph, where nobody can look at its numbers."""
     B, T = x.shape[:2]
     if B != 1:
         raise ValueError(f"cu_seqlens describes documents packed in one sequence, but the batch has {B}")
@@ -219,6 +246,9 @@ def _checked_cu_seqlens(cu_seqlens: Tensor | Sequence[int], x: Tensor) -> Tensor
         raise ValueError(
             f"cu_seqlens must be a list of at least 2 whole numbers, got {bounds.dtype} of shape {shape(bounds)}"
         )
-    if int(bounds[0]) != 0 or int(bounds[-1]) != T or bool((bounds.diff() < 0).any()):
-        raise ValueError(f"cu_seqlens must rise from 0 to the {T} tokens of the sequence, got {bounds.tolist()[:16]}")
-    return bounds.long()
+    if isinstance(cu_seqlens, Tensor) and not has_numbers(bounds):
+        return bounds.long()
+    found = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else list(map(int, cu_seqlens))
+    if found[0] != 0 or found[-1] != T or any(begin > end for begin, end in pairwise(found)):
+        raise ValueError(f"cu_seqlens must rise from 0 to the {T} tokens of the sequence, got {found[:16]}")
+    return found

@@ -44,7 +44,7 @@ class State:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
         changed = {}
-        for field in dataclasses.fields(self):
+        for field in fields_of(type(self)):
             value = getattr(self, field.name)
             if isinstance(value, State):
                 value = value._map(change)
@@ -52,6 +52,12 @@ class State:
                 value = change(value)
             changed[field.name] = value
         return type(self)(**changed)
+
+    def _replaced(self, **changes: Any) -> Self:
+        """dataclasses.replace, which a compiler does not see through."""
+        return type(self)(
+            **{field.name: changes.get(field.name, getattr(self, field.name)) for field in fields_of(type(self))}
+        )
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> Self:
         """The same state with other tensors, in the order of `tensors()`."""
@@ -171,7 +177,7 @@ class State:
         if cls is State and isinstance(states, Sequence) and states and isinstance(states[0], State):
             return type(states[0]).cat(states)
         _check_joinable(cls, states)
-        return cls(**{field.name: cls._cat_field(field.name, states) for field in dataclasses.fields(cls)})
+        return cls(**{field.name: cls._cat_field(field.name, states) for field in fields_of(cls)})
 
     @classmethod
     def _cat_field(cls, name: str, states: Sequence[Self]) -> Any:
@@ -318,8 +324,7 @@ class TokenState(State):
         lengths = self.lengths
         if lengths is None:
             lengths = torch.full((self.keys.shape[0],), self.slots, dtype=torch.long, device=self.keys.device)
-        return dataclasses.replace(
-            self,
+        return self._replaced(
             keys=pad(self.keys, (0, 0, 0, 0, extra, 0)),
             values=pad(self.values, (0, 0, 0, 0, extra, 0)),
             log_decay=None if self.log_decay is None else pad(self.log_decay, (0, 0, extra, 0)),
@@ -380,7 +385,7 @@ class PowerState(TokenState):
         if folded:
             shape = folded[0].shape[1:]
             states = [
-                dataclasses.replace(state, recurrent=folded[0].new_zeros(state.keys.shape[0], *shape))
+                state._replaced(recurrent=folded[0].new_zeros(state.keys.shape[0], *shape))
                 if state.recurrent is None
                 else state
                 for state in states

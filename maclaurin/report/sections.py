@@ -7,6 +7,7 @@ import json
 import shlex
 import statistics
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def state_sizes(groups: Sequence[Group]) -> Section:
         "The state of one sequence in generation, all layers, float32. A circle marks the length from which on a "
         "state is no larger than the KV cache of softmax attention. Heads are "
         f"{' and '.join(map(str, widths))} wide here; at the thesis’s 64 the crossover of 2mamba is at "
-        f"{crossover_length(build_mixer('2mamba', 1024, 16)):,} tokens."
+        f"{_crossover_of_the_thesis():,} tokens."
     )
     caption = f"State of one sequence against its length; both axes are logarithmic.{figures.hidden(lines, log=True)}"
     return Section(
@@ -141,6 +142,11 @@ def state_sizes(groups: Sequence[Group]) -> Section:
         intro,
         [Chart("state-memory", figures.state_sizes(lines, marks, "state of one sequence"), caption)],
     )
+
+
+@cache
+def _crossover_of_the_thesis() -> int | None:
+    return crossover_length(build_mixer("2mamba", 1024, 16))
 
 
 def all_runs(runs: Sequence[SavedRun]) -> Section:

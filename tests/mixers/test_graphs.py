@@ -8,6 +8,7 @@ from torch.export import Dim
 from tests.mixers.test_laws import FORMS, MIXERS, VARIANTS, build, inputs
 
 LENGTHS = (20, 33, 64, 100, 300)  # on both sides of every length at which a form or a chunk changes
+PACKED = ("2mamba", "gla", "softmax", "s6")
 QUICK = ("softmax", "sliding-window", "2mamba", "taylor", "gated-delta", "gla", "luna", "s6")
 
 every_mixer = pytest.mark.parametrize("name", [*MIXERS, *VARIANTS])
@@ -81,15 +82,23 @@ def test_a_step_is_one_graph_in_a_process_that_has_made_none(name, monkeypatch):
         torch.testing.assert_close(y, mixer(x)[0][:, 4:], rtol=1e-4, atol=1e-5)
 
 
-def test_packed_documents_break_the_graph_and_stay_apart():
-    """How many documents there are, and how long, is known only when the bounds are read."""
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in PACKED else pytest.mark.slow) for name in MIXERS])
+@pytest.mark.parametrize("kind", [torch.tensor, list])
+def test_packed_documents_stay_apart_in_a_graph(name, kind):
+    """A graph serves any bounds in a tensor; one that is made for a list has the sizes of its documents."""
     torch._dynamo.reset()
-    mixer = build("gla", torch.float32)
-    x = inputs(mixer, 1, 20)
-    with torch.no_grad():
-        for bounds in ([0, 7, 20], [0, 1, 5, 20]):
-            got, _ = torch.compile(mixer, backend="eager")(x, cu_seqlens=torch.tensor(bounds))
-            torch.testing.assert_close(got, mixer(x, cu_seqlens=bounds)[0], rtol=1e-4, atol=1e-5)
+    mixer = build(name, torch.float32)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(mixer, fullgraph=True, backend=counter)
+    x = inputs(mixer, 1, 40)
+    cases = [[0, 7, 40], [0, 39, 40], [0, 0, 40]] if kind is torch.tensor else [[0, 7, 40], [0, 1, 25, 40]]
+    for bounds in cases:
+        (got, state), (expected, expected_state) = compiled(x, cu_seqlens=kind(bounds)), mixer(x, cu_seqlens=bounds)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        assert state.batch_size == expected_state.batch_size == len(bounds) - 1
+        (more, _), (expected, _) = (mixer(x[:1].expand(len(bounds) - 1, -1, -1), one) for one in (state, expected_state))
+        torch.testing.assert_close(more, expected, rtol=1e-4, atol=1e-5)
+    assert counter.frame_count <= (1 if kind is torch.tensor else 2)
 
 
 @pytest.mark.slow

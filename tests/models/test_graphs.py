@@ -38,6 +38,21 @@ def test_two_graphs_of_the_loss_serve_five_lengths(mixer, padded, monkeypatch):
     assert counter.frame_count <= 2
 
 
+def test_one_graph_of_the_loss_serves_any_bounds_of_packed_documents():
+    torch._dynamo.reset()
+    model = build("gla", layers=2).train()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    ids = tokens(1, 30)
+    for bounds in ([0, 7, 19, 30], [0, 1, 29, 30], [0, 10, 10, 30]):
+        packed = {"input_ids": ids, "labels": ids, "cu_seq_lens_q": torch.tensor(bounds, dtype=torch.int32)}
+        losses = [compiled(**packed).loss, model(**packed).loss]
+        torch.testing.assert_close(*losses)
+        for got, expected in zip(*(torch.autograd.grad(loss, list(model.parameters())) for loss in losses), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert counter.frame_count == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("mixer", "most"), [("delta", 2), ("2mamba", 8)])
 def test_generation_compiles_a_bounded_number_of_graphs(mixer, most):

@@ -58,7 +58,7 @@ def alone(op, batch, mask, row, **options):
 
 
 @every(ALL)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(s=sizes(), fold=FOLDS, chunk=st.integers(1, 8), data=st.data(), garbage=st.sampled_from([1e6, math.nan]))
 def test_padding_never_enters_the_state(op, s, fold, chunk, data, garbage):
     """Two masked calls and one without a mask, each in its own form, against every row alone and unpadded."""
@@ -122,7 +122,7 @@ def test_lengths_are_a_mask_on_the_right(op, s, fold, data, garbage):
 
 
 @every(ALL)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     s=sizes(B=1),
     fold=FOLDS,
