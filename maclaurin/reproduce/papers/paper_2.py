@@ -137,7 +137,7 @@ def _table(name: str, where: str, shows: str, labels: tuple[str, ...], controls:
         name=name,
         where=where,
         shows=shows,
-        experiments=language.experiments(name, shows, rows, numbers, source),
+        experiments=language.experiments(name, shows, rows, source, length=2048),
         rows=rows,
         recipe=RECIPE | {"size": "small", "length": 2048},
         published=numbers,
@@ -159,7 +159,7 @@ def _of_length(length: int) -> Table:
         where="Figures 8 and 10",
         shows=shows,
         experiments=language.experiments(
-            f"length-{length}", shows, rows, numbers, SOURCE.format(size="medium", length=length), length=length
+            f"length-{length}", shows, rows, SOURCE.format(size="medium", length=length), length=length
         ),
         rows=rows,
         recipe=RECIPE | {"size": "medium", "length": length},
@@ -184,8 +184,8 @@ def _discretisation() -> Table:
             "discretisation",
             shows,
             rows,
-            numbers,
             SOURCE.format(size="medium", length=8192) + ", with dt 70,000 before it broke off",
+            length=2048,
             rates=rates,
         ),
         rows=rows,
