@@ -144,11 +144,10 @@ def _mean_hidden(model: MaclaurinModel, tokens_NT: Tensor, lengths_N: Tensor | N
 
 def _see_everything(model: MaclaurinModel) -> None:
     """Layers of an encoder in place of those of a decoder."""
-    for layer in model.layers:
-        name, config = layer.mixer.kind, model.config
-        layer.mixer = build_mixer(
-            name, config.hidden_size, config.num_attention_heads, causal=False, **config.options_of(name)
-        )
+    config = model.config
+    sizes = (config.hidden_size, config.num_attention_heads)
+    for layer, name in zip(model.layers, config.layer_mixers(), strict=True):
+        layer.mixer = build_mixer(name, *sizes, causal=False, **config.options_of(name))
 
 
 def _state_nbytes(model: Any, length: int) -> int | None:

@@ -72,7 +72,7 @@ def experiment_of(table: Table, budget: str, *, seeds: int | None = None, steps:
     experiment = replace(
         experiment,
         seeds=experiment.seeds if seeds is None else seeds,
-        published=known | experiment.published,
+        published={**known, **experiment.published},
         source=experiment.source or table.where,
     )
     check(experiment)

@@ -104,7 +104,7 @@ MORE_DATA = {  # medium, 8192 tokens
     "pile": ("Another corpus: The Pile", {"Mamba-2": 2.646, "2Mamba": 2.499, "Softmax": 2.472}),
     "slimpajama": ("Another corpus: SlimPajama", {"Mamba-2": 2.943, "2Mamba": 2.795, "Softmax": 2.769}),
 }
-CHANGED = {
+CHANGED: dict[str, dict[str, Any]] = {
     "long-run": {"steps": 400_000, "batch_size": 64},
     "pile": {"corpus": "pile"},
     "slimpajama": {"corpus": "slimpajama"},
@@ -148,9 +148,8 @@ def _table(name: str, where: str, shows: str, labels: tuple[str, ...], controls:
 
 def _of_length(length: int) -> Table:
     numbers = BY_LENGTH[length]
-    controls = ("Softmax + conv", "FoX + conv", "Mamba-2, all heads")
-    if length > 2048:
-        controls = ("Softmax, exact positions", *controls)
+    exact = ["Softmax, exact positions"] if length > 2048 else []
+    controls = (*exact, "Softmax + conv", "FoX + conv", "Mamba-2, all heads")
     rows = {label: ROWS[label] for label in numbers} | {label: CONTROLS[label] for label in controls}
     shows = f"2Mamba, 2Mamba-E, Mamba-2 and softmax at {length} tokens"
     asks = [("2Mamba", "Softmax"), ("2Mamba-E", "Softmax"), *(("2Mamba", label) for label in controls)]
