@@ -17,6 +17,9 @@ COPYING = {
     "GLA + selective": one("gla", rotary="selective", rotary_options=SELECTIVE_COPYING),
     "GLA + selective, no gate": one("gla", rotary="selective", rotary_options=SELECTIVE_COPYING | {"gate": "none"}),
     "GLA + selective + bias": one("gla", rotary="selective", rotary_options=SELECTIVE_COPYING | {"bias": True}),
+    "GLA + selective, learned temperature": one(
+        "gla", rotary="selective", rotary_options=SELECTIVE_COPYING | {"learn_temperature": True}
+    ),
     "GLA + RoPE": one("gla", rotary="rope"),
     "GLA": one("gla"),
     "softmax + RoPE": one("softmax"),
