@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def suite(
-    name: Annotated[str, typer.Argument(help="recall, track, needle, lra, vision, swax, frontier or search.")],
+    name: Annotated[str, typer.Argument(help="recall, track, needle, lra, mad, vision, swax, frontier or search.")],
     preset: Annotated[str, typer.Option(help="quick, standard or paper.")] = "quick",
     mixers: Annotated[
         str | None,

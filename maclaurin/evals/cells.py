@@ -15,7 +15,7 @@ from maclaurin.data.tasks import Task, task
 from maclaurin.data.tasks.text import Text, fingerprint_of
 
 PROTOCOL = 2  # raised when `learn` changes what a cell's settings mean, so that older results are not taken for new ones
-MODELS = ("language", "classifier", "pairs", "vision")
+MODELS = ("language", "compressed", "classifier", "pairs", "vision")
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,12 @@ class Row(Record):
 class Setting(Record):
     """The budget.
 
-    model: "language" (an answer at some tokens), "classifier" (one per sequence), "pairs" (one per two sequences) or
-    "vision" (one per image). width, heads, layers, inner: of the model; inner is the width of its MLPs, which differs from
-    model to model where parameters are equal. steps of batch examples, AdamW; stop_at: the validation accuracy at which
-    training ends early, None for never. examples: of each generated test; stored tests are used whole. embedding_std: of
-    the initial token embeddings. label_smoothing: of the loss, the share of each answer that is spread over all classes.
+    model: "language" (an answer at some tokens), "compressed" (the same from the last vector alone), "classifier" (one per
+    sequence), "pairs" (one per two sequences) or "vision" (one per image). width, heads, layers, inner: of the model; inner
+    is the width of its MLPs, which differs from model to model where parameters are equal. steps of batch examples, AdamW;
+    stop_at: the validation accuracy at which training ends early, None for never. examples: of each generated test; stored
+    tests are used whole. embedding_std: of the initial token embeddings. label_smoothing: of the loss, the share of each
+    answer that is spread over all classes.
     """
 
     model: str = "language"

@@ -46,6 +46,29 @@ class AtTokens(SmallModel):
         return _state_nbytes(self.model.model, length)
 
 
+class Compressed(SmallModel):
+    """A language model's layers, of which the vector of the last token alone is decoded.
+
+    At every place that is asked for, by an MLP of this vector plus one for the place (MAD, arXiv 2403.17844).
+    """
+
+    def __init__(self, config: MaclaurinConfig, num_classes: int) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.model = MaclaurinModel(config)
+        self.places = nn.Embedding(config.max_position_embeddings, width)
+        self.decoder = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, num_classes))
+
+    def forward(self, examples: Batch) -> tuple[Tensor, Tensor]:
+        last_NC = self.model(examples.tokens, use_cache=False).last_hidden_state[:, -1]
+        asked_NT = examples.targets != NOT_ASKED
+        example, place = asked_NT.nonzero(as_tuple=True)
+        return self.decoder(last_NC[example] + self.places(place)), examples.targets[asked_NT]
+
+    def state_nbytes(self, length: int) -> int | None:
+        return _state_nbytes(self.model, length)
+
+
 class OfSequences(SmallModel):
     """A language model's layers, the mean of the last hidden states over tokens, and a linear classifier.
 
@@ -121,11 +144,10 @@ def _mean_hidden(model: MaclaurinModel, tokens_NT: Tensor, lengths_N: Tensor | N
 
 def _see_everything(model: MaclaurinModel) -> None:
     """Layers of an encoder in place of those of a decoder."""
-    for layer in model.layers:
-        name, config = layer.mixer.kind, model.config
-        layer.mixer = build_mixer(
-            name, config.hidden_size, config.num_attention_heads, causal=False, **config.options_of(name)
-        )
+    config = model.config
+    sizes = (config.hidden_size, config.num_attention_heads)
+    for layer, name in zip(model.layers, config.layer_mixers(), strict=True):
+        layer.mixer = build_mixer(name, *sizes, causal=False, **config.options_of(name))
 
 
 def _state_nbytes(model: Any, length: int) -> int | None:
@@ -169,11 +191,11 @@ def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
         eos_token_id=None,
         use_cache=False,
     )
-    model: AtTokens | OfPairs | OfSequences
-    if setting.model == "language":
+    model: AtTokens | Compressed | OfPairs | OfSequences
+    if setting.model in ("language", "compressed"):
         if row.bidirectional:
             raise ValueError("a language model sees only what came before: its rows must not be bidirectional")
-        model = AtTokens(text)
+        model = AtTokens(text) if setting.model == "language" else Compressed(text, task.num_classes)
     else:
         model = (OfPairs if setting.model == "pairs" else OfSequences)(text, task.num_classes)
         if row.bidirectional:

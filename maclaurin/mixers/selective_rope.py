@@ -12,7 +12,7 @@ copying.
 Phases are projected in float32 at least, summed and carried in float64, and wrapped only after the temperature. Each
 document starts at phase 0, and padding does not rotate. With grouped heads a key-value head and its queries rotate together.
 The authors' code sums in float32 over packed documents, approximates sines and cosines in its prefill kernel, cannot decode
-with a difference and has no grouped heads; it can also learn the temperature, which it leaves frozen by default.
+with a difference and has no grouped heads. The temperature may be learned, as there, and is frozen by default.
 
 Movahedi, Carstensen et al.: Selective Rotary Position Embedding, arXiv 2511.17388, ICLR 2026.
 """
@@ -66,7 +66,8 @@ class SelectiveRotary(nn.Module):
     gate: of the increments, "standard" (one per head), "low-rank" (the same through 16 channels), "gla" (one per plane
     through 16 channels) or "none". bias: adds exp(b), initially 1.
     temperature: "rope" for theta^(−j/R), theta 500000 unless given; "rfa" for tan(a_j/2) with a_j from 0 to theta·π, theta
-    0.9999 unless given. temp_max: the temperature of the fastest plane.
+    0.9999 unless given. temp_max: the temperature of the fastest plane. learn_temperature: one per plane, for all heads,
+    which starts so.
     identity_conv: the convolution starts as the identity plus N(0, 0.02), so that the initial rotations are temperature ⊙
     u_t with almost nothing of earlier tokens.
     """
@@ -84,6 +85,7 @@ class SelectiveRotary(nn.Module):
         temperature: str = "rope",
         theta: float | None = None,
         temp_max: float = 1.0,
+        learn_temperature: bool = False,
         identity_conv: bool = False,
     ) -> None:
         super().__init__()
@@ -102,6 +104,7 @@ class SelectiveRotary(nn.Module):
         self.heads, self.planes = heads, planes
         self.increments = increments
         self._set_temperature(temperature, theta, temp_max)
+        self.speed = nn.Parameter(self.initial_speed("cpu").float()) if learn_temperature else None
 
         channels = heads * planes
         self.proj: nn.Module
@@ -172,6 +175,11 @@ class SelectiveRotary(nn.Module):
 
     def temperatures(self, device: torch.device | str) -> Tensor:
         """The speed of each plane (R,), in the widest dtype: a rounded speed would give wrong angles far from the start."""
+        if self.speed is not None:
+            return self.speed.to(widest(torch.device(device)))
+        return self.initial_speed(device)
+
+    def initial_speed(self, device: torch.device | str) -> Tensor:
         wide = widest(torch.device(device))
         if self.temperature == "rope":
             planes = torch.arange(self.planes, dtype=wide, device=device)

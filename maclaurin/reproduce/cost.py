@@ -1,4 +1,4 @@
-"""What a table will take: from the cells that are done, or else from a few steps of one of its rows."""
+"""What a table will take: from the cells that are done, or else from a few steps of each of its rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maclaurin.evals.learn import train
 from maclaurin.evals.models import build
 from maclaurin.evals.runner import load
 
-STEPS = 5  # that are timed
+STEPS = 3  # that are timed
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ def estimate(experiment: Experiment, folder: Path) -> Cost:
     if known or not cells:
         each = statistics.fmean(known) if known else 0.0
         return Cost(len(cells), len(known), left * each, f"by the {len(known)} that are done")
-    cell = next(iter(cells.values()))
-    return Cost(len(cells), 0, left * measured(cell), f"by {STEPS} steps of {cell.label}")
+    of_rows = {repr((cell.row, cell.setting)): cell for cell in cells.values()}
+    each = statistics.fmean(map(measured, of_rows.values()))
+    return Cost(len(cells), 0, left * each, f"by {STEPS} steps of each row")
 
 
 def measured(cell: Cell) -> float:

@@ -26,7 +26,7 @@ def first_step(recipe: Recipe) -> FirstStep:
     with torch.device("meta"):
         model = MaclaurinForCausalLM(recipe.config(vocab_size=VOCABULARY))
         layer = MaclaurinForCausalLM(replace(recipe, num_hidden_layers=1).config(vocab_size=VOCABULARY))
-        ids = torch.zeros(1, recipe.length, dtype=torch.long)
+        ids = torch.zeros(1, recipe.length, dtype=torch.long, device="meta")
     logits = layer(ids, use_cache=False).logits
     expected = (1, recipe.length, VOCABULARY)
     if tuple(logits.shape) != expected:

@@ -7,7 +7,7 @@ The published lengths are divided by 8; with as many tokens per step whatever th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +20,10 @@ HEAD_DIM = 64  # of the published models
 SHORTER = 8  # times than the published lengths
 TOKENS = 2048  # per step
 SETTINGS = {
-    "minutes": Setting(width=64, heads=4, layers=2, inner=128, steps=600, examples=256, weight_decay=0.01),
-    "day": Setting(width=128, heads=4, layers=4, inner=256, steps=3000, examples=512, weight_decay=0.01),
+    "minutes": Setting(width=64, heads=4, layers=2, inner=128, examples=256, weight_decay=0.01),
+    "day": Setting(width=128, heads=4, layers=4, inner=256, examples=512, weight_decay=0.01),
 }
+STEPS = {"minutes": 600, "day": 3000}
 RATES = {"minutes": (3e-3, 1e-2), "day": (1e-3, 3e-3, 1e-2)}
 SEEDS = 3
 SMALLER = (
@@ -68,31 +69,35 @@ def experiments(
     name: str,
     title: str,
     rows: Mapping[str, Row],
-    published_numbers: Mapping[str, float],
     source: str,
     *,
-    length: int = 2048,
-    in_words: bool = False,
+    length: int,
+    not_in_minutes: Collection[str] = (),
+    steps: Mapping[str, int] = STEPS,
     rates: Mapping[str, tuple[float, ...]] = RATES,
 ) -> dict[str, Experiment]:
-    """The table at both small budgets. length: the published one."""
+    """The table at both small budgets. length: the published one. steps, rates: of training, by budget. not_in_minutes: rows
+    that take too long for it.
+    """
     found = {}
     for budget, setting in SETTINGS.items():
         tokens = length // SHORTER
         words = {"minutes": "a hundred thousand parameters", "day": "a million parameters"}[budget]
-        numbers = {label: "" if in_words else f"{value:.3f}" for label, value in published_numbers.items()}
         found[budget] = Experiment(
             name,
             f"{title}; {tokens} bytes at a time",
-            {label: smaller(row, setting) for label, row in rows.items()},
-            replace(setting, batch=TOKENS // tokens),
+            {
+                label: smaller(row, setting)
+                for label, row in rows.items()
+                if budget != "minutes" or label not in not_in_minutes
+            },
+            replace(setting, batch=TOKENS // tokens, steps=steps[budget]),
             train=(Problem("text", {"length": tokens}),),
             test=(Problem("text", {"length": tokens, "split": "test"}),),
             learning_rates=rates[budget],
             metric="loss",
             seeds=SEEDS,
-            published={label: text for label, text in numbers.items() if text},
-            source=source if not in_words else "",
+            source=source,
             note=SMALLER.format(parameters=words, rates=len(rates[budget])),
         )
     return found

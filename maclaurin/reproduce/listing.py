@@ -29,12 +29,8 @@ def command(paper: str, table: Table) -> str:
 
 
 def _row(table: Table, label: str) -> str:
-    if label in table.controls:
-        return f"{label} (control)"
-    if label not in table.published:
-        return label
-    number = table.published[label]
-    return f"{label} (place {number + 1:.0f})" if table.in_words else f"{label} {number:.3f}"
+    text = table.text_of(label)
+    return f"{label} ({text})" if text else label
 
 
 def described(paper: str, table: Table) -> Json:

@@ -82,8 +82,8 @@ def _sections(one: Found) -> list[Section]:
     if one.trained is None or one.verdict is None:
         return []
     drawn = section(one.trained, one.table.name)
-    blocks = [_measured(one), *_curves(one.trained, one.table.name), *drawn.parts]
-    return [Section(f"{one.table.name}: {one.table.shows}", _words(one, one.verdict), blocks)]
+    parts = [*_curves(one.trained, one.table.name), *drawn.parts]
+    return [Section(f"{one.table.name}: {one.table.shows}", _words(one, one.verdict), parts)]
 
 
 def _words(one: Found, own: Verdict) -> str:
@@ -92,31 +92,6 @@ def _words(one: Found, own: Verdict) -> str:
     against = [f"{better} should be before {worse}" for better, worse in own.contradicted]
     reversed_ = [f"Reversed beyond their intervals: {'; '.join(against)}."] if against else []
     return "\n".join([own.sentence, *reversed_, *answers, one.table.note, *missing])
-
-
-def _measured(one: Found) -> DataTable:
-    """The published number beside the measured one, best published first."""
-    assert one.trained is not None
-    columns = [
-        Column("row", numeric=False),
-        Column(one.trained.metric_title),
-        Column("published"),
-        Column("", numeric=False),
-    ]
-    rows = []
-    known = one.table.published
-    for row in sorted(one.trained.measured(), key=lambda row: known.get(row.label, float("inf"))):
-        point = row.points[-1]
-        note = f"{point.low:.3f} to {point.high:.3f}, {len(point.by_seed)} seeds"
-        if row.label in known:
-            place = f"place {known[row.label] + 1:.0f}, in words" if one.table.in_words else f"{known[row.label]:.3f}"
-        else:
-            place = "–"
-        kind = "a control" if row.label in one.table.controls else ""
-        rows.append(
-            [Cell(row.label), Cell(f"{point.value:.3f}", point.value, note), Cell(place, known.get(row.label)), Cell(kind)]
-        )
-    return DataTable(f"table-{one.table.name}-published", columns, rows)
 
 
 def _curves(table: ResultTable, key: str) -> list[Chart]:

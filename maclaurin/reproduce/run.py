@@ -68,7 +68,13 @@ def experiment_of(table: Table, budget: str, *, seeds: int | None = None, steps:
         return None
     if steps is not None:
         experiment = replace(experiment, setting=replace(experiment.setting, steps=steps))
-    experiment = replace(experiment, seeds=experiment.seeds if seeds is None else seeds)
+    known = {label: text for label in experiment.rows if (text := table.text_of(label))}
+    experiment = replace(
+        experiment,
+        seeds=experiment.seeds if seeds is None else seeds,
+        published={**known, **experiment.published},
+        source=experiment.source or table.where,
+    )
     check(experiment)
     return experiment
 

@@ -52,6 +52,15 @@ class Table:
         found = [label for experiment in self.experiments.values() for label in experiment.rows]
         return list(dict.fromkeys([*self.rows, *found]))
 
+    def text_of(self, label: str) -> str:
+        """What the paper says of a row: a number, a place, or that it has none."""
+        if label in self.controls:
+            return "a control"
+        if label not in self.published:
+            return ""
+        number = self.published[label]
+        return f"place {number + 1:.0f}" if self.in_words else f"{number:.3f}"
+
     def recipes(self, output: str) -> dict[str, Recipe]:
         """Of the budget "paper", one language model per row, each with a folder of its own."""
         return {label: self._recipe(label, row, output) for label, row in self.rows.items()}

@@ -12,6 +12,7 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,7 @@ def _gains(values: BySeed, better: str, worse: str, *, lower: bool) -> list[floa
     return [sign * (own - other) for own, other in zip(values[better], values[worse], strict=True)]
 
 
-def _tau(gains_PS: np.ndarray) -> tuple[float, float, float]:  # type: ignore[type-arg]
+def _tau(gains_PS: np.ndarray[Any, Any]) -> tuple[float, float, float]:
     """Of pairs by seeds: the mean over pairs of the sign of the mean over seeds, and its interval."""
     seeds = gains_PS.shape[1]
     draws = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))

@@ -22,6 +22,8 @@ SMALL = {
     "passkey": {"length": 200},
     **{name: {"length": 1400} for name in ("niah-single-1", "niah-single-2", "niah-single-3", "niah-multikey-1")},
     **{name: {"length": 1400} for name in ("niah-multikey-2", "niah-multikey-3", "niah-multivalue", "niah-multiquery")},
+    **{name: {"length": 24} for name in ("mad-recall", "mad-noisy-recall", "mad-fuzzy-recall", "mad-memorisation")},
+    "mad-compression": {"length": 8},
     "listops": {"longest": 60, "shortest": 10, "depth": 5},
     "pathfinder": {"dashes": 6},
     "regression": {"length": 10},

@@ -1,4 +1,4 @@
-"""The switches of Mamba-2's published layer, against its formulas written out token by token."""
+"""Mamba-2's published layer with its switches, and Mamba's, against their formulas written out token by token."""
 
 import pytest
 import torch
@@ -67,3 +67,21 @@ def test_the_layer_is_its_formulas(options):
 def test_what_cannot_be_is_refused(options, says):
     with pytest.raises(ValueError, match=says):
         maclaurin.build_mixer("mamba2", 32, 4, **options)
+
+
+@torch.no_grad()
+def test_mamba_is_its_formulas():
+    torch.manual_seed(0)
+    mixer = maclaurin.build_mixer("mamba", 16, 4, d_state=5).double()
+    x = torch.randn(1, 11, 16, dtype=torch.float64)
+    u, gate = (x[0] @ mixer.in_proj.weight.T).chunk(2, -1)
+    padded = F.pad(u, (0, 0, 3, 0))
+    u = F.silu(sum(mixer.conv.weight[:, 0, tap] * padded[tap : tap + 11] for tap in range(4)) + mixer.conv.bias)
+    r, key, query = (u @ mixer.x_proj.weight.T).split([1, 5, 5], -1)
+    dt = F.softplus(r @ mixer.dt_proj.weight.T + mixer.dt_proj.bias)
+    memory, rows = torch.zeros(32, 5, dtype=torch.float64), []
+    for t in range(11):
+        memory = torch.exp(-dt[t, :, None] * mixer.A_log.exp()) * memory + (dt[t] * u[t])[:, None] * key[t]
+        rows.append(memory @ query[t] + mixer.D * u[t])
+    y = (torch.stack(rows) * F.silu(gate)) @ mixer.out_proj.weight.T
+    torch.testing.assert_close(mixer(x)[0][0], y, rtol=1e-10, atol=1e-10)

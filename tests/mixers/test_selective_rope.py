@@ -20,6 +20,7 @@ SETTINGS = {
     "copying": {"rank": 32, "increments": "difference", "temperature": "rfa", "temp_max": 0.25},
     "copying, bias": {"increments": "difference", "gate": "none", "bias": True, "temperature": "rfa", "theta": 0.995},
     "low-rank gate": {"rank": 3, "gate": "low-rank", "bias": True, "theta": 100},
+    "learned temperature": {"rank": 3, "learn_temperature": True, "temp_max": 2.0},
     "gate per plane": {"increments": "linear", "gate": "gla", "temp_max": 2.0},
 }
 every_setting = pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
@@ -424,3 +425,18 @@ def test_a_convolution_that_starts_as_the_token_itself():
     assert turned.std() < 0.1 * expected.std()
     with pytest.raises(ValueError, match="identity_conv=True needs a convolution"):
         SelectiveRotary(32, 2, 16, increments="difference", identity_conv=True)
+
+
+def test_a_learned_temperature_starts_as_the_frozen_one_and_is_learned():
+    frozen, learned = (build(dtype=torch.float32, learn_temperature=learn) for learn in (False, True))
+    with torch.no_grad():
+        learned.speed.copy_(frozen.temperatures("cpu"))
+    learned.load_state_dict({**frozen.state_dict(), "speed": learned.speed})
+    x = torch.randn(2, 9, 12)
+    torch.testing.assert_close(learned(x)[0], frozen(x)[0], rtol=0, atol=1e-5)
+    learned(x)[0].square().sum().backward()
+    assert learned.speed.grad.abs().min() > 0
+    with torch.no_grad():
+        learned.speed *= 2
+    turned = (2 * frozen(x)[0] - learned(x)[0]) / math.tau
+    torch.testing.assert_close(turned, turned.round(), rtol=0, atol=1e-4)

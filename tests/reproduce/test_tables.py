@@ -31,7 +31,7 @@ def small(setting, row):
 def examples(model):
     tokens = torch.arange(48).view(2, 24) % 11
     match model:
-        case "language":
+        case "language" | "compressed":
             return task("mqar", length=24, pairs=2, vocab_size=16), Batch(tokens, tokens.roll(1, 1))
         case "classifier":
             return task("listops", longest=24, shortest=4, depth=2, arguments=3), Labelled(tokens, torch.tensor([1, 2]))

@@ -8,6 +8,7 @@ Targets are -100 where no answer is asked for.
 from maclaurin.data.tasks.base import NOT_ASKED, Batch, Labelled, StoredTask, Task, mixture
 from maclaurin.data.tasks.copying import Copying, SelectiveCopying
 from maclaurin.data.tasks.listops import ListOps
+from maclaurin.data.tasks.mad import Compression, FuzzyRecall, InContextRecall, Memorisation
 from maclaurin.data.tasks.needle import NeedleTask, Prompt, Ruler
 from maclaurin.data.tasks.passkey import Passkey
 from maclaurin.data.tasks.pathfinder import Pathfinder
@@ -29,11 +30,15 @@ __all__ = [
     "MQAR_MIXTURE",
     "NOT_ASKED",
     "Batch",
+    "Compression",
     "Copying",
     "Digits",
+    "FuzzyRecall",
+    "InContextRecall",
     "InductionHeads",
     "Labelled",
     "ListOps",
+    "Memorisation",
     "NeedleTask",
     "Passkey",
     "Pathfinder",

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.suites.frontier import frontier
 from maclaurin.evals.suites.lra import lra
+from maclaurin.evals.suites.mad import mad
 from maclaurin.evals.suites.needle import needle
 from maclaurin.evals.suites.recall import recall
 from maclaurin.evals.suites.rows import OTHER_ROWS
@@ -26,6 +27,7 @@ SUITES: dict[str, Callable[[str], list[Experiment]]] = {
     "track": track,
     "needle": needle,
     "lra": lra,
+    "mad": mad,
     "vision": vision,
     "swax": swax,
     "frontier": frontier,

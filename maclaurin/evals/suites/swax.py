@@ -19,12 +19,12 @@ def swax(preset: str) -> list[Experiment]:
     length, pairs, vocab_size = (128, 4, 32) if quick else (256, 16, 128)
     short, middle = length // 16, length // 4
 
-    def hybrid(window: int, **changes: int) -> Row:
+    def hybrid(window: int, *, short_window: int | None = None, test_window: int | None = None) -> Row:
         options: dict[str, dict[str, float]] = {
             "sliding-window": {"conv_width": 2, "window": window},
             "mlstm": {"conv_width": 2, "norm_eps": 1e-12},
         }
-        return Row(("sliding-window", "mlstm"), options, **changes)
+        return Row(("sliding-window", "mlstm"), options, short_window, test_window)
 
     windows = {
         f"window-{short}": hybrid(short),

@@ -9,6 +9,7 @@ from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.suites.recall import recall
 from maclaurin.evals.suites.rows import SELECTIVE_COPYING, one
 from maclaurin.evals.suites.track import track
+from maclaurin.reproduce.mad import mad_tables
 from maclaurin.reproduce.table import Paper, Table
 
 SOURCE = "Selective RoPE, arXiv 2511.17388, in words"
@@ -16,9 +17,33 @@ COPYING = {
     "GLA + selective": one("gla", rotary="selective", rotary_options=SELECTIVE_COPYING),
     "GLA + selective, no gate": one("gla", rotary="selective", rotary_options=SELECTIVE_COPYING | {"gate": "none"}),
     "GLA + selective + bias": one("gla", rotary="selective", rotary_options=SELECTIVE_COPYING | {"bias": True}),
+    "GLA + selective, learned temperature": one(
+        "gla", rotary="selective", rotary_options=SELECTIVE_COPYING | {"learn_temperature": True}
+    ),
     "GLA + RoPE": one("gla", rotary="rope"),
     "GLA": one("gla"),
     "softmax + RoPE": one("softmax"),
+}
+MAD = {
+    "GLA": one("gla"),
+    "GLA + RoPE": one("gla", rotary="rope"),
+    **{
+        f"GLA + selective{name}": one("gla", rotary="selective", rotary_options={"gate": "none", **options})
+        for name, options in (
+            ("", {}),
+            (" + gate", {"gate": "standard"}),
+            (" + bias", {"bias": True}),
+            (" + gate + bias", {"gate": "standard", "bias": True}),
+        )
+    },
+}
+MAD_MEANS = {
+    "GLA": 65.9,
+    "GLA + RoPE": 72.5,
+    "GLA + selective": 72.0,
+    "GLA + selective + gate": 72.3,
+    "GLA + selective + bias": 72.7,
+    "GLA + selective + gate + bias": 73.2,
 }
 
 
@@ -88,6 +113,7 @@ PAPER = Paper.of(
         in_words=True,
         asks=(("GLA + selective", "GLA"), ("GLA + selective", "GLA + RoPE")),
     ),
+    *mad_tables(MAD, MAD_MEANS),
     Table(
         name="rotation",
         where="the section on random features",

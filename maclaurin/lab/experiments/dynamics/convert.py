@@ -3,7 +3,7 @@
 Their Λ lies between 0 and 1 by construction:
 
 mamba2, ssd    Λ_t = e^{-Δ_t a} per head                B_t = Δ_t b_t      C_t = c_t    D = skip
-s6             Λ_t = e^{-Δ_t a} per channel and state   B_t = Δ_t b_t      C_t = c_t    D = skip
+mamba, s6      Λ_t = e^{-Δ_t a} per channel and state   B_t = Δ_t b_t      C_t = c_t    D = skip
 qlstm          Λ_t = σ(W_f u_t) per channel             B_t = σ(W_i u_t)   C_t = σ(W_o u_t)
 rglru          Λ_t = exp(-c r_t softplus(A))            B_t = √(1-Λ_t²) σ(W_i u_t)      C = 1
 metala         Λ_t = diag(α_t)                          B_t = 1 - α_t      C_t = q_t/√d
@@ -37,7 +37,7 @@ from maclaurin.mixers.metala import MetaLA
 from maclaurin.mixers.mlstm import MLSTM
 from maclaurin.mixers.normalized import Normalized
 from maclaurin.mixers.recurrent import QLSTM, RGLRU, complement
-from maclaurin.mixers.s6 import S6
+from maclaurin.mixers.s6 import S6, Mamba
 from maclaurin.ops import checks
 
 ORDER = 8  # an even one: then the series of exp is positive everywhere, and so is the sum that divides it
@@ -57,15 +57,24 @@ def mamba2(mixer: Mamba2, x: Tensor, order: int) -> System:
 
 
 def s6(mixer: S6, x: Tensor, order: int) -> System:
-    r, b, c = mixer.x_proj(x).split([mixer.dt_rank, mixer.d_state, mixer.d_state], dim=-1)
+    return _selective(mixer, x, 1.0)
+
+
+def mamba(mixer: Mamba, x: Tensor, order: int) -> System:
+    u, gate = mixer.project(x)[:2]
+    return _selective(mixer, u, gate)
+
+
+def _selective(mixer: S6, u: Tensor, gate: Tensor | float) -> System:
+    r, b, c = mixer.x_proj(u).split([mixer.dt_rank, mixer.d_state, mixer.d_state], dim=-1)
     dt_TC1 = mixer.time_step(r)[0, ..., None]
-    u_TC1 = x[0, ..., None]
+    u_TC1 = u[0, ..., None]
     return System(
         torch.exp(-dt_TC1 * mixer.A_log.exp()),
         dt_TC1 * b[0, :, None],
-        c[0, :, None].expand(-1, mixer.d_model, -1),
+        c[0, :, None].expand(-1, u.shape[2], -1),
         u_TC1,
-        lambda y_TC1: mixer.out_proj(y_TC1.flatten(1)[None]),
+        lambda y_TC1: mixer.out_proj(y_TC1.flatten(1)[None] * gate),
         mixer.D[:, None].expand_as(u_TC1),
     )
 
@@ -116,6 +125,7 @@ FAMILIES: dict[type[Mixer], Callable[[Any, Tensor, int], System]] = {
     Delta: separable.delta,
     Inline: separable.inline,
     Mamba2: mamba2,
+    Mamba: mamba,
     S6: s6,
     QLSTM: qlstm,
     RGLRU: rglru,

@@ -47,8 +47,8 @@ class Draw:
 
     def others(self, count: int) -> list[Draw]:
         """As many draws of this size, this one's seed the first."""
-        sizes = (*self.k_ND.shape,)
-        return [Draw.of(*sizes, self.seed + n, ties=False, inline_scale=self.inline_scale) for n in range(count)]
+        seeds = range(self.seed, self.seed + count)
+        return [Draw.of(len(self.k_ND), self.dim, seed, ties=False, inline_scale=self.inline_scale) for seed in seeds]
 
     @property
     def dim(self) -> int:

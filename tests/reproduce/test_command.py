@@ -1,0 +1,118 @@
+"""`maclaurin reproduce` in the shell: the list, a table from its cells to its page, and what it does when it goes on."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from maclaurin.cli import main
+from maclaurin.evals.cells import Row
+from maclaurin.reproduce import cost, papers
+from maclaurin.reproduce.table import Paper, Table
+from tests.evals.helpers import experiment
+
+SMALL = experiment(metric="loss", seeds=3, learning_rates=(1e-2,), name="tiny")
+TABLE = Table(
+    name="tiny",
+    where="Table 0",
+    shows="Two rows and a control",
+    experiments={"minutes": replace(SMALL, rows=SMALL.rows | {"2mamba": Row(("2mamba",))})},
+    published={"softmax": 2.7, "linear": 3.0},
+    asks=(("linear", "softmax"),),
+    controls=("2mamba",),
+    missing={"the other": "it is lost"},
+)
+PLANNED = Table(
+    name="large",
+    where="Table 1",
+    shows="One row for a cluster",
+    rows={"a row": Row(("2mamba",))},
+    recipe={"length": 16, "steps": 10, "batch_size": 2},
+    published={"a row": 2.5},
+    only="its point is the size",
+)
+
+
+@pytest.fixture
+def paper(monkeypatch):
+    made = Paper.of("A paper of tests", TABLE, PLANNED)
+    monkeypatch.setattr(papers, "paper_of", lambda name: made)
+    monkeypatch.setattr("maclaurin.reproduce.listing.paper_of", lambda name: made)
+    monkeypatch.setattr(cost, "STEPS", 1)
+    return made
+
+
+def reproduce(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", *arguments])
+    return ended.value.code
+
+
+def test_a_table_from_cells_to_the_page_and_again(paper, tmp_path, capsys):
+    arguments = ("test", "tiny", "--jobs", "2", "--output", str(tmp_path))
+    assert reproduce(*arguments) == 0
+    printed = capsys.readouterr()
+    assert "9 of 9 cells to train, about" in printed.err and "The published order" in printed.out
+    assert "linear − softmax: " in printed.out and "published +0.300" in printed.out
+    saved = json.loads((tmp_path / "reproduce.json").read_text())
+    (table,) = saved["tables"]
+    assert table["verdict"]["pairs"] == 1 and table["published"] == {"softmax": 2.7, "linear": 3.0}
+    assert all(row["seeds"] == 3 and len(row["curve"]) == 4 for row in table["result"]["rows"])
+    html = (tmp_path / "reproduce.html").read_text()
+    assert "a control" in html and "the other cannot be had: it is lost" in html and 'id="tiny-curves"' in html
+
+    # a run that was killed has the cells that were done: only the others are trained again
+    cells = sorted((tmp_path / "cells").iterdir())
+    cells[0].unlink()
+    assert reproduce(*arguments) == 0
+    printed = capsys.readouterr()
+    assert "1 of 9 cells to train" in printed.err and "[9/9]" in printed.err
+    (after,) = json.loads((tmp_path / "reproduce.json").read_text())["tables"]
+    assert after["verdict"] == table["verdict"]
+
+
+def test_published_sizes_are_planned_and_their_losses_collected(paper, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("maclaurin.reproduce.first_step.VOCABULARY", 64)
+    arguments = ("test", "large", "--budget", "paper", "--output", str(tmp_path))
+    assert reproduce(*arguments) == 0
+    assert "torchrun --nproc_per_node gpu -m maclaurin train --config" in capsys.readouterr().out
+    from maclaurin.training.configured import train_recipe
+
+    recipe = train_recipe({}, tmp_path / "large" / "a-row.yaml")
+    assert (recipe.mixer, recipe.length, recipe.steps) == ("2mamba", 16, 10)
+    (tmp_path / "large" / "a-row").mkdir()
+    (tmp_path / "large" / "a-row" / "log.jsonl").write_text('{"eval_loss": 2.6}\n{"eval_loss": 2.4}\n{"eva')
+    assert reproduce(*arguments, "--json") == 0
+    (table,) = json.loads(capsys.readouterr().out)
+    assert table["planned"][0]["loss"] == 2.4 and table["planned"][0]["published"] == 2.5
+
+
+def test_a_budget_that_a_table_lacks_is_said(paper, tmp_path, capsys):
+    assert reproduce("test", "large", "--output", str(tmp_path)) == 0
+    assert "large has no budget 'minutes': its point is the size; it has 'paper'" in capsys.readouterr().err
+
+
+def test_the_list_has_every_table_with_its_rows_and_command(capsys):
+    assert reproduce("--list") == 0
+    printed = capsys.readouterr().out
+    for name in papers.MODULES:
+        for table in papers.paper_of(name).tables.values():
+            assert f"maclaurin reproduce {name} {table.name}" in printed
+    assert "2Mamba + dt (2.727)" in printed and "FoX + conv (a control)" in printed
+    assert reproduce("--list", "paper-2", "build-up", "--json") == 0
+    (described,) = json.loads(capsys.readouterr().out)
+    assert described["published"]["Mamba-2S"] == 2.76
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("paper-2", "buildup"), "did you mean 'build-up'?; it has:"),
+        (("paper-9",), "there is no paper 'paper-9'"),
+        (("paper-2", "--budget", "hour"), "budget must be one of"),
+        (("paper-2", "--seeds", "0"), "seeds must be at least 1"),
+    ],
+)
+def test_wrong_names_give_the_list(arguments, says, capsys):
+    assert reproduce(*arguments) == 2
+    assert says in capsys.readouterr().err
