@@ -23,13 +23,18 @@ __all__ = ["INTERPRETED", "TARGETS", "Compiled", "cases", "checked_targets", "co
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 KINDS = ("bf16", "tf32")
 CHANNELS = (32, 64, 128)
+SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536}  # bytes that a program may use
+SMALL_SHARED = 101376  # of all others
 SPILLS_ALLOWED = {"forward": 0, "backward": 64}  # bytes
 STEP = Tile(32, 32, 4)
 
 _INTS = {"T", "S", "H", "G", "F", "N", "chunk", "chunks", "span", "splits"}
-_FLOATS = {"out_scale", "guard", "scale2"}
+_FLOATS = {"out_scale", "guard", "scale2", "c", "scale"}
 _FLOAT32 = frozenset(
-    "E CF WEIGHT ACROSS HI LO TOTAL DELTA HALF C START GRAMS DGRAMS MOMENTS MU END DK_ DV_ DQ PARTS STATE SIZE".split()  # noqa: SIM905
+    (
+        *("E", "CF", "C", "WEIGHT", "ACROSS", "HI", "LO", "TOTAL", "LOGS", "DELTA", "HALF", "SUMS", "START", "END", "SIZE"),
+        *("GRAMS", "DGRAMS", "MOMENTS", "MU", "DQ", "DK_", "DV_", "PARTS", "STATE"),
+    )
 )
 
 
@@ -63,7 +68,8 @@ class Compiled:
 
     @property
     def allowed(self) -> bool:
-        return self.spills <= SPILLS_ALLOWED["backward" if "backward" in self.kernel else "forward"]
+        fits = self.shared <= SHARED.get(self.target, SMALL_SHARED)
+        return fits and self.spills <= SPILLS_ALLOWED["backward" if "backward" in self.kernel else "forward"]
 
 
 def cases(target: str, kind: str, channels: int) -> Iterator[Case]:
@@ -81,6 +87,9 @@ def cases(target: str, kind: str, channels: int) -> Iterator[Case]:
     yield case("direct_forward", tiles.forward, common | {"NORMALIZE": True}, "BM", "BN")
     yield case("direct_backward_kv", tiles.backward_kv, common, "BM", "BN")
     yield case("direct_backward_q", tiles.backward_q, common, "BM", "BN")
+    yield case("softmax_forward", tiles.forward, common, "BM", "BN")
+    yield case("softmax_backward_kv", tiles.backward_kv, common, "BM", "BN")
+    yield case("softmax_backward_q", tiles.backward_q, common, "BM", "BN")
     walk = common | {"R": 1, "HAS_START": False, "HAS_END": True}
     yield case("state_walk", tiles.walk, walk | {"BACKWARD": False}, "BT", "IB")
     yield case("state_walk", tiles.walk, walk | {"BACKWARD": True}, "BT", "IB")
@@ -146,13 +155,10 @@ def compiled(case: Case, target: str) -> Compiled:
 
 
 def _function(name: str) -> Any:
-    from maclaurin.ops.gpu import chunk_kernels, direct_kernels, state_kernels, step_kernels
+    from maclaurin.ops.gpu import chunk_kernels, direct_kernels, softmax_kernels, state_kernels, step_kernels
 
-    return next(
-        found
-        for module in (direct_kernels, state_kernels, chunk_kernels, step_kernels)
-        if (found := getattr(module, name, None))
-    )
+    modules = (direct_kernels, softmax_kernels, state_kernels, chunk_kernels, step_kernels)
+    return next(found for module in modules if (found := getattr(module, name, None)))
 
 
 def _type(name: str, case: Case) -> str:
