@@ -53,9 +53,8 @@ def examine(watch: Callable[[str], None]) -> dict[str, Any]:
     device = torch.device("cpu" if gpu.INTERPRETED else "cuda")
     findings = []
     for finding in _numerics(device):
-        watch(
-            f"{finding.op} {finding.form} {finding.dtype} {finding.shape}: {finding.lost:.1e}, torch {finding.torch_lost:.1e}"
-        )
+        what = f"{finding.op} {finding.form} {finding.dtype} {finding.shape}"
+        watch(f"{what}: {finding.lost:.1e}, torch {finding.torch_lost:.1e}")
         findings.append(finding)
     return {
         "gpu": "Triton's interpreter" if gpu.INTERPRETED else torch.cuda.get_device_name(),
