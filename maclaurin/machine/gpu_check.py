@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,6 +101,10 @@ def _distance(found: list[Tensor], right: list[Tensor]) -> float:
     return max(math.inf if math.isnan(error) else error for error in errors)
 
 
+def _with_backward(run: Callable[[], Tensor]) -> None:
+    run().sum().backward()
+
+
 def _times(watch: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Forward, and forward with backward, of heads of 64 channels in bfloat16, beside softmax attention of PyTorch."""
     for T in LENGTHS:
@@ -110,15 +115,16 @@ def _times(watch: Callable[[str], None]) -> Iterator[dict[str, Any]]:
             return ops.power_attention(q, k, v, a, form=form, backend="triton", return_state=False)[0]
 
         def softmax(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
-            return scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return scaled_dot_product_attention(q, k, v, is_causal=True)
 
         candidates: dict[str, Callable[[], Tensor]] = {
-            "direct": lambda run=second_order: run("parallel"),
-            "chunked": lambda run=second_order: run("chunked"),
+            "direct": partial(second_order, "parallel"),
+            "chunked": partial(second_order, "chunked"),
             "softmax": softmax,
         }
         for name, run in candidates.items():
             forward = on_gpu(run)
-            both = on_gpu(lambda run=run: run().sum().backward())
+            both = on_gpu(partial(_with_backward, run))
             watch(f"{T} tokens, {name}: {forward.median:.3g} ms forward, {both.median:.3g} ms with backward")
             yield {"tokens": T, "form": name, "forward": forward.median, "with_backward": both.median}

@@ -29,11 +29,12 @@ SPILLS_ALLOWED = {"forward": 0, "backward": 64}  # bytes
 STEP = Tile(32, 32, 4)
 
 _INTS = {"T", "S", "H", "G", "F", "N", "chunk", "chunks", "span", "splits"}
+_SIZES = {"step": ("DK", "DV", "W"), "conv": ("C",)}  # numbers there, pointers elsewhere
 _FLOATS = {"out_scale", "guard", "scale2", "c", "scale"}
 _FLOAT32 = frozenset(
     (
         *("E", "CF", "C", "WEIGHT", "ACROSS", "HI", "LO", "TOTAL", "LOGS", "DELTA", "HALF", "SUMS", "START", "END", "SIZE"),
-        *("GRAMS", "DGRAMS", "MOMENTS", "MU", "DQ", "DK_", "DV_", "PARTS", "STATE"),
+        *("GRAMS", "DGRAMS", "MOMENTS", "MU", "DZ", "DQ", "DK_", "DV_", "PARTS", "STATE"),
     )
 )
 
@@ -101,6 +102,9 @@ def cases(target: str, kind: str, channels: int) -> Iterator[Case]:
     yield case("chunk_backward_q", tiles.through_state, through, "BM")
     yield case("chunk_backward_k", tiles.through_state, common | gram | {"HAS_END": False}, "BM")
     yield case("chunk_backward_v", tiles.through_state, common | {"HAS_END": False}, "BM")
+    conv = {"W": 4, "HAS_BIAS": True, "SILU": True, "BT": 64, "BC": 64}
+    yield case("conv_forward", STEP, conv)
+    yield case("conv_backward", STEP, conv)
     yield case("step_read", STEP, {"WIDE": 2 * channels, "BF": 32, "FEATURES": 160, "R": 1})
     step = {"BK": channels, "BV": channels, "WIDE": 2 * channels, "BS": 32, "DECAY": True, "NORMALIZE": True}
     yield case("step_join", STEP, step)
@@ -155,9 +159,9 @@ def compiled(case: Case, target: str) -> Compiled:
 
 
 def _function(name: str) -> Any:
-    from maclaurin.ops.gpu import chunk_kernels, direct_kernels, softmax_kernels, state_kernels, step_kernels
+    from maclaurin.ops.gpu import chunk_kernels, conv_kernels, direct_kernels, softmax_kernels, state_kernels, step_kernels
 
-    modules = (direct_kernels, softmax_kernels, state_kernels, chunk_kernels, step_kernels)
+    modules = (conv_kernels, direct_kernels, softmax_kernels, state_kernels, chunk_kernels, step_kernels)
     return next(found for module in modules if (found := getattr(module, name, None)))
 
 
@@ -169,7 +173,7 @@ def _type(name: str, case: Case) -> str:
     element = "bf16" if case.kind == "bf16" else "fp32"
     if case.kernel.startswith("step") and name in ("FIRST", "SECOND"):
         return "*i16"
-    if case.kernel.startswith("step") and name in ("DK", "DV", "W"):
+    if name in _SIZES.get(case.kernel.partition("_")[0], ()):
         return "i32"
     if name in ("FIRST", "LAST"):
         return "*i32"
@@ -193,7 +197,7 @@ def _of_nvidia(found: Any) -> tuple[int, int]:
         ptx.write_text(found.asm["ptx"])
         arch = re.findall(r"\.target (sm_\w+)", found.asm["ptx"])[0]
         for tool in ("ptxas", "ptxas-blackwell"):
-            command = [tools / tool, "-v", f"-arch={arch}", ptx, "-o", "/dev/null"]
+            command = [str(tools / tool), "-v", f"-arch={arch}", str(ptx), "-o", "/dev/null"]
             said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
             if spills := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said):
                 return int(usage["REG"]), max(int(bytes_) for bytes_ in spills.groups())
