@@ -102,7 +102,7 @@ def cases(target: str, kind: str, channels: int) -> Iterator[Case]:
     yield case("chunk_backward_q", tiles.through_state, through, "BM")
     yield case("chunk_backward_k", tiles.through_state, common | gram | {"HAS_END": False}, "BM")
     yield case("chunk_backward_v", tiles.through_state, common | {"HAS_END": False}, "BM")
-    conv = {"W": 4, "HAS_BIAS": True, "SILU": True, "BT": 64, "BC": 64}
+    conv = {"W": 4, "HAS_BIAS": True, "SILU": True, "BT": 32, "BC": 64}
     yield case("conv_forward", STEP, conv)
     yield case("conv_backward", STEP, conv)
     yield case("step_read", STEP, {"WIDE": 2 * channels, "BF": 32, "FEATURES": 160, "R": 1})

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from maclaurin.ops.gpu import conv_kernels as kernels
 from maclaurin.ops.gpu.direct import blocks
 
-TOKENS, CHANNELS = 64, 64  # of a program
+TOKENS, CHANNELS = 32, 64  # of a program
 
 
 def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, silu: bool) -> Tensor:
