@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from maclaurin.common.timing import interleaved
-from maclaurin.ops import bidirectional_linear, native, power_attention
-from maclaurin.ops.crossover import Line, side
+from maclaurin.common.timing import interleaved, on_gpu
+from maclaurin.ops import bidirectional_linear, gpu, native, power_attention
+from maclaurin.ops.crossover import Line, name_here, side
 from maclaurin.ops.features import monomial_count
 
 HEADS = 4
@@ -30,6 +30,7 @@ class _Race(NamedTuple):
     shortest: int  # the crossover is looked for between these lengths
     longest: int
     attend: Attend
+    device: str = "cpu"
 
 
 def measure(watch: Callable[[str], None]) -> dict[str, Line]:
@@ -42,7 +43,7 @@ def measure(watch: Callable[[str], None]) -> dict[str, Line]:
             tokens = math.sqrt(math.prod(_crossover(race, K, V, backward) for backward in (False, True)))
             watch(f"{race.name}, {K} key and {V} value channels: the direct form is faster up to {tokens:.0f} tokens")
             found[race.features(K, V)] = tokens
-        lines[race.name] = _through(found)
+        lines[name_here(race.name)] = _through(found)
     return lines
 
 
@@ -50,6 +51,9 @@ def _races() -> Iterator[_Race]:
     for backend in ("torch", "native") if native.available() else ("torch",):
         attend = _second_order(backend)
         yield _Race(backend, ((32, 32), (64, 64)), lambda K, _: monomial_count(K, 2), 128, LONGEST[backend], attend)
+    if torch.cuda.is_available() and gpu.has_triton():
+        shapes = ((32, 32), (64, 64))
+        yield _Race("triton", shapes, lambda K, _: monomial_count(K, 2), 512, 32768, _second_order("triton"), "cuda")
     decayed = "native decay" if native.available() else "torch decay"
     for name in ("one state", decayed):
         yield _Race(name, ((32, 32), (512, 64)), side, 8, 1024, _first_order(name == decayed))
@@ -80,25 +84,27 @@ def _crossover(race: _Race, K: int, V: int, backward: bool) -> float:
     low, high = math.log2(race.shortest), math.log2(race.longest)
     while high - low > 1 / 4:
         middle = (low + high) / 2
-        if _direct_wins(race.attend, K, V, round(2**middle), backward):
+        if _direct_wins(race, K, V, round(2**middle), backward):
             low = middle
         else:
             high = middle
     return float(2 ** ((low + high) / 2))
 
 
-def _direct_wins(attend: Attend, K: int, V: int, T: int, backward: bool) -> bool:
+def _direct_wins(race: _Race, K: int, V: int, T: int, backward: bool) -> bool:
     torch.manual_seed(0)
     B = max(1, TOKENS // T)
     q, k, v = (
-        torch.randn(B, T, HEADS, size, requires_grad=backward, dtype=torch.float32, device="cpu") for size in (K, K, V)
+        torch.randn(B, T, HEADS, size, requires_grad=backward, dtype=torch.float32, device=race.device) for size in (K, K, V)
     )
-    log_decay = -1e-4 * torch.rand(B, T, HEADS, dtype=torch.float32, device="cpu")
+    log_decay = -1e-4 * torch.rand(B, T, HEADS, dtype=torch.float32, device=race.device)
 
     def run(form: str) -> None:
-        y = attend(q, k, v, log_decay, form)
+        y = race.attend(q, k, v, log_decay, form)
         if backward:
             y.sum().backward()
 
+    if race.device == "cuda":
+        return on_gpu(lambda: run("parallel")).median < on_gpu(lambda: run("chunked")).median
     times = interleaved({"direct": lambda: run("parallel"), "state": lambda: run("chunked")}, seconds=0.5, fewest=3)
     return times["direct"].median < times["state"].median

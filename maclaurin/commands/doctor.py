@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +13,15 @@ from rich.table import Table
 
 from maclaurin.commands.output import Json, print_json, screen
 
+GPU_REPORT = Path("maclaurin-gpu.json")
+
 
 def doctor(
     tune: Annotated[
         bool, typer.Option("--tune", help="Measure which form is fastest at which length, and store it.")
+    ] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Check the Triton kernels on this GPU, measure them, and write maclaurin-gpu.json.")
     ] = False,
     gpu_compile: Annotated[
         str, typer.Option("--gpu-compile", help="Compile every Triton kernel for sm_80,sm_90,… or all; needs no GPU.")
@@ -28,6 +34,8 @@ def doctor(
     """
     from maclaurin.machine.doctor import WRONG, examine
 
+    if gpu:
+        return _check_gpu(as_json)
     if gpu_compile:
         return _compile_for_gpus(gpu_compile, as_json)
     if tune:
@@ -44,6 +52,22 @@ def doctor(
     if report["wrong"]:
         for sentence in report["wrong"]:
             print(f"{WRONG}: {sentence}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _check_gpu(as_json: bool) -> None:
+    """Numerics and times of this GPU, as a file to keep or to send in; the exit code is 1 if a kernel is wrong."""
+    from maclaurin.common.files import write_json
+    from maclaurin.machine.gpu_check import examine
+
+    report = examine(partial(print, file=sys.stderr, flush=True))
+    write_json(GPU_REPORT, report)
+    if as_json:
+        print_json(report)
+    else:
+        said = f"wrong: {', '.join(report['wrong'])}" if report["wrong"] else "every kernel is right"
+        print(f"{report['gpu']}: {said}; all figures are in {GPU_REPORT}")
+    if report["wrong"]:
         raise typer.Exit(1)
 
 

@@ -46,6 +46,23 @@ def interleaved(
     return {name: summary(times) for name, times in samples.items()}
 
 
+def on_gpu(run: Callable[[], object], repeats: int = 20) -> Timing:
+    """Between CUDA events, so that what is measured is the GPU and not the host that launches."""
+    import torch
+
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return summary(times)
+
+
 def summary(times: list[float]) -> Timing:
     if len(times) == 1:
         return Timing(*times * 3)

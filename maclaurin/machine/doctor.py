@@ -15,7 +15,7 @@ from maclaurin.machine.bfloat16 import bf16_verdict
 from maclaurin.machine.inventory import devices, versions
 from maclaurin.machine.kernels import Finding, examine_native, examine_torch
 from maclaurin.machine.natives import what_is_native
-from maclaurin.ops import native
+from maclaurin.ops import gpu, native
 from maclaurin.ops.crossover import tuned_file
 from maclaurin.ops.native.library import BACKEND_VARIABLE
 
@@ -63,10 +63,18 @@ def _backends() -> dict[str, str]:
     return {
         "torch": "ready: every op, on every device of PyTorch",
         "native": _native(),
-        "GPU": "the torch backend: there are no kernels for CUDA or MPS, and the native ones are for the CPU",
+        "triton": _triton(),
         BACKEND_VARIABLE: os.environ.get(BACKEND_VARIABLE) or "not set: the faster one that can",
         "lengths at which forms change": f"measured here: {tuned}" if tuned.exists() else f"built in ({tuned} is not there)",
     }
+
+
+def _triton() -> str:
+    if not gpu.has_triton():
+        return "not installed: on a GPU the torch backend computes everything"
+    if not torch.cuda.is_available():
+        return "installed, without a CUDA or ROCm GPU that PyTorch sees; other devices run the torch backend"
+    return f"ready: {torch.cuda.get_device_name()} (`maclaurin doctor --gpu` checks it)"
 
 
 def _native() -> str:

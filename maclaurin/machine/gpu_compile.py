@@ -23,13 +23,19 @@ __all__ = ["INTERPRETED", "TARGETS", "Compiled", "cases", "checked_targets", "co
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 KINDS = ("bf16", "tf32")
 CHANNELS = (32, 64, 128)
+SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536}  # bytes that a program may use
+SMALL_SHARED = 101376  # of all others
 SPILLS_ALLOWED = {"forward": 0, "backward": 64}  # bytes
 STEP = Tile(32, 32, 4)
 
 _INTS = {"T", "S", "H", "G", "F", "N", "chunk", "chunks", "span", "splits"}
-_FLOATS = {"out_scale", "guard", "scale2"}
+_SIZES = {"step": ("DK", "DV", "W"), "conv": ("C",)}  # numbers there, pointers elsewhere
+_FLOATS = {"out_scale", "guard", "scale2", "c", "scale"}
 _FLOAT32 = frozenset(
-    "E CF WEIGHT ACROSS HI LO TOTAL DELTA HALF C START GRAMS DGRAMS MOMENTS MU END DK_ DV_ DQ PARTS STATE SIZE".split()  # noqa: SIM905
+    (
+        *("E", "CF", "C", "WEIGHT", "ACROSS", "HI", "LO", "TOTAL", "LOGS", "DELTA", "HALF", "SUMS", "START", "END", "SIZE"),
+        *("GRAMS", "DGRAMS", "MOMENTS", "MU", "DZ", "DQ", "DK_", "DV_", "PARTS", "STATE"),
+    )
 )
 
 
@@ -63,7 +69,8 @@ class Compiled:
 
     @property
     def allowed(self) -> bool:
-        return self.spills <= SPILLS_ALLOWED["backward" if "backward" in self.kernel else "forward"]
+        fits = self.shared <= SHARED.get(self.target, SMALL_SHARED)
+        return fits and self.spills <= SPILLS_ALLOWED["backward" if "backward" in self.kernel else "forward"]
 
 
 def cases(target: str, kind: str, channels: int) -> Iterator[Case]:
@@ -81,6 +88,9 @@ def cases(target: str, kind: str, channels: int) -> Iterator[Case]:
     yield case("direct_forward", tiles.forward, common | {"NORMALIZE": True}, "BM", "BN")
     yield case("direct_backward_kv", tiles.backward_kv, common, "BM", "BN")
     yield case("direct_backward_q", tiles.backward_q, common, "BM", "BN")
+    yield case("softmax_forward", tiles.forward, common, "BM", "BN")
+    yield case("softmax_backward_kv", tiles.backward_kv, common, "BM", "BN")
+    yield case("softmax_backward_q", tiles.backward_q, common, "BM", "BN")
     walk = common | {"R": 1, "HAS_START": False, "HAS_END": True}
     yield case("state_walk", tiles.walk, walk | {"BACKWARD": False}, "BT", "IB")
     yield case("state_walk", tiles.walk, walk | {"BACKWARD": True}, "BT", "IB")
@@ -92,6 +102,9 @@ def cases(target: str, kind: str, channels: int) -> Iterator[Case]:
     yield case("chunk_backward_q", tiles.through_state, through, "BM")
     yield case("chunk_backward_k", tiles.through_state, common | gram | {"HAS_END": False}, "BM")
     yield case("chunk_backward_v", tiles.through_state, common | {"HAS_END": False}, "BM")
+    conv = {"W": 4, "HAS_BIAS": True, "SILU": True, "BT": 32, "BC": 64}
+    yield case("conv_forward", STEP, conv)
+    yield case("conv_backward", STEP, conv)
     yield case("step_read", STEP, {"WIDE": 2 * channels, "BF": 32, "FEATURES": 160, "R": 1})
     step = {"BK": channels, "BV": channels, "WIDE": 2 * channels, "BS": 32, "DECAY": True, "NORMALIZE": True}
     yield case("step_join", STEP, step)
@@ -146,13 +159,10 @@ def compiled(case: Case, target: str) -> Compiled:
 
 
 def _function(name: str) -> Any:
-    from maclaurin.ops.gpu import chunk_kernels, direct_kernels, state_kernels, step_kernels
+    from maclaurin.ops.gpu import chunk_kernels, conv_kernels, direct_kernels, softmax_kernels, state_kernels, step_kernels
 
-    return next(
-        found
-        for module in (direct_kernels, state_kernels, chunk_kernels, step_kernels)
-        if (found := getattr(module, name, None))
-    )
+    modules = (conv_kernels, direct_kernels, softmax_kernels, state_kernels, chunk_kernels, step_kernels)
+    return next(found for module in modules if (found := getattr(module, name, None)))
 
 
 def _type(name: str, case: Case) -> str:
@@ -163,7 +173,7 @@ def _type(name: str, case: Case) -> str:
     element = "bf16" if case.kind == "bf16" else "fp32"
     if case.kernel.startswith("step") and name in ("FIRST", "SECOND"):
         return "*i16"
-    if case.kernel.startswith("step") and name in ("DK", "DV", "W"):
+    if name in _SIZES.get(case.kernel.partition("_")[0], ()):
         return "i32"
     if name in ("FIRST", "LAST"):
         return "*i32"
@@ -187,7 +197,7 @@ def _of_nvidia(found: Any) -> tuple[int, int]:
         ptx.write_text(found.asm["ptx"])
         arch = re.findall(r"\.target (sm_\w+)", found.asm["ptx"])[0]
         for tool in ("ptxas", "ptxas-blackwell"):
-            command = [tools / tool, "-v", f"-arch={arch}", ptx, "-o", "/dev/null"]
+            command = [str(tools / tool), "-v", f"-arch={arch}", str(ptx), "-o", "/dev/null"]
             said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
             if spills := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said):
                 return int(usage["REG"]), max(int(bytes_) for bytes_ in spills.groups())

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.ops import gpu
+from maclaurin.ops.gpu import fla_core
 from maclaurin.ops.native import library
 
 
@@ -25,7 +26,7 @@ class SlowPathWarning(UserWarning):
 
 
 class Choice(NamedTuple):
-    """What one op decided. reason: why torch runs it; None where kernels do. kernels: which ones, "native" or "triton"."""
+    """What one op decided. reason: why torch runs it; None where kernels do. kernels: "native", "triton" or "fla"."""
 
     op: str
     form: str
@@ -90,10 +91,16 @@ def say_once(sentence: str) -> None:
     warnings.warn(f"{sentence} (said once; `maclaurin.explain` shows all layers)", SlowPathWarning, stacklevel=3)
 
 
-def note(op: str, form: str, reason: str | None, x: Tensor | None = None) -> None:
+def by_fla(backend: str, x: Tensor) -> bool:
+    """Whether first order runs in the kernels of fla-core: on a GPU, where nobody asked for another backend."""
+    return backend == library.default_backend == "auto" and fla_core.runs_on(x)
+
+
+def note(op: str, form: str, reason: str | None, x: Tensor | None = None, *, fla: bool = False) -> None:
     """Called by every op that has decided, for tensors like x: told to whoever watches."""
     if _watching is not None:
-        _watching.append(Choice(op, form, reason, "native" if x is None else kernels_for(x)))
+        kernels = "fla" if fla else "native" if x is None else kernels_for(x)
+        _watching.append(Choice(op, form, None if fla else reason, kernels))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from maclaurin.common.arguments import one_of
-from maclaurin.ops import checks, native
+from maclaurin.ops import checks, gpu, native
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs
@@ -52,7 +52,7 @@ def short_conv(
         )
     at_once = call.form in ("auto", "parallel") or torch.compiler.is_compiling()  # a compiler would unroll the loop
     step = call.at_once(x.shape[1], CHUNK)
-    natively = call.natively("short_conv", x, auto="parallel")
+    natively = call.natively("short_conv", x, auto="parallel", in_triton=True)
 
     @without_autocast
     def dense(inputs: Inputs, state: ConvState | None, lengths: Tensor | None) -> tuple[Tensor, ConvState | None]:
@@ -60,7 +60,9 @@ def short_conv(
         assert x is not None
         before = None if state is None else state.inputs.to(x.dtype)
         if natively:
-            tensors = (None if tensor is None else tensor.float() for tensor in (x, weight, bias, before))
+            tensors: tuple[Tensor | None, ...] = (x, weight, bias, before)
+            if not gpu.runs_on(x):
+                tensors = tuple(None if tensor is None else tensor.float() for tensor in tensors)
             y = native.call("short_conv", *tensors, activation == "silu").to(x.dtype)
         else:
             padded = with_past(x, before, width)

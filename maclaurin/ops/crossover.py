@@ -29,12 +29,13 @@ class Line:
 # Second order: "torch" and "native". `maclaurin bench attention` prints the times of both forms that these come from. The
 # native start is two chunks, because a chunk meets its own keys directly in any case; its slope is that of the
 # multiplications, 2 features (V+1) against T·V.
+# "triton" is a model until `--tune` has run on a GPU: products of both forms, forward and backward, at heads of 32 and 64.
 # First order over whole sequences, where `side` counts the features: one state of all tokens, or a pass in either direction
 # where there is a decay. `maclaurin doctor --tune` prints such crossovers.
 DIRECT_QUERIES = {
     "torch": Line(0, 0.25),
     "native": Line(256, 1.8),
-    "triton": Line(512, 2.0),
+    "triton": Line(880, 2.2),
     "one state": Line(-6, 0.78),
     "native decay": Line(6, 1.8),
     "torch decay": Line(100, 3.5),
@@ -43,8 +44,18 @@ DIRECT_QUERIES = {
 
 def longest_direct(rival: str, features: float) -> int:
     """The largest number of queries for which the direct sum beats a state of so many features."""
-    line = _tuned().get(rival) or DIRECT_QUERIES[rival]
+    line = _tuned().get(name_here(rival)) or DIRECT_QUERIES[rival]
     return line.start + int(line.per_feature * features)
+
+
+@cache
+def name_here(rival: str) -> str:
+    """What is measured on a GPU is stored by the name of the GPU."""
+    if rival != "triton":
+        return rival
+    import torch
+
+    return f"triton, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else rival
 
 
 def side(key_channels: int, value_channels: int) -> float:

@@ -26,9 +26,10 @@ from torch import Tensor
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.ops import checks, decay, delta_chunked
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
-from maclaurin.ops.backends import note
+from maclaurin.ops.backends import by_fla, note
 from maclaurin.ops.causality import causally
 from maclaurin.ops.features import Kernel, monomials
+from maclaurin.ops.gpu import fla_core
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import DeltaState, State
@@ -83,8 +84,10 @@ def delta_rule(
         )
     if form == "auto":
         form = "recurrent" if q.shape[1] == 1 else "chunked"
-    note("delta_rule", "recurrent" if q.shape[1] == 1 else form, "the delta rule has no kernel")
-    rule = _Rule(order, default_scale(scale, q), form == "recurrent", q.shape[1] if form == "parallel" else chunk_size)
+    fla = order == 1 and form == "chunked" and by_fla("auto", q)
+    note("delta_rule", "recurrent" if q.shape[1] == 1 else form, "the delta rule has no kernel", fla=fla)
+    at_once = q.shape[1] if form == "parallel" else chunk_size
+    rule = _Rule(order, default_scale(scale, q), form == "recurrent", at_once, fla)
     return over_documents(
         causally(rule.run, form=form, return_state=return_state),
         (q, k, v, beta, log_decay),
@@ -103,6 +106,7 @@ class _Rule:
     scale: float
     recurrent: bool
     chunk_size: int
+    by_fla: bool
 
     @without_autocast
     def run(
@@ -112,7 +116,7 @@ class _Rule:
         assert q is not None
         start = None if state is None else state.recurrent
         attend: Callable[..., tuple[Tensor, Any]] = _as_operator if is_unrolled(q) else _attend
-        y, end = attend(*inputs, start, self.order, self.scale, self.recurrent, self.chunk_size, return_state)
+        y, end = attend(*inputs, start, self.order, self.scale, self.recurrent, self.chunk_size, self.by_fla, return_state)
         return y, DeltaState(end) if return_state else None
 
 
@@ -127,9 +131,12 @@ def _attend(
     scale: float,
     recurrent: bool,
     chunk_size: int,
+    by_fla: bool,
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Those of `delta_rule`, k, v, beta and log_decay with the same heads; the states are (B,G,F,V)."""
+    if by_fla:
+        return fla_core.delta(q, k, v, beta, log_decay, start, scale, return_state)
     kernel = Kernel.of(order)
     B, _, H, _ = q.shape
     G = k.shape[2]
@@ -164,7 +171,7 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
 
 _as_operator = one_operator(
     "delta_rule(Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? log_decay, Tensor? start, "
-    "int order, float scale, bool recurrent, SymInt chunk_size, bool return_state) -> (Tensor, Tensor)",
+    "int order, float scale, bool recurrent, SymInt chunk_size, bool by_fla, bool return_state) -> (Tensor, Tensor)",
     fake=_shapes,
 )(_attend)
 

@@ -25,7 +25,9 @@ from torch.nn.functional import pad
 from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
+from maclaurin.ops.backends import by_fla
 from maclaurin.ops.features import Kernel
+from maclaurin.ops.gpu import fla_core
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import Plan, chunked
@@ -79,7 +81,9 @@ def linear_attention(
             f"(heads, key channels, value channels), the new ones need {state_shape}"
         )
     auto = "parallel" if not torch.compiler.is_compiling() and q.shape[1] <= PARALLEL_UP_TO else "chunked"
-    engine = _Engine(scale, normalize, call.form, chunk_size, not call.natively("linear_attention", q, auto))
+    fla = call.form in ("auto", "chunked") and by_fla(call.backend, q)
+    natively = call.natively("linear_attention", q, auto, fla)
+    engine = _Engine(scale, normalize, call.form, chunk_size, in_torch=not natively, by_fla=fla)
     return call.causally(engine.run, (q, k, v, log_decay), initial)
 
 
@@ -99,6 +103,7 @@ class _Engine:
     form: str
     chunk_size: int
     in_torch: bool
+    by_fla: bool = False
 
     @without_autocast
     def run(
@@ -110,7 +115,7 @@ class _Engine:
         if not self.in_torch:
             y, recurrent = self._natively(q, k, v, log_decay, recurrent, return_state)
         elif is_unrolled(q):
-            options = (self.scale, self.normalize, self.form, self.chunk_size)
+            options = (self.scale, self.normalize, self.form, self.chunk_size, self.by_fla)
             y, recurrent = _as_operator(q, k, v, log_decay, recurrent, return_state, *options)
         else:
             y, recurrent = self.attend(q, k, v, log_decay, recurrent, return_state)
@@ -134,6 +139,9 @@ class _Engine:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, recurrent: Tensor | None, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
+        if self.by_fla:
+            y, recurrent = fla_core.linear(q, k, v, log_decay, recurrent, self.scale, self.normalize, keep)
+            return y.to(torch.promote_types(q.dtype, torch.float32)), recurrent
         B, _, H, _ = q.shape
         G = k.shape[2]
         dtype = torch.promote_types(q.dtype, torch.float32)
@@ -159,7 +167,7 @@ def sums(
     engine = _Engine(1.0, False, "auto", CHUNK, in_torch=True)
     if not is_unrolled(q):
         return engine.attend(q, k, v, log_decay, recurrent, keep)
-    y, state = _as_operator(q, k, v, log_decay, recurrent, keep, 1.0, False, "auto", CHUNK)
+    y, state = _as_operator(q, k, v, log_decay, recurrent, keep, 1.0, False, "auto", CHUNK, False)
     return y, state if keep else None
 
 
@@ -172,12 +180,12 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
 
 @one_operator(
     "linear_in_torch(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? recurrent, bool keep, "
-    "float scale, bool normalize, str form, int chunk_size) -> (Tensor, Tensor)",
+    "float scale, bool normalize, str form, int chunk_size, bool by_fla) -> (Tensor, Tensor)",
     fake=_shapes,
 )
 def _as_operator(*arguments: Any) -> tuple[Tensor, Tensor | None]:
-    *tensors, scale, normalize, form, chunk_size = arguments
-    return _Engine(scale, normalize, form, chunk_size, in_torch=True).attend(*tensors)
+    *tensors, scale, normalize, form, chunk_size, by_fla = arguments
+    return _Engine(scale, normalize, form, chunk_size, in_torch=True, by_fla=by_fla).attend(*tensors)
 
 
 # --- no decay, or one per head

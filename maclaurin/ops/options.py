@@ -64,13 +64,14 @@ class Options(NamedTuple):
         auto = self.backend == "auto" and library.default_backend in ("auto", "native")
         return auto and self.return_state and self.form in ("auto", "recurrent") and not ragged
 
-    def natively(self, op: str, x: Tensor, auto: str = "chunked") -> bool:
+    def natively(self, op: str, x: Tensor, auto: str = "chunked", fla: bool = False, in_triton: bool = False) -> bool:
         """Whether the C++ kernels run, where they have no other conditions than those of `native.refusal`.
 
-        auto: the form that "auto" stands for.
+        auto: the form that "auto" stands for. fla: whether fla-core takes the call. in_triton: whether Triton has kernels.
         """
-        reason = reason_for_torch(self.backend, x, torch.promote_types(x.dtype, torch.float32))
-        note(op, "recurrent" if x.shape[1] == 1 else auto if self.form == "auto" else self.form, reason)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        reason = reason_for_torch(self.backend, x, dtype, in_triton=in_triton)
+        note(op, "recurrent" if x.shape[1] == 1 else auto if self.form == "auto" else self.form, reason, x, fla=fla)
         return reason is None
 
     def at_once(self, time: int, chunk_size: int) -> int:

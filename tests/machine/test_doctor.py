@@ -139,7 +139,7 @@ def test_a_right_machine_exits_0_with_nothing_wrong(quick, capsys):
     assert end.value.code == 0 and report["wrong"] == []
     assert report["checks"]["native short_conv"].startswith("ok")
     assert native.isa() in report["backends"]["native"]
-    assert report["backends"]["GPU"].startswith("the torch backend")
+    assert "installed" in report["backends"]["triton"] or report["backends"]["triton"].startswith("ready")
     assert "crossover.json" in report["backends"]["lengths at which forms change"]
 
 

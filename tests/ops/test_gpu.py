@@ -31,9 +31,12 @@ def test_triton_on_the_cpu_is_refused_in_one_sentence():
         linear_attention(*inputs(), backend="triton")
 
 
-def test_importing_maclaurin_imports_no_triton():
-    code = "import sys, maclaurin, maclaurin.ops; print('triton' in sys.modules)"
+def test_kernels_are_imported_when_they_are_used():
+    """`import maclaurin` imports no Triton, and the ops, to which PyTorch's FLOP counter brings it, none of the kernels."""
+    code = "import sys, maclaurin; print('triton' in sys.modules)"
     assert run("-c", code).stdout.strip() == "False"
+    code = "import sys, maclaurin.ops; print([name for name in sys.modules if name.endswith('_kernels')])"
+    assert "maclaurin" not in run("-c", code).stdout
 
 
 def test_the_environment_can_ask_for_triton():

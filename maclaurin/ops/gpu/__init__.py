@@ -9,9 +9,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from maclaurin.ops.gpu.availability import INTERPRETED, refusal, runs_on
+from maclaurin.ops.gpu.availability import INTERPRETED, has_triton, refusal, runs_on
 
-__all__ = ["INTERPRETED", "LARGEST_KEY", "kernel", "refusal", "runs_on"]
+__all__ = ["INTERPRETED", "LARGEST_KEY", "has_triton", "kernel", "refusal", "runs_on"]
 
 LARGEST_KEY = 128  # channels per head
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,14 @@ from maclaurin.ops.gpu.direct import (
 from maclaurin.ops.gpu.step import step
 
 WORKSPACE_BYTES = 512 * 2**20  # of chunk states at a time; heads beyond it wait
+
+
+class Outputs(NamedTuple):
+    """The gradient by outputs, the outputs, and their divisors."""
+
+    dy: Tensor
+    y: Tensor
+    total: Tensor
 
 
 @dataclass(frozen=True)
@@ -59,15 +68,14 @@ def chunked_backward(
     dy: Tensor, dnew_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor | None,
     y: Tensor, total: Tensor, new_state: Tensor, scale: float, normalize: bool, chunk: int, folded: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    options = (scale, normalize, chunk, folded)
     R = q.shape[2] // k.shape[2]
     found, start = [], 0
     for some in _by_heads(q, k, v, log_decay, state, chunk):
         groups = some[1].shape[2]
         heads, keys = slice(start * R, (start + groups) * R), slice(start, start + groups)
-        of_queries = [x[:, :, heads] for x in (dy, y, total)]
-        of_states = [None if x is None or x.numel() == 0 else x[:, keys] for x in (dnew_state, new_state)]
-        found.append(_some_gradients(*of_queries, *of_states, *some, *options))
+        d_new, new = (None if x is None or x.numel() == 0 else x[:, keys] for x in (dnew_state, new_state))
+        of_outputs = Outputs(dy[:, :, heads], y[:, :, heads], total[:, :, heads])
+        found.append(_some_gradients(of_outputs, d_new, new, *some, scale, normalize, chunk, folded))
         start += groups
     dq, dk, dv, da, dstate = (list(x) for x in zip(*found, strict=True))
     gradients = [joined(x, 2).contiguous() for x in (dq, dk, dv)]
@@ -274,7 +282,7 @@ def _read(call: Call, states: States, chunk: int, has_start: bool) -> tuple[Tens
 
 
 def _some_gradients(
-    dy: Tensor, y: Tensor, total: Tensor, dnew_state: Tensor | None, new_state: Tensor | None,
+    outputs: Outputs, dnew_state: Tensor | None, new_state: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor | None,
     scale: float, normalize: bool, chunk: int, folded: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
@@ -287,22 +295,22 @@ def _some_gradients(
         if keys.stop == folded and folded:
             end = new_state
             dend = dnew_state if dend is None else dend if dnew_state is None else dend + dnew_state
-        of_queries = [x[:, queries] for x in (dy, y, total)]
-        *gradients, dend = _part_gradients(
-            *of_queries, end, dend, q[:, queries], k[:, keys], v[:, keys], a, start, scale, normalize, chunk
-        )
-        found.insert(0, tuple(gradients))
-    dq, dk, dv, da = (joined(x, 1) for x in zip(*found, strict=True))
-    return dq, dk, dv, da, q.new_empty(0) if dend is None else dend
+        here = Outputs(*(x[:, queries] for x in outputs))
+        tokens = (q[:, queries], k[:, keys], v[:, keys], a)
+        gradients, dend = _part_gradients(here, end, dend, *tokens, start, scale, normalize, chunk)
+        found.insert(0, gradients)
+    dq, dk, dv, *da = (joined(x, 1) for x in zip(*found, strict=True))
+    return dq, dk, dv, da[0] if da else q.new_empty(0), q.new_empty(0) if dend is None else dend
 
 
 def _part_gradients(
-    dy: Tensor, y: Tensor, total: Tensor, end: Tensor | None, dend: Tensor | None,
+    outputs: Outputs, end: Tensor | None, dend: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor | None,
     scale: float, normalize: bool, chunk: int,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """dq, dk, dv, da, and the gradient by the state before the part."""
+) -> tuple[tuple[Tensor, ...], Tensor | None]:  # fmt: skip
+    """dq, dk, dv and, where there is a decay, da; and the gradient by the state before the part."""
     T, S, K, V = q.shape[1], k.shape[1], k.shape[3], v.shape[3]
+    dy, y, total = outputs
     if T < S:  # slots without a query
         q, dy, y = (pad(x, (0, 0, 0, 0, S - T, 0)) for x in (q, dy, y))
         total = pad(total, (0, 0, S - T, 0), value=1.0)
@@ -324,7 +332,8 @@ def _part_gradients(
     extra = None if dend is None or end is None else (end * dend).sum((2, 3), dtype=torch.float64)
     dq, dk, dv, da = found.finished(q, k, v, log_decay, extra)
     dstate = None if count is None else layout.packed_of_gradient(torch.cat([*starts, count], -1), K, scale)
-    return dq[:, S - T :], dk, dv, da, dstate
+    gradients = (dq[:, S - T :], dk, dv)
+    return gradients if log_decay is None else (*gradients, da), dstate
 
 
 def _through_states(

@@ -76,7 +76,7 @@ def in_pairs(plain: Tensor, K: int, D: int) -> Tensor:
     state = plain.new_zeros(*plain.shape[:2], pairs(D) * TILE**2, plain.shape[3])
     state[:, :, place] = plain
     state[:, :, mirror] = plain
-    return state.unflatten(2, (-1, TILE**2))
+    return state.view(*plain.shape[:2], pairs(D), TILE**2, plain.shape[3])
 
 
 def of_pairs(state: Tensor, K: int, D: int) -> Tensor:

@@ -80,10 +80,10 @@ SMALL = _tiles(Tile(64, 64, 4), Tile(64, 64, 4), Tile(64, 64, 4), Tile(64, 16, 4
 AMPERE = {
     ("bf16", 32): SMALL,
     ("bf16", 64): _tiles(Tile(128, 64, 8), Tile(64, 64, 8), Tile(128, 64, 8), Tile(32, 8, 4), Tile(128, 64, 8)),
-    ("bf16", 128): _tiles(Tile(64, 32, 8), Tile(32, 64, 8), Tile(64, 32, 8), Tile(32, 8, 8), Tile(64, 64, 8)),
+    ("bf16", 128): _tiles(Tile(64, 32, 8), Tile(32, 64, 8), Tile(64, 32, 8), Tile(32, 8, 8), Tile(32, 64, 8)),
     ("tf32", 32): _tiles(Tile(64, 32, 4), Tile(32, 64, 4), Tile(64, 32, 4), Tile(32, 8, 4), Tile(64, 64, 4)),
     ("tf32", 64): _tiles(Tile(64, 32, 8), Tile(32, 64, 8), Tile(64, 32, 8), Tile(32, 8, 4), Tile(64, 64, 8)),
-    ("tf32", 128): _tiles(Tile(64, 32, 8), Tile(32, 32, 8), Tile(32, 32, 8), Tile(32, 8, 8), Tile(64, 32, 8)),
+    ("tf32", 128): _tiles(Tile(32, 32, 8), Tile(32, 32, 8), Tile(32, 32, 8), Tile(32, 8, 8), Tile(32, 32, 8)),
 }
 HOPPER = AMPERE | {
     ("bf16", 64): _tiles(Tile(128, 64, 8), Tile(64, 64, 8), Tile(128, 64, 8), Tile(64, 16, 8), Tile(128, 64, 8)),

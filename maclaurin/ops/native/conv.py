@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.ops import gpu
 from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Conv, Strided, buffer, buffers_like, pointer, rows, run
 from maclaurin.ops.native.operators import operator
@@ -38,7 +39,7 @@ def _fake(x: Tensor, *_: Any) -> Tensor:
 
 
 def _backward_fake(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    return tuple(torch.empty(0 if x is None else x.shape, dtype=dy.dtype, device=dy.device) for x in inputs[:4])
+    return tuple(dy.new_empty(0) if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs[:4])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -64,7 +65,15 @@ def _backward_flops(dy: Any, x: Any, weight: Any, *_: Any, **__: Any) -> int:
     return 4 * _taps(x, weight)
 
 
-@operator(f"short_conv({INPUTS}) -> Tensor", shapes=SHAPES, fake=_fake, flops=_flops, save=_keep, backward=_gradients)
+@operator(
+    f"short_conv({INPUTS}) -> Tensor",
+    shapes=SHAPES,
+    fake=_fake,
+    flops=_flops,
+    save=_keep,
+    backward=_gradients,
+    on_gpu=gpu.kernel("conv", "short_conv"),
+)
 def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, silu: bool) -> Tensor:
     """x (B,T,C), weight (C,width), bias (C,), and the width-1 inputs before x (B,width-1,C), zeros if absent."""
     x = rows(x)
@@ -81,6 +90,7 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | 
     shapes=SHAPES,
     fake=_backward_fake,
     flops=_backward_flops,
+    on_gpu=gpu.kernel("conv", "short_conv_backward"),
 )
 def short_conv_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, silu: bool
