@@ -88,6 +88,10 @@ AMPERE = {
 HOPPER = AMPERE | {
     ("bf16", 64): _tiles(Tile(128, 64, 8), Tile(64, 64, 8), Tile(128, 64, 8), Tile(64, 16, 8), Tile(128, 64, 8)),
 }
+# Blackwell of consumers multiplies as Ampere does
+BLACKWELL = HOPPER | {
+    ("bf16", 64): _tiles(Tile(64, 32, 4), Tile(64, 64, 8), Tile(128, 64, 8), Tile(64, 16, 8), Tile(128, 64, 8)),
+}
 # 64 lanes, and one stage: the next tile is loaded into registers, which the direct form has none left for
 CDNA = {
     ("bf16", 32): _tiles(Tile(64, 32, 4), Tile(32, 64, 4, 1), Tile(64, 32, 4), Tile(32, 8, 4), Tile(64, 64, 4)),
@@ -101,7 +105,9 @@ CDNA = {
 
 def table_of(capability: tuple[int, int], amd: bool) -> dict[tuple[str, int], Tiles]:
     """By kind of products and largest number of channels."""
-    return CDNA if amd else HOPPER if capability >= (9, 0) else AMPERE
+    if amd:
+        return CDNA
+    return BLACKWELL if capability >= (12, 0) else HOPPER if capability >= (9, 0) else AMPERE
 
 
 def precision_of(dtype: torch.dtype, capability: tuple[int, int]) -> Precision:
