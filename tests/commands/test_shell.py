@@ -36,7 +36,7 @@ def completed(words, shell="bash"):
 
 
 def test_commands_experiments_and_flags_are_completed_without_pytorch():
-    assert completed("maclaurin re") == ["report"]
+    assert completed("maclaurin rep") == ["reproduce", "report"]
     assert completed("maclaurin lab lo") == ["long-prompt", "locality"]
     assert "--learning_rate" in completed("maclaurin train --le")
     script = in_a_shell("--show-completion", "bash").stdout

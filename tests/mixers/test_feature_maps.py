@@ -26,6 +26,7 @@ PLAIN = {  # maps without parameters
     "elu": lambda x: torch.where(x > 0, x + 1, x.exp()),
     "exp": lambda x: (x / 5).exp(),
     "cosine": lambda x: x / x.square().sum(-1, keepdim=True).sqrt(),
+    "cosine-over-heads": lambda x: x / x.square().sum(2, keepdim=True).sqrt(),
 }
 
 
