@@ -43,7 +43,8 @@ def spelled(name: str, options: Mapping[str, Any]) -> str:
 
 def near_miss(name: str, known: Collection[str]) -> str:
     """What stands behind an unknown name, anywhere in a sentence: the known one that it looks like, if there is one."""
-    close = difflib.get_close_matches(name, known, n=1)
+    same = [one for one in known if one.lower() == name.lower()]
+    close = same or difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

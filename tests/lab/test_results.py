@@ -161,7 +161,8 @@ def test_pages_of_experiments_do_not_overwrite_each_other(shell, tmp_path, capsy
 def test_all_says_which_experiment_has_ended(shell, capsys) -> None:
     shell("all")
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("9 experiments, ") and said[1:] == ["[1/9] series: 0 s", "[2/9] memory: 0 s"]
+    assert said[0].startswith("9 experiments, ")
+    assert said[1:] == ["[1/9] series: 0 core-seconds", "[2/9] memory: 0 core-seconds"]
 
 
 def test_without_plotly_there_is_a_table_and_no_page(shell, capsys, monkeypatch) -> None:

@@ -46,7 +46,7 @@ def test_rows_have_names_in_the_shell():
     (experiment,) = plan("needle", mixers=name)
     assert experiment.rows[name].options == {"linear": expected}
     for wrong, says in (
-        ("paper-2/2mamba", "has no row '2mamba', did you mean 'mamba'"),
+        ("paper-2/2mamba", r"has no row '2mamba' \(did you mean '2Mamba'\?\); it has"),
         ("paper-1/gated_softmax_plusplus_mamba", "cannot be had"),
     ):
         for refused in (

@@ -132,5 +132,5 @@ def test_the_first_step_of_every_row_fits():
 def test_a_wrong_name_gives_the_list():
     with pytest.raises(ValueError, match=r"no paper 'paper-3'.*\n.*paper-1: On the Expressiveness"):
         paper_of("paper-3")
-    with pytest.raises(ValueError, match=r"no table 'buildup', did you mean 'build-up'.*\n(.*\n)*.*isolated: Each part"):
+    with pytest.raises(ValueError, match=r"'buildup' \(did you mean 'build-up'\?\).*\n(.*\n)*.*isolated: Each part"):
         tables_of("paper-2", "buildup")
