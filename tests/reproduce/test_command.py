@@ -107,7 +107,7 @@ def test_the_list_has_every_table_with_its_rows_and_command(capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("paper-2", "buildup"), "did you mean 'build-up'?; it has:"),
+        (("paper-2", "buildup"), "(did you mean 'build-up'?); it has:"),
         (("paper-9",), "there is no paper 'paper-9'"),
         (("paper-2", "--budget", "hour"), "budget must be one of"),
         (("paper-2", "--seeds", "0"), "seeds must be at least 1"),
