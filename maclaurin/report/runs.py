@@ -204,8 +204,11 @@ def mixer_label(recipe: Recipe) -> str:
 
 
 def _names(recipes: Sequence[Recipe]) -> list[str]:
-    """Groups of the same mixer are named by the fields in which they differ; by housekeeping only if by nothing else."""
-    short = [_name(recipe, recipes, ("output", "seed", "intermediate_size", *HOUSEKEEPING)) for recipe in recipes]
+    """Groups of the same mixer are named by the fields in which they differ; by housekeeping, and by what usually follows
+    from other fields, only if by nothing else.
+    """
+    follows = ("intermediate_size", "warmup_steps")
+    short = [_name(recipe, recipes, ("output", "seed", *follows, *HOUSEKEEPING)) for recipe in recipes]
     if len(set(short)) == len(short):
         return short
     return [_name(recipe, recipes, ("output", "seed")) for recipe in recipes]
