@@ -39,7 +39,9 @@ def run(op, batch, options, state, backend, dtype):
 
 
 def assert_same_as_torch(op, batch, options, state=None):
-    """Outputs to 1e-5; gradients to 1e-4, or to what torch loses in float32 where they cancel to almost nothing."""
+    """Outputs to 1e-5; gradients to 1e-4, or to what torch loses in float32, or 32 roundings of all gradients together, where
+    they cancel to almost nothing: with one channel the length of a query makes no difference.
+    """
     got, got_gradients = run(op, batch, options, state, "native", torch.float32)
     _, torch_gradients = run(op, batch, options, state, "torch", torch.float32)
     exact, exact_gradients = run(op, batch, options, state, "torch", torch.float64)
@@ -49,5 +51,5 @@ def assert_same_as_torch(op, batch, options, state=None):
     whole = sum(gradient.norm().item() for gradient in exact_gradients.values())
     for name, gradient in exact_gradients.items():
         error, of_torch = ((x[name].double() - gradient).norm().item() for x in (got_gradients, torch_gradients))
-        allowed = max(BACKWARD * gradient.norm().item(), 4 * of_torch, 1e-6 * whole)
+        allowed = max(BACKWARD * gradient.norm().item(), 4 * of_torch, 4e-6 * whole)
         assert error <= allowed, f"gradient of {name} off by {error:.2e}, allowed {allowed:.2e}"

@@ -102,7 +102,7 @@ def test_groups_of_one_mixer_are_told_apart_and_unequal_budgets_are_said(tmp_pat
     write_run(Recipe(output=str(tmp_path / "b"), steps=200), 1.9)
     groups = grouped(collect([tmp_path]))
     assert [group.name for group in groups] == ["2mamba (steps 200)", "2mamba (steps 100)"]
-    assert differences(groups) == ["steps"]
+    assert differences(groups) == ["steps", "warmup_steps"]  # which follows
     assert headline(groups) == "2mamba (steps 200) has the lowest validation loss, but the budgets differ"
 
 
