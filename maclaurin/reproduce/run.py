@@ -103,7 +103,7 @@ def planned(table: Table, folder: Path, tell: Callable[[str], None]) -> Found:
     rows = []
     for label, recipe in table.recipes(str(folder / table.name)).items():
         step = first_step(recipe)
-        tell(f"{table.name}, {label}: {step.parameters:,} parameters, {step.tokens:,} tokens a step")
+        tell(f"{table.name}, {label}: {step.parameters:,} parameters, {step.tokens:,} tokens per step")
         file = Path(f"{recipe.output}.yaml")
         fields = {name: value for name, value in vars(recipe).items() if value != getattr(type(recipe), name, None)}
         write_json(file, fields)  # JSON is YAML

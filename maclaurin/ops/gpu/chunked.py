@@ -217,7 +217,8 @@ def _centred(k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _ones(call: Call, chunk: int) -> tuple[Tensor, Tensor]:
     """The decay of every token and of every chunk where there is none."""
     B, _, S, _, G = call.sizes
-    return (torch.ones(B, G, n, dtype=torch.float32, device=call.k.device) for n in (S, blocks(S, chunk)))  # type: ignore[return-value]
+    of_tokens, of_chunks = (torch.ones(B, G, n, dtype=torch.float32, device=call.k.device) for n in (S, blocks(S, chunk)))
+    return of_tokens, of_chunks
 
 
 def _walk(

@@ -6,6 +6,8 @@ Its figures are loss curves of 38 named models, of which no number could be had:
 
 from __future__ import annotations
 
+from typing import Any
+
 from maclaurin.evals.suites.rows import one
 from maclaurin.mixers.published import NOT_HERE
 from maclaurin.reproduce import language
@@ -74,7 +76,7 @@ SLOW = ("softmax_taylor_80terms", "orders 0 to 10, over their sum")
 TOP_ORDERS = (1, 2, 3, 4, 6, 8, 10)
 
 
-def _table(name: str, where: str, shows: str, places: dict[str, int | None], **more: object) -> Table:
+def _table(name: str, where: str, shows: str, places: dict[str, int | None], **more: Any) -> Table:
     rows = {label: published("paper-1", label) for label in places}
     known = {label: float(place) for label, place in places.items() if place is not None}
     return Table(
@@ -86,7 +88,7 @@ def _table(name: str, where: str, shows: str, places: dict[str, int | None], **m
         recipe=CLIPPED if name.startswith("gates") else SMALL,
         published=known,
         in_words=True,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
