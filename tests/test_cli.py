@@ -58,6 +58,7 @@ def test_one_mixer_or_a_pattern():
     assert [row["name"] for row in json.loads(typed("mixers", "2mamba*", "--json").stdout)] == [
         "2mamba",
         "2mamba-gated",
+        "2mamba-orders",
         "2mamba-e",
         "2mamba-delta",
     ]

@@ -299,6 +299,18 @@ register(
     gate=True,
 )
 register(
+    "2mamba-orders",
+    Attention,
+    "orders 0, 1 and 2 behind one decay, each with a learned weight per head; convolution of 4 taps, skip and output gate",
+    "defined here, found by `maclaurin suite search`, on the mechanism of " + PAPER_2,
+    order=(0, 1, 2),
+    learn_order_weights=True,
+    conv_width=4,
+    decay="softplus",
+    skip=True,
+    gate=True,
+)
+register(
     "2mamba-e",
     Attention,
     "2Mamba-E: softmax behind a softplus decay, short convolution, no rotary positions",

@@ -24,7 +24,7 @@ class MaclaurinConfig(PretrainedConfig):
     """Fields are named as in LlamaConfig.
 
     mixer: one name for all layers, or a list with one per layer; a shorter list is a pattern that repeats, so that
-    `["mlstm", "sliding-window"]` alternates in any even number of layers.
+    `["mlstm", "sliding-window"]` alternates.
     mixer_options: options for every layer's mixer, or a dict of options by mixer name.
     init: "torch" (PyTorch's defaults in the layers, N(0, initializer_range) in the embeddings) or "llama" (everywhere).
     """
@@ -61,10 +61,10 @@ class MaclaurinConfig(PretrainedConfig):
         fields.inherited(self, kwargs)
         super().__post_init__(**kwargs)
         pattern = self._pattern
-        if not pattern or self.num_hidden_layers % len(pattern):
+        if not 1 <= len(pattern) <= self.num_hidden_layers:
             raise ValueError(
-                f"mixer must name one mixer for each of the {self.num_hidden_layers} layers, "
-                f"or a pattern whose length divides their number, got {len(pattern)}"
+                f"mixer must name one mixer for each of the {self.num_hidden_layers} layers, or a shorter pattern that "
+                f"repeats, got {len(pattern)}"
             )
         for name in pattern:
             mixer_entry(name)
@@ -97,7 +97,7 @@ class MaclaurinConfig(PretrainedConfig):
     def layer_mixers(self) -> list[str]:
         """The name of every layer's mixer."""
         pattern = self._pattern
-        return pattern * (self.num_hidden_layers // len(pattern))
+        return [pattern[layer % len(pattern)] for layer in range(self.num_hidden_layers)]
 
     def options_of(self, name: str) -> dict[str, Any]:
         """The options of the mixers of that name."""

@@ -194,13 +194,11 @@ def differences(groups: Sequence[Group]) -> list[str]:
 
 def mixer_label(recipe: Recipe) -> str:
     """The name of the contender of `maclaurin compare`, or the mixers of its layers."""
-    options = recipe.options()
     names = recipe.mixer.split(",")
-    if len(names) == 1:
-        return name_of(recipe.mixer, named_options(options, recipe.mixer))
     period = next(n for n in range(1, len(names) + 1) if names[:n] * (len(names) // n) == names)
-    label = " + ".join(names[:period]) + (f" ×{len(names) // period}" if len(names) > period > 1 else "")
-    return f"{label} {json.dumps(options)}" if options else label
+    own = names[:period]
+    label = name_of(own, {name: named_options(recipe.options(), name) for name in own})
+    return f"{label} ×{len(names) // period}" if len(names) > period > 1 else label
 
 
 def _names(recipes: Sequence[Recipe]) -> list[str]:

@@ -22,7 +22,7 @@ from maclaurin.common.arguments import at_least_one
 from maclaurin.common.files import read_json
 from maclaurin.training.contenders import Contender, chosen
 from maclaurin.training.model_size import matched_width, parameters
-from maclaurin.training.recipe import Recipe, for_all
+from maclaurin.training.recipe import Recipe
 from maclaurin.training.statistics import Figures, Standing, best_rate, ranked, standing
 
 # fields that may differ without changing the result
@@ -140,13 +140,12 @@ def _folder(name: str) -> str:
 def _matched(base: Recipe, contender: Contender) -> Recipe:
     """The recipe with MLPs as wide as it takes to match the parameters of softmax as it was published."""
     softmax = dataclasses.replace(base, mixer="softmax", mixer_options="{}")
-    options = json.dumps(for_all(contender.mixer, contender.options))
-    own = dataclasses.replace(base, mixer=contender.mixer, mixer_options=options)
+    own = dataclasses.replace(base, **contender.recipe_fields())
     config = base.config()
     one_wider = 3 * config.hidden_size * config.num_hidden_layers
     width = matched_width(config.intermediate_size, parameters(own) - parameters(softmax), one_wider)
     if width < 1:
-        raise ValueError(f"mixer {contender.mixer!r} alone has more parameters than softmax with its MLPs of this size")
+        raise ValueError(f"mixer {own.mixer!r} alone has more parameters than softmax with its MLPs of this size")
     return dataclasses.replace(own, intermediate_size=width)
 
 

@@ -22,7 +22,7 @@ def test_every_contender_recalls_in_the_block_of_the_comparison(budget):
     contenders = chosen("", "gated")
     asked = recall.experiment(contenders, budget)
     assert {name: (row.mixers, row.options) for name, row in asked.rows.items()} == {
-        name: ((own.mixer,), {own.mixer: own.options}) for name, own in contenders.items()
+        name: (own.mixers, own.options) for name, own in contenders.items()
     }
     assert [problem.options["pairs"] for problem in asked.test] == list(recall.TASKS[budget].pairs)
 

@@ -46,6 +46,7 @@ every_mixer = pytest.mark.parametrize("name", [*MIXERS, *VARIANTS])
 SMALL_STATES = {
     "2mamba": {"fold_at": 9, "fold_every": 4},
     "2mamba-gated": {"fold_at": 9, "fold_every": 4},
+    "2mamba-orders": {"fold_at": 9, "fold_every": 4},
     "taylor": {"fold_at": 7, "fold_every": 3},
     "sliding-window": {"window": 7},
 }

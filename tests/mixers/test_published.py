@@ -42,7 +42,7 @@ def test_rows_have_names_in_the_shell():
     recipe = Recipe(mixer=f"{name}:conv_width=2")
     assert (recipe.mixer, recipe.options()) == ("linear", {**expected, "conv_width": 2})
     contender = chosen(f"{name},paper-2/2Mamba", "gated")[name]
-    assert (contender.mixer, contender.options) == ("linear", expected)
+    assert (contender.mixers, contender.options) == (("linear",), {"linear": expected})
     (experiment,) = plan("needle", mixers=name)
     assert experiment.rows[name].options == {"linear": expected}
     for wrong, says in (

@@ -110,7 +110,7 @@ def test_a_hybrid_and_options_are_named(tmp_path):
     write_run(Recipe(output=str(tmp_path / "a"), mixer="2mamba,softmax,2mamba,softmax", steps=100), 2.0)
     write_run(Recipe(output=str(tmp_path / "b"), mixer_options='{"conv_width": 4}', steps=100), 2.1)
     groups = grouped(collect([tmp_path]))
-    assert [group.name for group in groups] == ["2mamba + softmax ×2", "2mamba:conv_width=4"]
+    assert [group.name for group in groups] == ["2mamba+softmax ×2", "2mamba:conv_width=4"]
     assert groups[0].state_nbytes(4096) > groups[1].state_nbytes(4096)
 
 

@@ -52,12 +52,15 @@ def test_contenders_differ_in_nothing_but_the_mixer():
 @pytest.mark.parametrize(
     ("mixers", "sentence"),
     [
-        ("2mambo", r"mixers has '2mambo' \(did you mean '2mamba'\?\); it may have softmax, fox, .*softmax-conv, .*retnet"),
+        ("2mambo", r"mixers has '2mambo' \(did you mean '2mamba'\?\); it may have softmax, .*softmax-conv, .*retnet"),
         (
             "gla,2mamba:conv_widht=4",
             r"'2mamba' has no option 'conv_widht' \(did you mean 'conv_width'\?\); it takes: .*gate",
         ),
         ("2mamba:conv_width=wide", "conv_width"),
+        ("gla+mambo", "mixers has 'mambo'"),
+        ("2mamba+gla:fold_at=9", "'gla' has no option 'fold_at'"),
+        ("mamba2+2mamba+paper-2/2Mamba", "mixers must give '2mamba' the same options in all layers of one contender"),
         ("gla,gla", "mixers has 'gla' twice"),
         ("conv_width=4", "mixers must begin with a name"),
         (",", "mixers must name at least one contender"),
@@ -88,11 +91,23 @@ def test_any_registered_mixer_with_options_is_a_contender():
     assert [run.name for run in as_list] == [run.name for run in runs[:2]]
 
 
+def test_layers_in_turn_are_a_contender():
+    """Each in the block, with the options behind them for all."""
+    gated, plain = plan(Recipe(output="x", num_hidden_layers=3), "2mamba+gated-delta,2mamba+gla:conv_width=2", 1)
+    assert gated.recipe.mixers() == ["2mamba", "gated-delta"]
+    assert gated.recipe.options() == {"2mamba": {"block": "gated"}, "gated-delta": {"block": "gated"}}
+    assert gated.recipe.config().layer_mixers() == ["2mamba", "gated-delta", "2mamba"]
+    assert Path(gated.recipe.output).name == "2mamba+gated-delta-seed0"
+    assert plain.recipe.options() == {name: {"block": "gated", "conv_width": 2} for name in ("2mamba", "gla")}
+    assert abs(gated.parameters / plain.parameters - 1) < 0.02
+
+
 def test_all_contenders_have_one_block():
     """A convolution of width 4, a gate and a skip, or none of them; a gate of its own stays."""
     for block, around in (("gated", Block(4, True, True)), ("llama", Block(0, False, False))):
-        found = {run.name: Block.of(model_size.layers(run.recipe)[0][0]) for run in plan(Recipe(), block=block)}
-        assert list(found) == list(MECHANISMS)
+        runs = plan(Recipe(), block=block)
+        assert [run.name for run in runs] == list(MECHANISMS)
+        found = {mixer.kind: Block.of(mixer) for run in runs for mixer, _ in model_size.layers(run.recipe)}
         if block == "llama":  # Mamba-2 is a block of its own, and gated-delta has its gate
             found = {name: own for name, own in found.items() if name not in ("mamba2", "gated-delta")}
         assert set(found.values()) == {around}, block
@@ -172,7 +187,7 @@ def test_options_that_are_objects_stay_options():
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("name", ["2mamba:conv_width=4,gate=true", "gla", "mamba2"])
+@pytest.mark.parametrize("name", ["2mamba:conv_width=4,gate=true", "gla", "mamba2", "2mamba+gla:conv_width=2"])
 def test_a_page_names_a_contender_as_it_was_typed(name, block):
     (run,) = plan(Recipe(), name, 1, block=block)
     assert mixer_label(run.recipe) == name
