@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from maclaurin.common.intervals import STUDENT
 from maclaurin.common.sizes import size_text
-from maclaurin.training.statistics import Standing, level
+from maclaurin.training.statistics import Difference, Standing, difference, level
 
 
 def short(rows: Sequence[Standing]) -> str:
@@ -29,19 +29,36 @@ def sentences(rows: Sequence[Standing]) -> list[str]:
     done = [row for row in rows if row.loss is not None]
     if len(done) < 2:
         return []
-    return [text for text in (_text(done), _recall(done), _cost(done), seeds_note(done)) if text]
+    return [text for text in (_text(done), _constant(done), _recall(done), _cost(done), seeds_note(done)) if text]
 
 
 def _text(done: Sequence[Standing]) -> str:
     best, equals = done[0], level(done)
     sentence = f"Text: {best.name} has the lowest loss, {best.loss:.4f} nats per token"
     if equals:
-        differences = joined([f"{row.name} ({_between(row)})" for row in equals])
+        differences = joined([f"{row.name} ({_between(row.behind)})" for row in equals])
         return f"{sentence}; level with it, since the 95 % interval of the difference has 0: {differences}."
     second = done[1]
     if second.behind is None or second.behind.level is None:
         return f"{sentence}, {second.name} follows; with one seed each it is not known how much of that is chance."
-    return f"{sentence}; no other is level with it: {second.name}, the next, is {_between(second)} behind."
+    return f"{sentence}; no other is level with it: {second.name}, the next, is {_between(second.behind)} behind."
+
+
+def _constant(done: Sequence[Standing]) -> str:
+    """The best row whose state does not grow with the sequence, against each one whose state does."""
+    constant, growing = ([row for row in done if row.state_grows is grows] for grows in (False, True))
+    if not (constant and growing):
+        return ""
+    best = constant[0]
+    found = [own for row in growing if (own := difference(best, row)) is not None]
+    against = joined([f"{own.to} {_between(own)}{_verdict(own)}" for own in found])
+    return f"Constant state: {best.name} has the lowest loss of those whose state does not grow; against {against}."
+
+
+def _verdict(found: Difference) -> str:
+    if found.level is None:
+        return ""
+    return " (level)" if found.level else " (behind)" if found.nats > 0 else " (ahead)"
 
 
 def _recall(done: Sequence[Standing]) -> str:
@@ -93,9 +110,9 @@ def _best_recall(rows: Sequence[Standing]) -> tuple[Standing, list[Standing]]:
     return best, [row for row in rows if row is not best and row.recall and row.recall.high[-1] >= low]
 
 
-def _between(row: Standing) -> str:
-    assert row.behind is not None
-    return f"{row.behind.nats:+.4f}, {row.behind.low:+.4f} to {row.behind.high:+.4f}"
+def _between(found: Difference | None) -> str:
+    assert found is not None
+    return f"{found.nats:+.4f}" + ("" if found.low is None else f", {found.low:+.4f} to {found.high:+.4f}")
 
 
 def _names(rows: Sequence[Standing]) -> str:

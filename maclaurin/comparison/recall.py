@@ -25,7 +25,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Task:
-    """pairs: tested on; trained on 2, 4, 8, … up to the most of them, since few are learned sooner and help to learn more."""
+    """pairs: tested on; trained on 2, 4, 8, … up to the most of them: few are learned sooner, and help to learn more."""
 
     pairs: tuple[int, ...]
     vocab_size: int

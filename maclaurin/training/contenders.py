@@ -14,7 +14,7 @@ from maclaurin.training.recipe import for_all
 
 @dataclass(frozen=True)
 class Contender:
-    """The mixers of its layers in turn, their options, and its loss in the thesis (small, 2048 tokens, FineWeb, 90k steps)."""
+    """The mixers of its layers in turn, their options, and its loss in arXiv 2602.17363 (small, 2048 tokens, 90k steps)."""
 
     mixers: tuple[str, ...]
     options: dict[str, dict[str, Any]]  # by mixer

@@ -60,7 +60,7 @@ MAY_CHANGE = {
 class Recipe:
     output: str = field(default="runs/run", metadata={"help": "Folder of the run: checkpoints, logs, the final model."})
     mixer: str = field(
-        default="2mamba",
+        default="2mamba-orders",
         metadata={
             "help": "Mixer of all layers, or a comma-separated list: one per layer, or a pattern that repeats; "
             "with options as in 2mamba:conv_width=4,gate=true; rows of the thesis are paper-1/NAME and paper-2/NAME."

@@ -80,7 +80,8 @@ class Standing:
     by_seed: (seed, loss). behind: the difference to the first row. learning_rate: the one with the lowest validation loss of
     those tried, each (rate, validation loss of the first seed). speeds: the quartiles of the speed, or both ends where there
     are fewer than four runs; None of one run. load: the median load of the machine after the runs. recall, decode_ms: None
-    where they were not measured; decode_ms is that of one token in all layers after 16k others.
+    where they were not measured; decode_ms is that of one token in all layers after 16k others. state_grows: even between
+    8k and 1M tokens.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Standing:
     peak_bytes: int | None
     parameters: int
     state_bytes_at_8k: int
+    state_grows: bool
     published: str
     rank: int | None = None
     speeds: tuple[float, float] | None = None
@@ -106,6 +108,8 @@ class Standing:
 def standing(name: str, recipe: Recipe, runs: Sequence[Figures], *, tried: Mapping[float, float] | None = None) -> Standing:
     """tried: the validation losses of the learning rates, where there were several."""
     losses = [run.held_out_loss for run in runs]
+    model = layers(recipe)
+    state = state_nbytes(model, 8192)
     speeds = [run.tokens_per_second for run in runs if run.tokens_per_second is not None]
     peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
     loads = [run.load for run in runs if run.load is not None]
@@ -117,7 +121,8 @@ def standing(name: str, recipe: Recipe, runs: Sequence[Figures], *, tried: Mappi
         tokens_per_second=statistics.median(speeds) if speeds else None,
         peak_bytes=int(max(peaks)) if peaks else None,
         parameters=parameters(recipe),
-        state_bytes_at_8k=state_nbytes(layers(recipe), 8192),
+        state_bytes_at_8k=state,
+        state_grows=state_nbytes(model, 2**20) > state,
         published=published(recipe.mixer, recipe.options()),
         speeds=_ends(speeds),
         load=statistics.median(loads) if loads else None,

@@ -66,14 +66,22 @@ def with_recall(row, accuracy, low, high):
 
 def test_each_question_has_an_answer_and_level_is_said():
     found = rows(softmax=(2.0, 2.1, 2.2), linear=(2.01, 2.09, 2.21), gla=(3.0, 3.1, 3.2))
-    text, cost, seeds = answers.sentences(found)
+    text, constant, cost, seeds = answers.sentences(found)
     assert text.startswith("Text: softmax has the lowest loss, 2.1000") and "has 0: linear (+0.0033" in text
     assert cost.startswith("Cost: ") and "With 3 seeds" not in cost and seeds.startswith("With 3 seeds")
     assert answers.short(found) == ""  # recall was not asked for
     found = [with_recall(found[0], 0.9, 0.85, 0.95), with_recall(found[1], 0.05, 0.03, 0.08), found[2]]
-    said = answers.sentences(found)[1]
+    assert "lowest loss of those whose state does not grow; against softmax +0.0033, " in constant and "(level)." in constant
+    said = answers.sentences(found)[2]
     assert said.startswith("Recall: softmax answers 0.900 of 16 pairs; no other is level with it. linear did no better")
     assert answers.short(found).startswith("Text: softmax (level: linear). Recall: softmax. Smallest state: ")
+
+
+def test_the_best_constant_state_is_compared_with_every_one_that_grows():
+    found = rows(softmax=(2.0, 2.1, 2.2), fox=(1.0, 1.1, 1.21), linear=(1.5, 1.6, 1.7), gla=(3.0, 3.1, 3.2))
+    said = next(text for text in answers.sentences(found) if text.startswith("Constant state: linear has"))
+    assert "against fox +0.4967, " in said and "(behind) and softmax -0.5000, -0.5000 to -0.5000 (ahead)." in said
+    assert not any(text.startswith("Constant") for text in answers.sentences(rows(linear=(1.0, 2.0), gla=(1.0, 2.0))))
 
 
 def test_one_seed_says_so():

@@ -101,16 +101,16 @@ def test_groups_of_one_mixer_are_told_apart_and_unequal_budgets_are_said(tmp_pat
     write_run(Recipe(output=str(tmp_path / "a"), steps=100), 2.0)
     write_run(Recipe(output=str(tmp_path / "b"), steps=200), 1.9)
     groups = grouped(collect([tmp_path]))
-    assert [group.name for group in groups] == ["2mamba (steps 200)", "2mamba (steps 100)"]
+    assert [group.name for group in groups] == ["2mamba-orders (steps 200)", "2mamba-orders (steps 100)"]
     assert differences(groups) == ["steps", "warmup_steps"]  # which follows
-    assert headline(groups) == "2mamba (steps 200) has the lowest validation loss, but the budgets differ"
+    assert headline(groups) == "2mamba-orders (steps 200) has the lowest validation loss, but the budgets differ"
 
 
 def test_a_hybrid_and_options_are_named(tmp_path):
     write_run(Recipe(output=str(tmp_path / "a"), mixer="2mamba,softmax,2mamba,softmax", steps=100), 2.0)
     write_run(Recipe(output=str(tmp_path / "b"), mixer_options='{"conv_width": 4}', steps=100), 2.1)
     groups = grouped(collect([tmp_path]))
-    assert [group.name for group in groups] == ["2mamba+softmax ×2", "2mamba:conv_width=4"]
+    assert [group.name for group in groups] == ["2mamba+softmax ×2", "2mamba-orders:conv_width=4"]
     assert groups[0].state_nbytes(4096) > groups[1].state_nbytes(4096)
 
 
@@ -311,8 +311,9 @@ def test_the_headline_answers_text_recall_and_cost(grid):
     assert headline(groups) == "Text: 2mamba. Recall: softmax (level: 2mamba). Smallest state: linear"
     said = lead(groups, runs)
     assert said[0].startswith("Text: 2mamba has the lowest loss") and "no other is level" in said[0]
-    assert said[1].startswith("Recall: softmax answers 0.990 of 8 pairs; level with it: 2mamba. linear did no better")
-    assert "2mamba decodes fastest after 16k tokens, 1.00 ms" in said[2]
+    assert said[1].startswith("Constant state: 2mamba has the lowest loss of those") and said[1].endswith("(ahead).")
+    assert said[2].startswith("Recall: softmax answers 0.990 of 8 pairs; level with it: 2mamba. linear did no better")
+    assert "2mamba decodes fastest after 16k tokens, 1.00 ms" in said[3]
     assert "It shows little." in said
     charts = {chart.key: chart for chart in build([folder], measure=False).charts()}
     assert [trace.name for trace in charts["loss-state"].figure.data] == ["2mamba", "softmax", "linear"]
