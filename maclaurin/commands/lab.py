@@ -65,6 +65,7 @@ def _experiment(name: str) -> Callable[..., None]:
     @takes("options", function, without=("quick", "seed"))
     def command(of_shell: typer.Context, given: dict[str, Any], options: dict[str, Any]) -> None:  # none has such a flag
         from maclaurin import lab as experiments
+        from maclaurin.common.progress import running
         from maclaurin.lab.run import keep, run_one
         from maclaurin.processes.command import command_line
         from maclaurin.processes.stopping import STOPS, end_stopped
@@ -72,7 +73,11 @@ def _experiment(name: str) -> Callable[..., None]:
         settings = Settings(**of_shell.obj | given)
         options |= {"quick": settings.quick, "seed": settings.seed}
         try:
-            result = experiments.card(*options.pop("names", ()), **options) if card else run_one(name, options)
+            if card:  # which says what it measures
+                result = experiments.card(*options.pop("names", ()), **options)
+            else:
+                with running(f"lab {name}"):
+                    result = run_one(name, options)
         except STOPS as stop:
             end_stopped(stop, f"start again with: {command_line()}")
         keep(result, settings.output)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Self, TypeVar
 
 from rich.console import Console
 
 Item = TypeVar("Item")
 SECONDS = 10.0  # between lines
+TICK = 0.5  # between two looks at the clock
 
 
 class Every:
@@ -49,6 +52,25 @@ class Status:
             self.spinner.update(line)
         elif self.due():
             self.console.print(line, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """Says for how long the block has been running, while it does."""
+    done, began = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while not done.wait(TICK):
+            status(f"{what}: {time_text(time.monotonic() - began)}")
+
+    with Status() as status:
+        thread = threading.Thread(target=tick, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
 
 def counted(items: Iterable[Item], what: str, unit: str) -> Iterator[Item]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.common.cores import cores
 from maclaurin.common.files import read_json, write_json
 from maclaurin.comparison import answers
@@ -19,6 +20,7 @@ from maclaurin.training.compare import Run, following, plan, summary
 from maclaurin.training.contenders import chosen
 from maclaurin.training.execution import default_jobs, execute
 from maclaurin.training.recipe import Recipe
+from maclaurin.training.run import check_starts
 from maclaurin.training.statistics import Recall, Standing
 from maclaurin.training.tables import LiveTable
 
@@ -61,6 +63,10 @@ def answered(asked: Asked, second_corpus: str | None, *, jobs: int | None, comma
         )
     requests = [asked] if second_corpus is None else [asked, _second(asked, second_corpus)]
     plans = [request.plan() for request in requests]
+    if jobs is not None:
+        at_least_one("jobs", jobs)
+    for own in plans:
+        check_starts(own[0].recipe)
     contenders = chosen(asked.mixers, asked.block)
     experiment = recalling.experiment(contenders, asked.budget) if asked.recall else None
     folder = Path(asked.recipe.output)

@@ -52,7 +52,8 @@ class Attention(ProjectedMixer):
     near_window: for all other orders, how many of the last tokens a softmax beside them sees (`near_window.py`).
     near_norm: "each" divides both by their own sums, "joint" by one sum of all weights.
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
-    fold_at, fold_every: when tokens are folded into the recurrent state; by default as soon as that makes the state smaller.
+    fold_at, fold_every: when tokens are folded into the recurrent state; by default as soon as that makes the state smaller,
+    and one by one in a graph of `torch.compile`, whose states then have one shape.
     """
 
     bidirectional = True
@@ -167,7 +168,7 @@ class Attention(ProjectedMixer):
                 normalize=normalize,
                 order=self.kernel.orders if isinstance(self.order, tuple) else self.kernel.orders[0],
                 order_weights=None if self.order_logits is None else 2 * torch.sigmoid(self.order_logits),
-                fold_at=self._fold_at,
+                fold_at=None if self.fold_at is None and torch.compiler.is_compiling() else self._fold_at,
                 fold_every=self.fold_every,
             )
         return far if self.near is None else self.near.beside(far)

@@ -235,7 +235,8 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
 
         logits_to_keep: how many of the last tokens get logits, or which; 0 for all. With labels, logits are those of all
         tokens too, unless it is given; in training, where the loss has them for LOSS_CHUNK tokens at a time, all of them
-        exist only if they are read, or in a compiled model if asked for. Other arguments are those of MaclaurinModel.
+        exist only if they are read. A graph cannot wait for that: compiled, logits_to_keep=1 is what saves their memory.
+        Other arguments are those of MaclaurinModel.
         """
         packing: dict[str, Any] = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "seq_idx": seq_idx}
         outputs = self.model(
@@ -252,7 +253,8 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         hidden = outputs.last_hidden_state
         loss: Tensor | None = None
         logits: Any = None
-        in_chunks = labels is not None and (self.training or logits_to_keep is not None)
+        later = self.training and not torch.compiler.is_compiling()  # logits are computed when they are read
+        in_chunks = labels is not None and (later or logits_to_keep is not None)
         if logits_to_keep is not None or not in_chunks:
             kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-(logits_to_keep or 0), None)
             logits = self.lm_head(hidden[:, kept])
@@ -264,7 +266,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
             rows, head = (hidden, self.lm_head) if in_chunks else (logits, nn.Identity())
             loss = _cross_entropy(rows, head, targets, num_items_in_batch)
         rest = {"past_key_values": outputs.past_key_values, "hidden_states": outputs.hidden_states}
-        if logits is None and not torch.compiler.is_compiling():
+        if logits is None:
             return TrainingOutput(loss=loss, logits=when_read(self.lm_head, hidden), **rest)
         return CausalLMOutputWithPast(loss=loss, logits=logits, **rest)
 

@@ -10,6 +10,7 @@ import torch
 from maclaurin.ops.features import Kernel
 
 MOST_FEATURES = 2**16  # beyond it a recurrent state is larger than any cache it could replace: tokens are kept instead
+MOST_AT_ONCE = 2**14  # up to so many (order 2 of 180 channels) a graph has a recurrent state from the first token on
 
 
 def fold_length(
@@ -40,6 +41,14 @@ def fold_length_of(kernel: Kernel, key_dim: int, value_dim: int, normalize: bool
     state_bytes = features * (value_dim + normalize) * torch.promote_types(dtype, torch.float32).itemsize
     token_bytes = (key_dim + value_dim) * dtype.itemsize
     return -(-state_bytes // token_bytes)
+
+
+def folds_at_once(features: int) -> bool:
+    """Whether tokens are folded one by one where nobody says when: in a graph, which is made for the shapes of a state.
+
+    Tokens that wait would be a graph for each kind of state: without a recurrent state, with 0, 1 or more tokens beside it.
+    """
+    return torch.compiler.is_compiling() and features <= MOST_AT_ONCE
 
 
 def buffered(tokens: int, fold_at: int, fold_every: int) -> int:

@@ -29,7 +29,7 @@ from maclaurin.ops.backends import kernels_for, note, reason_for_torch, say_once
 from maclaurin.ops.blocks import over_query_blocks
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
-from maclaurin.ops.folding import MOST_FEATURES, buffered, fold_length_of
+from maclaurin.ops.folding import MOST_FEATURES, buffered, fold_length_of, folds_at_once
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, Plan, chunked
@@ -77,7 +77,8 @@ def power_attention(
     order_weights: (number of orders,) or (H, number of orders), one factor per term.
     scale: 1/√K unless given. normalize: False leaves out the division.
     causal: False for whole sequences, in which every token sees every token: no state, and backend="auto".
-    fold_at, fold_every: when kept tokens are folded into the recurrent state; by default where it becomes the smaller one.
+    fold_at, fold_every: when kept tokens are folded into the recurrent state; by default where it becomes the smaller one,
+    and one by one in a graph, whose states then have one shape (`folds_at_once`).
     Other arguments as in `Options`; the native backend has order 2, (1, 2) and weighted (0, 1, 2) in float32.
     """
     call = Options.of(power_attention, options)
@@ -103,7 +104,9 @@ def power_attention(
     weights = _checked_weights(order_weights, kernel, q)
     at_least_one("fold_every", fold_every)
     at_least_one("chunk_size", chunk_size)
-    if fold_at is None:
+    if fold_at is None and folds_at_once(kernel.feature_count(k.shape[3])):
+        fold_at = fold_every = 1
+    elif fold_at is None:
         fold_at = fold_length_of(kernel, k.shape[3], v.shape[3], normalize, k.dtype)
     at_least_one("fold_at", fold_at)
     policy = (chunk_size, fold_at, fold_every, call.form, call.backend)

@@ -284,19 +284,21 @@ def _fused(weights: _Weights, q: Tensor, tokens: Tokens, chunk_size: int) -> Ten
 
     biases: dict[tuple[int, int], Tensor] = {}  # the last one made: all blocks inside a window share it
 
-    def attend(q_block: Tensor, seen: int) -> Tensor:
-        queries = q_block.shape[2]
-        begin = weights.first_seen(seen - queries)
-        sizes = (queries, seen - begin)
+    def bias(*sizes: int) -> Tensor:
         if sizes not in biases:
             biases.clear()
             hidden = decay.causal_mask(*sizes, q.device, weights.window).logical_not()
             biases[sizes] = torch.zeros(sizes, device=q.device, dtype=dtype).masked_fill(hidden, -math.inf)
+        return biases[sizes]
+
+    def attend(q_block: Tensor, seen: int) -> Tensor:
+        queries = q_block.shape[2]
+        begin = weights.first_seen(seen - queries)
         return scaled_dot_product_attention(
             q_block,
             cut_keys(begin, seen),
             cut_values(begin, seen),
-            attn_mask=biases[sizes],
+            attn_mask=None if queries == 1 else bias(queries, seen - begin),  # one query sees all that was cut for it
             scale=weights.scale,
             enable_gqa=grouped,
         )

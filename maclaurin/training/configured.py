@@ -49,8 +49,9 @@ def compare_recipe(
     own = BUDGETS[budget]
     fields = {name: value for name, value in own.recipe.items() if not ("size" in values and name in FREE_SIZES)}
     rates = tuple(learning_rates) or ((values["learning_rate"],) if "learning_rate" in values else own.learning_rates)
-    if "steps" in values:  # the warm-up follows
-        fields["warmup_steps"] = fields["warmup_steps"] * max(values["steps"], 0) // fields["steps"]
+    if "steps" in values:  # the warm-up and the evaluations follow
+        for name in ("warmup_steps", "eval_every"):
+            fields[name] = fields[name] * max(values["steps"], 0) // own.recipe["steps"]
     return Recipe(**_merged(fields, {"learning_rate": rates[0]}, values)), rates
 
 

@@ -66,6 +66,12 @@ def train(
         return _train(recipe, output, resume, cache, callbacks)
 
 
+def check_starts(recipe: Recipe) -> None:
+    """Refuses a recipe as `train` would before it begins: arguments of the Trainer, texts that cannot be read."""
+    _arguments(recipe)
+    Text(recipe, "")
+
+
 @contextmanager
 def _own(output: Path) -> Iterator[None]:
     """The folder of a run, locked. A run that is refused leaves nothing there, and no folder that was made for it."""

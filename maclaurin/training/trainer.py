@@ -104,6 +104,10 @@ class LanguageTrainer(Trainer):
             with naming(Path(checkpoint) / "rng_state.pth"):
                 super()._load_rng_state(checkpoint)
 
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Nobody reads the logits, of which a compiled model would make those of all tokens."""
+        return super().compute_loss(model, {**inputs, "logits_to_keep": 1}, *args, **kwargs)
+
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         if not bool(loss.isfinite()):

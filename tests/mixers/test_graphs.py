@@ -5,6 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.export import Dim
 
+from maclaurin import build_mixer
 from tests.mixers.test_laws import FORMS, MIXERS, VARIANTS, build, inputs
 
 LENGTHS = (20, 33, 64, 100, 300)  # on both sides of every length at which a form or a chunk changes
@@ -51,9 +52,51 @@ def test_two_graphs_serve_five_lengths(name, dtype):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("2mamba", {}), ("2mamba", {"near_window": 4}), ("taylor", {}), ("softmax", {})], ids=str
+)
+def test_two_graphs_serve_five_lengths_with_their_states_and_a_bounded_number_all_steps(name, options):
+    """Tokens do not wait to be folded where a compiler looks on. A KV cache, which grows, is one graph more."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    mixer = build_mixer(name, 16, 2, **options)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(mixer, fullgraph=True, backend=counter)
+    with torch.no_grad():
+        for length in LENGTHS:
+            x = inputs(mixer, 2, length)
+            (y, state), (expected, _) = compiled(x), mixer(x)
+            torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+        assert counter.frame_count == 2
+        x = inputs(mixer, 2, 73)
+        expected, _ = mixer(x)
+        _, state = compiled(x[:, :33].contiguous())  # strides are part of what a graph is made for
+        for t in range(33, 73):
+            y, state = compiled(x[:, t : t + 1].contiguous(), state)
+            torch.testing.assert_close(y, expected[:, t : t + 1], rtol=1e-4, atol=1e-5)
+    assert counter.frame_count <= (4 if name == "softmax" else 3)
+
+
+@pytest.mark.parametrize("name", ["2mamba", "taylor"])
+def test_states_go_from_a_graph_to_eager_mode_and_back(name):
+    """One has tokens that wait where the other has folded them; both stand for the same tokens."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    mixer = build_mixer(name, 16, 2)
+    compiled = torch.compile(mixer, fullgraph=True, backend="eager")
+    x = inputs(mixer, 2, 30)
+    with torch.no_grad():
+        expected, _ = mixer(x)
+        state, outputs = None, []
+        for call, begin, end in [(mixer, 0, 9), (compiled, 9, 10), (mixer, 10, 14), (mixer, 14, 15), (compiled, 15, 30)]:
+            y, state = call(x[:, begin:end], state)
+            outputs.append(y)
+        torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["2mamba", pytest.param("taylor", marks=pytest.mark.slow)])
 def test_two_graphs_serve_states_before_and_after_they_fold(name):
-    """With dynamic=True no graph is made for the first length alone; what is returned has other tensors once it folds."""
+    """Where fold_at says that tokens wait: what is returned has other tensors once it folds, one graph for each kind."""
     torch._dynamo.reset()
     mixer = build(name, torch.float32, fold_at=50, fold_every=32)
     counter = CompileCounterWithBackend("eager")

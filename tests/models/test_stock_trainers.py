@@ -38,7 +38,10 @@ def nats(predictions, labels):
     return float((np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(len(targets)), targets]).mean())
 
 
-@pytest.mark.parametrize("fields", [{}, {"bf16": True}, {"label_smoothing_factor": 0.1}], ids=str)
+COMPILED = {"torch_compile": True, "torch_compile_backend": "eager"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"bf16": True}, {"label_smoothing_factor": 0.1}, COMPILED], ids=str)
 def test_metrics_get_the_logits(fields, tmp_path):
     rows = Dataset.from_list([{"input_ids": [1 + n % 7 for n in range(i, i + 9)]} for i in range(6)])
     rows = rows.map(lambda row: {"labels": row["input_ids"]})
@@ -53,11 +56,12 @@ def test_metrics_get_the_logits(fields, tmp_path):
     trainer.train()
     after = trainer.evaluate()
     assert after["eval_shape"] == (6, 9, 50) and after["eval_loss"] < before["eval_loss"]
-    if not fields:
+    if fields in ({}, COMPILED):
         assert abs(after["eval_nats"] - after["eval_loss"]) < 1e-5
 
 
-def test_a_loss_of_ones_own_reads_logits(tmp_path):
+@pytest.mark.parametrize("fields", [{}, COMPILED], ids=str)
+def test_a_loss_of_ones_own_reads_logits(fields, tmp_path):
     class Distil(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
             outputs = model(**inputs)
@@ -65,7 +69,7 @@ def test_a_loss_of_ones_own_reads_logits(tmp_path):
             return (loss, outputs) if return_outputs else loss
 
     rows = Dataset.from_list([{"input_ids": list(range(1, 9)), "labels": list(range(1, 9))}] * 4)
-    result = Distil(small("linear"), arguments(tmp_path), train_dataset=rows).train()
+    result = Distil(small("linear"), arguments(tmp_path, **fields), train_dataset=rows).train()
     assert np.isfinite(result.training_loss)
 
 

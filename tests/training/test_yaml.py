@@ -63,16 +63,18 @@ def test_options_beside_the_names_of_mixers(tmp_path):
         Recipe(mixer="2mamba:conv_width=4,2mamba")
 
 
-def test_the_warm_up_follows_the_steps_unless_it_is_given(tmp_path):
+def test_the_warm_up_and_the_evaluations_follow_the_steps_unless_they_are_given(tmp_path):
     assert of("batch_size: 2\n", tmp_path).warmup_steps == 50
     for steps in (1, 20, 4000):
         share = steps // 20
         assert Recipe(steps=steps).warmup_steps == share
         assert train_recipe({"steps": steps}).warmup_steps == train_recipe({"max_steps": steps}).warmup_steps == share
         assert of(f"max_steps: {steps}\n", tmp_path).warmup_steps == share
-        assert compare_recipe({"steps": steps})[0].warmup_steps == steps // 10  # as in the budgets
+        compared, _ = compare_recipe({"steps": steps})
+        assert (compared.warmup_steps, compared.eval_every) == (steps // 10, steps // 5)  # as in the budgets
         for name in (train_recipe, lambda given: compare_recipe(given)[0]):
-            assert name({"steps": steps, "warmup_steps": 7}).warmup_steps == 7
+            own = name({"steps": steps, "warmup_steps": 7, "eval_every": 6})
+            assert (own.warmup_steps, own.eval_every) == (7, 6)
     Recipe(steps=20, warmup_steps=3).save(tmp_path)  # of a run that goes on it is past
     assert train_recipe({"steps": 2000, "output": str(tmp_path)}, resume=True).warmup_steps == 3
 
