@@ -84,28 +84,12 @@ class Attention(ProjectedMixer):
         one_of("norm", norm, NORMS)
         one_of("value_norm", value_norm, VALUE_NORMS)
         at_least_one("fold_every", fold_every)
-        if self.decay == "channel" and order not in (1, 2):
-            raise ValueError(f"decay='channel' needs order 1 or 2, got {order}")
+        self.kernel = None if order is None else Kernel.of(order)
         self._sums_at_once = order == 1 or self.decay == "channel"
         if fold_at is not None:
             at_least_one("fold_at", fold_at)
-            if order is None or self._sums_at_once:
-                raise ValueError(
-                    "fold_at needs an order above 1, no decay per channel: softmax folds no tokens, the others each at once"
-                )
-        self.kernel = None if order is None else Kernel.of(order)
-        if self.kernel is None and norm == "none":
-            raise ValueError("norm='none' leaves exp(score) unbounded: softmax (order=None) needs 'sum' or 'output'")
-        if self.kernel is not None and window is not None:
-            raise ValueError("window needs softmax scores (order=None)")
         if window is not None:
             at_least_one("window", window)
-        if self.kernel is None and near_window is not None:
-            raise ValueError("near_window needs a linear mechanism: for softmax (order=None), use window")
-        if not self.causal and self.kernel is None and (self.decay != "none" or window is not None):
-            raise ValueError("causal=False needs softmax without decay and window")
-        if learn_order_weights and (self.kernel is None or len(self.kernel.orders) < 2):
-            raise ValueError("learn_order_weights=True needs several orders, such as order=(0, 1, 2)")
         self.order = order
         self.feature_map = feature_map
         self.norm = norm
@@ -113,8 +97,7 @@ class Attention(ProjectedMixer):
         self.window = window
         self.fold_at = fold_at
         self.fold_every = fold_every
-        if near_window is None and near_norm != "each":
-            raise ValueError(f"near_norm={near_norm!r} needs near_window")
+        self._check_combination(near_window, near_norm, learn_order_weights)
         if near_window is not None:
             self.near = NearWindow(num_heads, near_window, norm=near_norm, divides=self._divides, causal=self.causal)
 
@@ -125,6 +108,28 @@ class Attention(ProjectedMixer):
         self.add_skip_and_gate()
         self.out_norm = RMSNorm(self.inner_dim) if norm in ("output", "sum-output") else None
         initialise(self, init)
+
+    def _check_combination(self, near_window: int | None, near_norm: str, learn_order_weights: bool) -> None:
+        """Options that do not go together."""
+        softmax = self.kernel is None
+        if self.decay == "channel" and self.order not in (1, 2):
+            raise ValueError(f"decay='channel' needs order 1 or 2, got {self.order}")
+        if self.fold_at is not None and (softmax or self._sums_at_once):
+            raise ValueError(
+                "fold_at needs an order above 1, no decay per channel: softmax folds no tokens, the others each at once"
+            )
+        if softmax and self.norm == "none":
+            raise ValueError("norm='none' leaves exp(score) unbounded: softmax (order=None) needs 'sum' or 'output'")
+        if not softmax and self.window is not None:
+            raise ValueError("window needs softmax scores (order=None)")
+        if softmax and near_window is not None:
+            raise ValueError("near_window needs a linear mechanism: for softmax (order=None), use window")
+        if not self.causal and softmax and (self.decay != "none" or self.window is not None):
+            raise ValueError("causal=False needs softmax without decay and window")
+        if learn_order_weights and (self.kernel is None or len(self.kernel.orders) < 2):
+            raise ValueError("learn_order_weights=True needs several orders, such as order=(0, 1, 2)")
+        if near_window is None and near_norm != "each":
+            raise ValueError(f"near_norm={near_norm!r} needs near_window")
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)

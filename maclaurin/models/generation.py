@@ -48,23 +48,12 @@ def continue_text(
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    if temperature < 0:
-        raise ValueError(f"temperature must not be negative, got {temperature}")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1], got {top_p}")
-    if top_k < 0:
-        raise ValueError(f"top_k must not be negative, got {top_k}")
-    if not 0 <= min_p <= 1:
-        raise ValueError(f"min_p must lie between 0 and 1, got {min_p}")
+    sampling = _sampling(temperature, top_k, top_p, min_p)
     positive("repetition_penalty", repetition_penalty)
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
     length = inputs["input_ids"].shape[1]
     if not length:
         raise ValueError("the prompt is empty: give it at least one character")
-    sampling: dict[str, Any] = {"do_sample": False}
-    if temperature:
-        # a top_k of 0 is no limit; left out, transformers would have one of 50
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p or None}
     stream = _Stream(tokenizer, write)
     torch.manual_seed(seed)
     started = time.perf_counter()
@@ -89,6 +78,22 @@ def continue_text(
         tokens_per_second=later / (ended - stream.first) if later and ended > stream.first else None,
         state_bytes=_nbytes(output.past_key_values),
     )
+
+
+def _sampling(temperature: float, top_k: int, top_p: float, min_p: float) -> dict[str, Any]:
+    """The options of `generate`, checked."""
+    if temperature < 0:
+        raise ValueError(f"temperature must not be negative, got {temperature}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p must lie in (0, 1], got {top_p}")
+    if top_k < 0:
+        raise ValueError(f"top_k must not be negative, got {top_k}")
+    if not 0 <= min_p <= 1:
+        raise ValueError(f"min_p must lie between 0 and 1, got {min_p}")
+    if not temperature:
+        return {"do_sample": False}
+    # a top_k of 0 is no limit; left out, transformers would have one of 50
+    return {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p or None}
 
 
 def _nbytes(cache: Any) -> int:

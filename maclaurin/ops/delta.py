@@ -28,6 +28,7 @@ from maclaurin.ops import checks, decay, delta_chunked
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
 from maclaurin.ops.backends import by_fla, note
 from maclaurin.ops.causality import causally
+from maclaurin.ops.chunks import Plan
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.gpu import fla_core
 from maclaurin.ops.one_operator import is_unrolled, one_operator
@@ -153,7 +154,9 @@ def _attend(
         # the state holds φ(k); chunks compute with plain monomials, which the roots turn into φ
         root_F1 = kernel.feature_weights(k.shape[3], v_NTV)[:, None].sqrt()
         start_NFV = None if state_NFV is None else state_NFV / root_F1
-        y_NRTV, end_NFV = delta_chunked.chunked(*tokens, start_NFV, kernel, chunk_size, return_state)
+        T = k.shape[1]
+        plan = Plan(kernel, min(chunk_size, T), folded=T if return_state else 0)
+        y_NRTV, end_NFV = delta_chunked.chunked((*tokens, start_NFV), plan)
         state_NFV = None if end_NFV is None else end_NFV * root_F1
     y = y_NRTV.unflatten(0, (B, G)).permute(0, 3, 1, 2, 4).flatten(2, 3).to(given_dtype)
     if not return_state:

@@ -34,131 +34,99 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 
 from maclaurin.ops import decay
-from maclaurin.ops.arithmetic import without_autocast
-from maclaurin.ops.features import Kernel
-from maclaurin.ops.power_chunked import Chunk, Chunked, Plan, initial_state, some_heads_at_a_time
-from maclaurin.ops.transforms import twice_differentiable
+from maclaurin.ops.chunks import Chunk, Found, Function, Plan, grad_of_decay, initial_state
+
+# queries, keys, values, shares of the error, log decays, state: heads first
+Heads = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
-def chunked(
-    q_NRTK: Tensor,
-    k_NTK: Tensor,
-    v_NTV: Tensor,
-    beta_NT: Tensor,
-    log_decay_NT: Tensor | None,
-    state_NFV: Tensor | None,
-    kernel: Kernel,
-    chunk: int,
-    return_state: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Outputs (N,R,T,V), and the state (N,F,V) after the last token, both states in the basis of plain monomials."""
-    R, T = q_NRTK.shape[1:3]
-    plan = Plan(kernel, min(chunk, T), folded=T if return_state else 0)
-    inputs = (q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, state_NFV)
-    return some_heads_at_a_time(_Chunked, inputs, plan, (1 + R) * plan.chunk)
+def chunked(heads: Heads, plan: Plan) -> Found:
+    """Outputs (N,R,T,V), and the state (N,F,V) after the last token, both states in the basis of plain monomials.
+
+    heads: q (N,R,T,K), k (N,T,K), v (N,T,V), beta (N,T), log decay (N,T) and state (N,F,V); the last two may be None.
+    """
+    q_NRTK = heads[0]
+    return _chunked.some_heads_at_a_time(heads, plan, (1 + q_NRTK.shape[1]) * min(plan.chunk, q_NRTK.shape[2]))
 
 
-class _Chunked(Chunked):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor | None]:
-        """Those of `chunked`, with a plan in place of its options."""
-        y_NRTV, result, error_NTV = _outputs(*arguments)
-        *inputs, ctx.plan = arguments
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, y_NRTV, error_NTV, result)
-        return y_NRTV, result
-
-    @staticmethod
-    def ordinary(*arguments: Any) -> tuple[Tensor, Tensor | None]:
-        return _outputs(*arguments)[:2]
-
-    @staticmethod
-    @without_autocast
-    def backward(ctx: Any, dy_NRTV: Tensor | None, d_result_NFV: Tensor | None) -> tuple[Tensor | None, ...]:
-        q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, state_NFV, y_NRTV, error_NTV, result_NFV = ctx.saved_tensors
-        plan: Plan = ctx.plan
-        if torch.is_grad_enabled():
-            inputs = ctx.saved_tensors[:6]
-            return (*twice_differentiable(_Chunked.ordinary, inputs, (dy_NRTV, d_result_NFV), plan), None)
-        T, K = k_NTK.shape[1:]
-        if dy_NRTV is None:
-            dy_NRTV = torch.zeros_like(y_NRTV)
-        c_F1 = plan.kernel.feature_weights(K, k_NTK)[:, None]
-        starts = range(0, T, plan.chunk)
-        dq_NRTK, dk_NTK, dv_NTV = torch.empty_like(q_NRTK), torch.empty_like(k_NTK), torch.empty_like(v_NTV)
-        d_beta_NT = torch.empty_like(beta_NT)
-        # what readers receive less what writers give, in the widest dtype: neighbours cancel, and there are T of them
-        given_NT = torch.zeros_like(beta_NT, dtype=decay.widest(v_NTV.device))
-
-        # backwards, with the gradient of the state: steps 4 and 5
-        dstate, carried = initial_state(d_result_NFV, k_NTK, v_NTV, plan.kernel), d_result_NFV is not None
-        for start in reversed(starts):
-            chunk = _chunk(q_NRTK, k_NTK, v_NTV, log_decay_NT, plan, start)
-            now, C = chunk.keys, chunk.k_NCK.shape[1]
-            score_NXCC, between = chunk.scores()
-            weight_NXCC = plan.kernel(score_NXCC) * between
-            dy_NRCV, u_NCV = dy_NRTV[:, :, now], beta_NT[:, now, None] * error_NTV[:, now]
-            du_NCV = torch.bmm(weight_NXCC[:, 1:].flatten(1, 2).transpose(1, 2), dy_NRCV.flatten(1, 2))
-            reads = start > 0 or state_NFV is not None
-            m_NFQ = chunk.monomials_of_q() if reads or carried else None
-            if m_NFQ is not None and carried:
-                du_NCV += chunk.to_end(torch.bmm(m_NFQ[:, :, :C].transpose(1, 2), dstate))
-            system_NCC = (beta_NT[:, now, None] * weight_NXCC[:, 0]).transpose(1, 2)
-            w_NCV = solve_triangular(system_NCC, du_NCV, upper=True, unitriangular=True)
-            dv_NTV[:, now] = beta_NT[:, now, None] * w_NCV
-            d_beta_NT[:, now] = (w_NCV * error_NTV[:, now]).sum(-1)
-            if log_decay_NT is not None:
-                given_NT[:, now] = (y_NRTV[:, :, now] * dy_NRCV).sum((1, 3), dtype=given_NT.dtype)
-                given_NT[:, now] -= (chunk.v_NCW * dv_NTV[:, now]).sum(-1, dtype=given_NT.dtype)
-
-            received_NQV = _received(dv_NTV[:, now], dy_NRCV)
-            d_weight_NXCC = torch.bmm(received_NQV, u_NCV.transpose(1, 2)).view_as(score_NXCC) * between
-            d_weight_NXCC[:, 0].diagonal(dim1=1, dim2=2).zero_()  # a key meets only those before it
-            d_score_NQC = (d_weight_NXCC * plan.kernel.derivative(score_NXCC)).flatten(1, 2)
-            d_readers_NXCK = torch.bmm(d_score_NQC, chunk.k_NCK).unflatten(1, (-1, C))
-            dq_NRTK[:, :, now] = d_readers_NXCK[:, 1:]
-            dk_NTK[:, now] = torch.baddbmm(d_readers_NXCK[:, 0], d_score_NQC.transpose(1, 2), chunk.rows_of_q())
-            if carried:
-                dk_NTK[:, now] += chunk.grad_k(torch.bmm(dstate, chunk.to_end(u_NCV).transpose(1, 2)))
-                dstate = chunk.across(dstate)
-            if m_NFQ is not None and reads:
-                dstate, carried = torch.addcmul(dstate, c_F1, torch.bmm(m_NFQ, chunk.from_start(received_NQV))), True
-
-        # forwards, with the state: step 6
-        state, empty = initial_state(state_NFV, k_NTK, v_NTV, plan.kernel), state_NFV is None
-        for start in starts:
-            chunk = _chunk(q_NRTK, k_NTK, v_NTV, log_decay_NT, plan, start)
-            now, C = chunk.keys, chunk.k_NCK.shape[1]
-            if not empty:
-                received_NQV = chunk.from_start(_received(dv_NTV[:, now], dy_NRTV[:, :, now]))
-                d_m_NFQ = torch.bmm(c_F1 * state, received_NQV.transpose(1, 2))
-                d_readers_NXCK = chunk.grad_q(d_m_NFQ).unflatten(1, (-1, C))
-                dk_NTK[:, now] += d_readers_NXCK[:, 0]
-                dq_NRTK[:, :, now] += d_readers_NXCK[:, 1:]
-            if now.stop < T:
-                u_NCV = beta_NT[:, now, None] * error_NTV[:, now]
-                state = torch.baddbmm(chunk.across(state), chunk.monomials_of_k(), chunk.to_end(u_NCV))
-                empty = False
-
-        d_decay_NT = None
-        if log_decay_NT is not None:
-            if d_result_NFV is not None:
-                given_NT[:, -1] += (result_NFV * d_result_NFV).sum((1, 2), dtype=given_NT.dtype)
-            d_decay_NT = given_NT.flip(1).cumsum(1).flip(1).to(log_decay_NT.dtype)
-            d_decay_NT = d_decay_NT * (log_decay_NT > decay.SMALLEST_LOG_DECAY)
-        return dq_NRTK, dk_NTK, dv_NTV, d_beta_NT, d_decay_NT, None if state_NFV is None else dstate, None
+def _gradients(saved: Any, dy_NRTV: Tensor, d_result_NFV: Tensor | None, plan: Plan) -> tuple[Tensor | None, ...]:
+    *heads, y_NRTV, result_NFV, error_NTV = saved
+    _, _, v_NTV, beta_NT, log_decay_NT, state_NFV = heads
+    u_NTV = beta_NT[..., None] * error_NTV
+    dq_NRTK, dk_NTK, w_NTV, dstate = _by_writing(heads, u_NTV, dy_NRTV, d_result_NFV, plan)
+    dv_NTV = beta_NT[..., None] * w_NTV
+    _add_reading(heads, u_NTV, dv_NTV, dy_NRTV, dq_NRTK, dk_NTK, plan)
+    d_decay_NT = None
+    if log_decay_NT is not None:
+        pairs = (v_NTV, dv_NTV), (y_NRTV, dy_NRTV), (result_NFV, d_result_NFV)
+        d_decay_NT = grad_of_decay(log_decay_NT, *pairs, plan)
+    d_beta_NT = (w_NTV * error_NTV).sum(-1)
+    return dq_NRTK, dk_NTK, dv_NTV, d_beta_NT, d_decay_NT, None if state_NFV is None else dstate
 
 
-def _outputs(
-    q_NRTK: Tensor,
-    k_NTK: Tensor,
-    v_NTV: Tensor,
-    beta_NT: Tensor,
-    log_decay_NT: Tensor | None,
-    state_NFV: Tensor | None,
-    plan: Plan,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Those of `chunked`, and the errors e (N,T,V). Nothing is written in place."""
+def _by_writing(
+    heads: Heads, u_NTV: Tensor, dy_NRTV: Tensor, d_result_NFV: Tensor | None, plan: Plan
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq and dk but for what readers of the state give, w = du, and dS: backwards, with dS, steps 4 and 5."""
+    q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, state_NFV = heads
+    T, K = k_NTK.shape[1:]
+    c_F1 = plan.kernel.feature_weights(K, k_NTK)[:, None]
+    dq_NRTK, dk_NTK, w_NTV = torch.empty_like(q_NRTK), torch.empty_like(k_NTK), torch.empty_like(v_NTV)
+    dstate, carried = initial_state(d_result_NFV, k_NTK, v_NTV, plan.kernel), d_result_NFV is not None
+    for start in reversed(range(0, T, plan.chunk)):
+        chunk = _chunk(q_NRTK, k_NTK, v_NTV, log_decay_NT, plan, start)
+        now, C = chunk.keys, chunk.k_NCK.shape[1]
+        score_NXCC, between = chunk.scores()
+        weight_NXCC = plan.kernel(score_NXCC) * between
+        dy_NRCV, u_NCV = dy_NRTV[:, :, now], u_NTV[:, now]
+        du_NCV = torch.bmm(weight_NXCC[:, 1:].flatten(1, 2).transpose(1, 2), dy_NRCV.flatten(1, 2))
+        reads = start > 0 or state_NFV is not None
+        m_NFQ = chunk.monomials_of_q() if reads or carried else None
+        if m_NFQ is not None and carried:
+            du_NCV += chunk.to_end(torch.bmm(m_NFQ[:, :, :C].transpose(1, 2), dstate))
+        system_NCC = (beta_NT[:, now, None] * weight_NXCC[:, 0]).transpose(1, 2)
+        w_NTV[:, now] = solve_triangular(system_NCC, du_NCV, upper=True, unitriangular=True)
+
+        received_NQV = _received(beta_NT[:, now, None] * w_NTV[:, now], dy_NRCV)
+        d_weight_NXCC = torch.bmm(received_NQV, u_NCV.transpose(1, 2)).view_as(score_NXCC) * between
+        d_weight_NXCC[:, 0].diagonal(dim1=1, dim2=2).zero_()  # a key meets only those before it
+        d_score_NQC = (d_weight_NXCC * plan.kernel.derivative(score_NXCC)).flatten(1, 2)
+        d_readers_NXCK = torch.bmm(d_score_NQC, chunk.k_NCK).unflatten(1, (-1, C))
+        dq_NRTK[:, :, now] = d_readers_NXCK[:, 1:]
+        dk_NTK[:, now] = torch.baddbmm(d_readers_NXCK[:, 0], d_score_NQC.transpose(1, 2), chunk.rows_of_q())
+        if carried:
+            dk_NTK[:, now] += chunk.grad_k(torch.bmm(dstate, chunk.to_end(u_NCV).transpose(1, 2)))
+            dstate = chunk.across(dstate)
+        if m_NFQ is not None and reads:
+            dstate, carried = torch.addcmul(dstate, c_F1, torch.bmm(m_NFQ, chunk.from_start(received_NQV))), True
+    return dq_NRTK, dk_NTK, w_NTV, dstate
+
+
+def _add_reading(
+    heads: Heads, u_NTV: Tensor, dv_NTV: Tensor, dy_NRTV: Tensor, dq_NRTK: Tensor, dk_NTK: Tensor, plan: Plan
+) -> None:
+    """To dq and dk what readers of the state give: forwards, with the state built again, step 6."""
+    q_NRTK, k_NTK, v_NTV, _, log_decay_NT, state_NFV = heads
+    T, K = k_NTK.shape[1:]
+    c_F1 = plan.kernel.feature_weights(K, k_NTK)[:, None]
+    state, empty = initial_state(state_NFV, k_NTK, v_NTV, plan.kernel), state_NFV is None
+    for start in range(0, T, plan.chunk):
+        chunk = _chunk(q_NRTK, k_NTK, v_NTV, log_decay_NT, plan, start)
+        now, C = chunk.keys, chunk.k_NCK.shape[1]
+        if not empty:
+            received_NQV = chunk.from_start(_received(dv_NTV[:, now], dy_NRTV[:, :, now]))
+            d_m_NFQ = torch.bmm(c_F1 * state, received_NQV.transpose(1, 2))
+            d_readers_NXCK = chunk.grad_q(d_m_NFQ).unflatten(1, (-1, C))
+            dk_NTK[:, now] += d_readers_NXCK[:, 0]
+            dq_NRTK[:, :, now] += d_readers_NXCK[:, 1:]
+        if now.stop < T:
+            state = torch.baddbmm(chunk.across(state), chunk.monomials_of_k(), chunk.to_end(u_NTV[:, now]))
+            empty = False
+
+
+def _outputs(heads: Heads, plan: Plan) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Those of `chunked`, and the errors e (N,T,V)."""
+    q_NRTK, k_NTK, v_NTV, beta_NT, log_decay_NT, state_NFV = heads
     R, T, K = q_NRTK.shape[1:]
     state, empty = initial_state(state_NFV, k_NTK, v_NTV, plan.kernel), state_NFV is None
     c_F1 = plan.kernel.feature_weights(K, k_NTK)[:, None]
@@ -185,6 +153,9 @@ def _outputs(
             m_NFC = chunk.monomials_of_k() if m_NFQ is None else m_NFQ[:, :, :C]
             state, empty = torch.baddbmm(chunk.across(state), m_NFC, chunk.to_end(u_NCV)), False
     return torch.cat(outputs, dim=2), state if plan.folded else None, torch.cat(errors, dim=1)
+
+
+_chunked = Function(_outputs, _gradients)
 
 
 def _chunk(q_NRTK: Tensor, k_NTK: Tensor, v_NTV: Tensor, log_decay_NT: Tensor | None, plan: Plan, start: int) -> Chunk:

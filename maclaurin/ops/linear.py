@@ -26,11 +26,12 @@ from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.backends import by_fla
+from maclaurin.ops.chunks import Plan
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.gpu import fla_core
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
-from maclaurin.ops.power_chunked import Plan, chunked
+from maclaurin.ops.power_chunked import chunked
 from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import LinearState, PowerState, State
 from maclaurin.ops.transforms import recomputed
@@ -202,7 +203,7 @@ def _per_head(
 ) -> tuple[Tensor, Tensor | None]:
     T = k_NTK.shape[1]
     if size is not None and size > 1:
-        return chunked(q_NRTK, k_NTK, v_NTW, a_NT, state_NKW, None, Plan(Kernel.of(1), size, T if keep else 0))
+        return chunked((q_NRTK, k_NTK, v_NTW, a_NT, state_NKW, None), Plan(Kernel.of(1), size, T if keep else 0))
     outputs = []
     for now in (slice(start, start + (size or T)) for start in range(0, T, size or T)):
         a_NC = None if a_NT is None else a_NT[:, now]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks
 from maclaurin.ops.backends import note, reason_for_torch
 from maclaurin.ops.causality import StatefulOp, causally
@@ -76,6 +77,7 @@ class Options(NamedTuple):
 
     def at_once(self, time: int, chunk_size: int) -> int:
         """How many tokens are taken at a time, where that is all that the forms differ in."""
+        at_least_one("chunk_size", chunk_size)
         return {"parallel": time, "recurrent": 1}.get(self.form, chunk_size)
 
     def over_documents(self, op: DenseOp[S], inputs: Inputs, state: S | None) -> tuple[Tensor, S | None]:

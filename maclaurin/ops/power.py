@@ -27,21 +27,19 @@ from maclaurin.ops import checks, decay, gpu, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.backends import kernels_for, note, reason_for_torch, say_once
 from maclaurin.ops.blocks import over_query_blocks
+from maclaurin.ops.chunks import Heads, Plan
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES, buffered, fold_length_of, folds_at_once
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
-from maclaurin.ops.power_chunked import CHUNK, Plan, chunked
+from maclaurin.ops.power_chunked import CHUNK, chunked
 from maclaurin.ops.power_native import Policy, second_order, sums_up_to_second_order
 from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.tokens import Tokens
 from maclaurin.ops.transforms import is_transformed
-
-# queries, scaled keys, values, log decays, recurrent state, weights of the orders: heads first, time next to channels
-Heads = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 FOLD_EVERY = 32
 DIRECT_BLOCK = 512  # queries whose weights exist at a time where `auto` needs no recurrent state
@@ -266,7 +264,7 @@ class _Engine:
         root_F1 = self.kernel.feature_weights(k_NSK.shape[-1], k_NSK)[:, None].sqrt()
         start_NFW = None if state_NFW is None else state_NFW / root_F1
         plan = Plan(self.kernel, self.chunk_size, folded, self._averages)
-        y_NRTW, end_NFW = chunked(q_NRTK, k_NSK, v_NSW, a_NS, start_NFW, weights_NO, plan)
+        y_NRTW, end_NFW = chunked((q_NRTK, k_NSK, v_NSW, a_NS, start_NFW, weights_NO), plan)
         return y_NRTW, None if end_NFW is None else end_NFW * root_F1
 
     def _directly(self, heads: Heads) -> Tensor:

@@ -9,47 +9,40 @@ decays between them, J x J for J chunks. Nothing is kept for the backward but th
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from maclaurin.ops import decay
-from maclaurin.ops.features import Kernel, gathered
+from maclaurin.ops.chunks import Found, Heads, Plan
+from maclaurin.ops.features import gathered
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.transforms import recomputed
 
 EXPANSION_BYTES = 2**31  # how much of m(q) may exist at a time; heads beyond it wait
 
 
-def chunked(
-    q_NRTK: Tensor,
-    k_NSK: Tensor,
-    v_NSW: Tensor,
-    log_decay_NS: Tensor | None,
-    state_NFW: Tensor | None,
-    weights_NO: Tensor | None,
-    kernel: Kernel,
-    chunk: int,
-    folded: int,
-    guarded: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """As `power_chunked.chunked`: outputs (N,R,T,W), and the state (N,F,W) after `folded` keys, None for 0."""
+def chunked(heads: Heads, plan: Plan) -> Found:
+    """As `power_chunked.chunked`."""
+    q_NRTK, k_NSK, v_NSW, log_decay_NS, state_NFW, weights_NO = heads
     N, R, T, K = q_NRTK.shape
     S = k_NSK.shape[1]
-    heads = max(1, EXPANSION_BYTES // (kernel.feature_count(K) * S * R * q_NRTK.element_size()))
+    size = max(1, EXPANSION_BYTES // (plan.kernel.feature_count(K) * S * R * q_NRTK.element_size()))
     outputs, states = [], []
-    for some in (slice(start, start + heads) for start in range(0, N, heads)):
+    for some in (slice(start, start + size) for start in range(0, N, size)):
         state = None if state_NFW is None else state_NFW[some]
         weights = None if weights_NO is None else weights_NO[some]
         pieces, kept = [], None
-        for begin, end in ((0, folded), (folded, S)):
+        for begin, end in ((0, plan.folded), (plan.folded, S)):
             if begin == end:
                 continue
             queries = slice(max(begin - (S - T), 0), max(end - (S - T), 0))
             a_NS = None if log_decay_NS is None else log_decay_NS[some, begin:end]
             tokens = (q_NRTK[some, :, queries], k_NSK[some, begin:end], v_NSW[some, begin:end], a_NS)
-            y, state = recomputed(_part, *tokens, state, weights, kernel, chunk, guarded)
-            kept = state if end == folded else kept
+            y, state = recomputed(_part, *tokens, state, weights, plan)
+            kept = state if end == plan.folded else kept
             pieces.append(y)
         outputs.append(torch.cat(pieces, dim=2))
         states.append(kept)
@@ -57,26 +50,18 @@ def chunked(
     return torch.cat(outputs), torch.cat(new) if new else None
 
 
-def _part(
-    q_NRTK: Tensor,
-    k_NSK: Tensor,
-    v_NSW: Tensor,
-    a_NS: Tensor | None,
-    state_NFW: Tensor | None,
-    weights_NO: Tensor | None,
-    kernel: Kernel,
-    chunk: int,
-    guarded: bool,
-) -> tuple[Tensor, Tensor]:
+def _part(q_NRTK: Tensor, k_NSK: Tensor, v_NSW: Tensor, a_NS: Tensor | None, *others: Any) -> tuple[Tensor, Tensor]:
     """Outputs and the state behind the last key. Slots without a query have one of zeros."""
+    start_NFW, weights_NO, plan = others
+    kernel = plan.kernel
     T, (N, S) = q_NRTK.shape[2], k_NSK.shape[:2]
-    C = min(chunk, S)
+    C = min(plan.chunk, S)
     extra = -S % C
     k_NJCK, v_NJCW = (pad(x, (0, 0, 0, extra)).unflatten(1, (-1, C)) for x in (k_NSK, v_NSW))
     sums_NJC = None if a_NS is None else decay.cumulative(pad(a_NS, (0, extra)).unflatten(1, (-1, C)), 2)
     left_NJCW = v_NJCW if sums_NJC is None else v_NJCW * decay.factor(sums_NJC[..., -1:] - sums_NJC, v_NJCW.dtype)[..., None]
     added_NJFW = gathered(k_NJCK, kernel.orders).transpose(2, 3) @ left_NJCW
-    states_NJFW, end_NFW = _states(added_NJFW, sums_NJC, state_NFW)
+    states_NJFW, end_NFW = _states(added_NJFW, sums_NJC, start_NFW)
     if T == 0:
         return v_NSW.new_empty(N, q_NRTK.shape[1], 0, v_NSW.shape[2]), end_NFW
     q_NRJCK = pad(q_NRTK, (0, 0, S - T, extra)).unflatten(2, (-1, C))
@@ -92,7 +77,7 @@ def _part(
 
     q_NJQK = q_NJRCK.flatten(2, 3)
     read_NJQW = gathered(q_NJQK, kernel.orders) @ (kernel.monomial_weights(k_NSK, weights_NO)[..., None, :, :] * states_NJFW)
-    if guarded:
+    if plan.guarded:
         used = above_rounding(
             read_NJQW[..., -1:].flatten(0, 1),
             q_NJQK.flatten(0, 1),

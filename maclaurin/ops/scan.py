@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, threshold
 
-from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, decay, native
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.one_operator import is_unrolled, one_operator
@@ -49,7 +48,6 @@ def linear_scan(
     call = Options.of(linear_scan, options)
     call.check()
     _check(x, log_decay, state)
-    at_least_one("chunk_size", chunk_size)
     dtype = torch.promote_types(x.dtype, torch.float32)
     step = call.at_once(x.shape[1], chunk_size)
     natively = call.natively("linear_scan", x)

@@ -16,7 +16,6 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from maclaurin.common.arguments import at_least_one
 from maclaurin.ops import checks, native
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.one_operator import is_unrolled, one_operator
@@ -48,7 +47,6 @@ def selective_scan(
     call = Options.of(selective_scan, options)
     call.check()
     _check(x, dt, rate, b, c, state)
-    at_least_one("chunk_size", chunk_size)
     dtype = torch.promote_types(x.dtype, torch.float32)
     step = call.at_once(x.shape[1], chunk_size)
     natively = call.natively("selective_scan", x)

@@ -67,17 +67,8 @@ def softmax_attention(
     """
     call = Options.of(softmax_attention, options)
     if not causal:
-        if (
-            log_decay is not None
-            or window is not None
-            or (numerator, divisor, divisor_epsilon, score_cap)
-            != (
-                "exp",
-                "sum",
-                0,
-                None,
-            )
-        ):
+        other = (numerator, divisor, divisor_epsilon, score_cap) != ("exp", "sum", 0, None)
+        if log_decay is not None or window is not None or other:
             raise ValueError("causal=False needs plain softmax: no log_decay, window, score_cap, or other weights")
         from maclaurin.ops.bidirectional import bidirectional_softmax
 
@@ -87,17 +78,12 @@ def softmax_attention(
     call.check()
     checks.scale(scale)
     checks.sound_state(state, TokenState, q)
-    one_of("numerator", numerator, NUMERATORS)
-    one_of("divisor", divisor, DIVISORS)
-    number("score_cap", score_cap)
-    number("divisor_epsilon", divisor_epsilon)
-    if window is not None:
-        at_least_one("window", window)
+    weights = _Weights(default_scale(scale, q), window, numerator, divisor, detach_divisor, divisor_epsilon, score_cap)
+    weights.check()
     at_least_one("chunk_size", chunk_size)
     if log_decay is not None and log_decay.shape[2] != k.shape[2]:
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
     checks.token_state(state, k, v)
-    weights = _Weights(default_scale(scale, q), window, numerator, divisor, detach_divisor, divisor_epsilon, score_cap)
 
     def dense(
         inputs: Inputs, state: TokenState | None, lengths: Tensor | None, return_state: bool
@@ -116,6 +102,14 @@ class _Weights:
     detach_divisor: bool
     divisor_epsilon: float
     score_cap: float | None
+
+    def check(self) -> None:
+        one_of("numerator", self.numerator, NUMERATORS)
+        one_of("divisor", self.divisor, DIVISORS)
+        number("score_cap", self.score_cap)
+        number("divisor_epsilon", self.divisor_epsilon)
+        if self.window is not None:
+            at_least_one("window", self.window)
 
     @property
     def plain(self) -> bool:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maclaurin import ops
-from maclaurin.ops import conv, crossover, power_chunked
+from maclaurin.ops import chunks, conv, crossover
 from tests.ops.helpers import ALL, BY_NAME, FEW, FORMS, Sizes, assert_close, assert_same_state, distance, every, sizes
 
 HEAD_SIZES = [(48, 48), (96, 64), (192, 33), (17, 80)]
@@ -143,7 +143,7 @@ def test_heads_that_wait_for_memory_are_the_same_heads(name, monkeypatch):
     batch = op.draw(Sizes(B=3, G=2)).leaves()
     results = []
     for limit in (2**30, 3000, 1):
-        monkeypatch.setattr(power_chunked, "EXPANSION_BYTES", limit)
+        monkeypatch.setattr(chunks, "EXPANSION_BYTES", limit)
         y, state = op(batch, form="chunked")
         loss = y.square().sum() + state.recurrent.square().sum()
         results.append((y, state.recurrent, *torch.autograd.grad(loss, list(batch.all().values()))))

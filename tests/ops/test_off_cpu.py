@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from maclaurin import available_mixers, build_mixer
 from maclaurin.ops import linear, linear_attention, power_attention, power_batched, power_chunked, softmax_attention
+from maclaurin.ops.chunks import Plan
 from maclaurin.ops.features import Kernel
 from tests.ops.helpers import ALL, FORMS, Sizes, assert_close, every
 
@@ -84,9 +85,9 @@ def test_all_chunks_at_once_are_one_after_the_other(folded, options):
         leaves = [None if x is None else x.clone().requires_grad_() for x in inputs]
         guarded = kernel.even and leaves[5] is None
         if run == "at once":
-            y, state = power_batched.chunked(*leaves, kernel, 8, folded, guarded)
+            y, state = power_batched.chunked(leaves, Plan(kernel, 8, folded, guarded))
         else:
-            y, state = power_chunked.chunked(*leaves, power_chunked.Plan(kernel, 8, folded, guarded))
+            y, state = power_chunked.chunked(leaves, Plan(kernel, 8, folded, guarded))
         loss = (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum() + (0 if state is None else (state**2).sum())
         gradients = torch.autograd.grad(loss, [x for x in leaves if x is not None], allow_unused=True)
         found.append([y, state, *gradients])

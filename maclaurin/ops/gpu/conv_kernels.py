@@ -21,15 +21,20 @@ def _taps(
 
 
 @triton.jit
+def _place(T, C, BT: tl.constexpr, BC: tl.constexpr):
+    """Batch, tokens and channels of a program, and which of its numbers there are."""
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    return tl.program_id(2).to(tl.int64), t, c, (t < T)[:, None] & (c < C)[None, :]
+
+
+@triton.jit
 def conv_forward(
     X, WEIGHT, BIAS, Y, T, C,
     W: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """X (B,T+W-1,C), WEIGHT (C,W), Y (B,T,C)."""
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    b = tl.program_id(2).to(tl.int64)
-    real = (t < T)[:, None] & (c < C)[None, :]
+    b, t, c, real = _place(T, C, BT, BC)
     y = _taps(X + b * (T + W - 1) * C, WEIGHT, BIAS, t, c, real, c < C, C, W, HAS_BIAS, BT, BC)
     if SILU:
         y = y * tl.sigmoid(y)
@@ -42,10 +47,7 @@ def conv_backward(
     W: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """DZ (B,T,C): the gradient before the activation; SUMS (B, blocks, W+1, C): those of the taps, then of the bias."""
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    b = tl.program_id(2).to(tl.int64)
-    real = (t < T)[:, None] & (c < C)[None, :]
+    b, t, c, real = _place(T, C, BT, BC)
     X += b * (T + W - 1) * C
     place = b * T * C + t[:, None] * C + c[None, :]
     dz = tl.load(DY + place, mask=real, other=0.0).to(tl.float32)

@@ -13,7 +13,20 @@ The gradient of the decay needs no pass: k·dk = 2 Σ W dW, so it is half of q·
 import triton
 import triton.language as tl
 
-from maclaurin.ops.gpu.pieces import between, dot, from_position, pair_decay, rows_of, vector_of
+from maclaurin.ops.gpu.pieces import (
+    against,
+    between,
+    dot,
+    from_position,
+    key_head,
+    meet_keys,
+    meet_queries,
+    pair_decay,
+    query_head,
+    rows_of,
+    store_rows,
+    vector_of,
+)
 
 
 @triton.jit
@@ -28,8 +41,7 @@ def meet(
     """
     for j in range(first, whole):
         keys = j * BN + tl.arange(0, BN)
-        k = rows_of(K, keys, skt, S, DK)
-        x = dot(q, tl.trans(k), tl.zeros([BM, BN], dtype=tl.float32), P, EMULATE)
+        x = against(q, rows_of(K, keys, skt, S, DK), BM, BN, P, EMULATE)
         w = x * x
         if DECAY:
             w = w * (vector_of(E, keys, S) * between(HI, LO, start, j * BN + BN - 1))[None, :]
@@ -41,8 +53,7 @@ def meet(
         total = total * own
     for j in range(whole, last):
         keys = j * BN + tl.arange(0, BN)
-        k = rows_of(K, keys, skt, S, DK)
-        x = dot(q, tl.trans(k), tl.zeros([BM, BN], dtype=tl.float32), P, EMULATE)
+        x = against(q, rows_of(K, keys, skt, S, DK), BM, BN, P, EMULATE)
         if DECAY:
             w = x * x * pair_decay(HI, LO, rows + offset, keys, S, False)
         else:
@@ -77,18 +88,13 @@ def direct_forward(
 ):  # fmt: skip
     """Y (B,T,H,V) and TOTAL (B,T,H) = Σ (q·k)²·decay. FIRST (B,G,blocks): the first key block that is visited."""
     i = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
-    bh = tl.program_id(1)
-    b = (bh // H).to(tl.int64)
-    h = bh % H
-    g = h // (H // G)
+    b, h, g, bg = query_head(H, G)
     rows = i * BM + tl.arange(0, BM)
     start = i * BM + S - T  # the key position of the first query
     first = 0
     if DECAY:
-        first = tl.load(FIRST + (b * G + g) * tl.num_programs(0) + i)
-        E += (b * G + g) * S
-        HI += (b * G + g) * S
-        LO += (b * G + g) * S
+        first = tl.load(FIRST + bg * tl.num_programs(0) + i)
+        E, HI, LO = E + bg * S, HI + bg * S, LO + bg * S
     q = rows_of(Q + b * sqb + h * sqh, rows, sqt, T, DK)
     acc = tl.zeros([BM, DV], dtype=tl.float32)
     total = tl.zeros([BM], dtype=tl.float32)
@@ -110,19 +116,15 @@ def direct_backward_kv(
     """dk, dv (B,S,G,·) float32 and HALF (B,G,S) = k·dk/2. LAST: the query block behind the last that a key block reaches.
 
     C (B,H,T) is what a row's weights are divided by, inverted; CF is C times the decay from the start of the query's block.
-    With span > 0 a key meets only the queries of its own chunk of so many tokens (T = S): the rest is the state's. Scores
-    are computed transposed, so that no product of a product is transposed in registers: wrong code on Hopper, fla issue 640.
+    With span > 0 a key meets only the queries of its own chunk of so many tokens (T = S): the rest is the state's.
     """
     j = tl.program_id(0)
-    bg = tl.program_id(1)
-    b = (bg // G).to(tl.int64)
-    g = bg % G
+    b, g, bg = key_head(G)
     keys = j * BN + tl.arange(0, BN)
     end = min(j * BN + BN, S) - 1
     last = tl.cdiv(T, BM)
     if DECAY:
-        HI += bg.to(tl.int64) * S
-        LO += bg.to(tl.int64) * S
+        HI, LO = HI + bg * S, LO + bg * S
         last = tl.load(LAST + bg * tl.num_programs(0) + j)
     if span > 0:
         last = min(last, tl.cdiv((j * BN // span + 1) * span, BM))
@@ -134,45 +136,35 @@ def direct_backward_kv(
     dv = tl.zeros([BN, DV], dtype=tl.float32)
     # queries behind all keys of the block first: relative to its end, their own factor is at most 1
     for n in range((last - diagonal) * (H // G)):
-        i = diagonal + n // (H // G)
-        h = g * (H // G) + n % (H // G)
-        rows = i * BM + tl.arange(0, BM)
-        q = rows_of(Q + b * sqb + h * sqh, rows, sqt, T, DK)
-        dy = rows_of(DY + b * syb + h * syh, rows, syt, T, DV)
-        delta = vector_of(DELTA + (b * H + h) * T, rows, T)
-        c = vector_of(CF + (b * H + h) * T, rows, T)
+        rows, at, q, dy, x, dw = meet_queries(
+            k, v, Q, DY, DELTA, n, diagonal, b, g, sqb, sqt, sqh, syb, syt, syh, T, H, G, BM, BN, DK, DV, P, EMULATE
+        )
+        c = vector_of(CF + at, rows, T)
         if DECAY:
-            c = c * between(HI, LO, i * BM + S - T, end)
-        x = dot(k, tl.trans(q), tl.zeros([BN, BM], dtype=tl.float32), P, EMULATE)
-        dp = dot(v, tl.trans(dy), tl.zeros([BN, BM], dtype=tl.float32), P, EMULATE)
+            c = c * between(HI, LO, (diagonal + n // (H // G)) * BM + S - T, end)
         xc = x * c[None, :]
         dv = dot(x * xc, dy, dv, P, EMULATE)
-        dk = dot(xc * (dp - delta[None, :]), q, dk, P, EMULATE)
+        dk = dot(xc * dw, q, dk, P, EMULATE)
     if DECAY:
         to_end = tl.exp2((tl.load(HI + end) - vector_of(HI, keys, S)) + (tl.load(LO + end) - vector_of(LO, keys, S)))
         dk = dk * to_end[:, None]
         dv = dv * to_end[:, None]
     for n in range((diagonal - first) * (H // G)):
-        i = first + n // (H // G)
-        h = g * (H // G) + n % (H // G)
-        rows = i * BM + tl.arange(0, BM)
-        q = rows_of(Q + b * sqb + h * sqh, rows, sqt, T, DK)
-        dy = rows_of(DY + b * syb + h * syh, rows, syt, T, DV)
-        delta = vector_of(DELTA + (b * H + h) * T, rows, T)
-        c = vector_of(C + (b * H + h) * T, rows, T)
-        x = dot(k, tl.trans(q), tl.zeros([BN, BM], dtype=tl.float32), P, EMULATE)
-        dp = dot(v, tl.trans(dy), tl.zeros([BN, BM], dtype=tl.float32), P, EMULATE)
+        rows, at, q, dy, x, dw = meet_queries(
+            k, v, Q, DY, DELTA, n, first, b, g, sqb, sqt, sqh, syb, syt, syh, T, H, G, BM, BN, DK, DV, P, EMULATE
+        )
+        xc = x * vector_of(C + at, rows, T)[None, :]
         if DECAY:
-            xc = x * c[None, :] * pair_decay(HI, LO, rows + S - T, keys, S, True)
+            xc = xc * pair_decay(HI, LO, rows + S - T, keys, S, True)
         else:
-            xc = tl.where((rows + S - T)[None, :] >= keys[:, None], x * c[None, :], 0.0)
+            xc = tl.where((rows + S - T)[None, :] >= keys[:, None], xc, 0.0)
         dv = dot(x * xc, dy, dv, P, EMULATE)
-        dk = dot(xc * (dp - delta[None, :]), q, dk, P, EMULATE)
+        dk = dot(xc * dw, q, dk, P, EMULATE)
     dk = 2.0 * dk
     row = (b * S + keys) * G + g
-    tl.store(DK_ + row[:, None] * DK + tl.arange(0, DK)[None, :], dk, mask=(keys < S)[:, None])
-    tl.store(DV_ + row[:, None] * DV + tl.arange(0, DV)[None, :], dv, mask=(keys < S)[:, None])
-    tl.store(HALF + bg.to(tl.int64) * S + keys, 0.5 * tl.sum(k.to(tl.float32) * dk, 1), mask=keys < S)
+    store_rows(DK_, row, keys < S, dk, DK)
+    store_rows(DV_, row, keys < S, dv, DV)
+    tl.store(HALF + bg * S + keys, 0.5 * tl.sum(k.to(tl.float32) * dk, 1), mask=keys < S)
 
 
 @triton.jit
@@ -185,20 +177,14 @@ def direct_backward_q(
 ):  # fmt: skip
     """dq (B,T,H,K) float32 and HALF (B,H,T) = q·dq/2."""
     i = tl.num_programs(0) - 1 - tl.program_id(0)
-    bh = tl.program_id(1)
-    b = (bh // H).to(tl.int64)
-    h = bh % H
-    g = h // (H // G)
-    K += b * skb + g * skh
-    V += b * svb + g * svh
+    b, h, g, bg = query_head(H, G)
+    K, V = K + b * skb + g * skh, V + b * svb + g * svh
     rows = i * BM + tl.arange(0, BM)
     start = i * BM + S - T
     first = 0
     if DECAY:
-        first = tl.load(FIRST + (b * G + g) * tl.num_programs(0) + i)
-        E += (b * G + g) * S
-        HI += (b * G + g) * S
-        LO += (b * G + g) * S
+        first = tl.load(FIRST + bg * tl.num_programs(0) + i)
+        E, HI, LO = E + bg * S, HI + bg * S, LO + bg * S
     if span > 0:
         first = max(first, start // span * span // BN)
     q = rows_of(Q + b * sqb + h * sqh, rows, sqt, T, DK)
@@ -206,30 +192,21 @@ def direct_backward_q(
     delta = vector_of(DELTA + (b * H + h) * T, rows, T)
     dq = tl.zeros([BM, DK], dtype=tl.float32)
     for j in range(first, start // BN):
-        keys = j * BN + tl.arange(0, BN)
-        k = rows_of(K, keys, skt, S, DK)
-        v = rows_of(V, keys, svt, S, DV)
-        x = dot(q, tl.trans(k), tl.zeros([BM, BN], dtype=tl.float32), P, EMULATE)
-        dp = dot(dy, tl.trans(v), tl.zeros([BM, BN], dtype=tl.float32), P, EMULATE)
-        dx = x * (dp - delta[:, None])
+        keys, k, x, dw = meet_keys(q, dy, delta, K, V, j, skt, svt, S, BM, BN, DK, DV, P, EMULATE)
+        dx = x * dw
         if DECAY:
             dx = dx * (vector_of(E, keys, S) * between(HI, LO, start, j * BN + BN - 1))[None, :]
         dq = dot(dx, k, dq, P, EMULATE)
     if DECAY:
         dq = dq * from_position(HI, LO, rows + S - T, start, S)[:, None]
     for j in range(start // BN, tl.cdiv(min(start + BM, S), BN)):
-        keys = j * BN + tl.arange(0, BN)
-        k = rows_of(K, keys, skt, S, DK)
-        v = rows_of(V, keys, svt, S, DV)
-        x = dot(q, tl.trans(k), tl.zeros([BM, BN], dtype=tl.float32), P, EMULATE)
-        dp = dot(dy, tl.trans(v), tl.zeros([BM, BN], dtype=tl.float32), P, EMULATE)
-        dx = x * (dp - delta[:, None])
+        keys, k, x, dw = meet_keys(q, dy, delta, K, V, j, skt, svt, S, BM, BN, DK, DV, P, EMULATE)
+        dx = x * dw
         if DECAY:
             dx = dx * pair_decay(HI, LO, rows + S - T, keys, S, False)
         else:
             dx = tl.where((rows + S - T)[:, None] >= keys[None, :], dx, 0.0)
         dq = dot(dx, k, dq, P, EMULATE)
     dq = dq * (2.0 * vector_of(C + (b * H + h) * T, rows, T))[:, None]
-    row = (b * T + rows) * H + h
-    tl.store(DQ + row[:, None] * DK + tl.arange(0, DK)[None, :], dq, mask=(rows < T)[:, None])
+    store_rows(DQ, (b * T + rows) * H + h, rows < T, dq, DK)
     tl.store(HALF + (b * H + h) * T + rows, 0.5 * tl.sum(q.to(tl.float32) * dq, 1), mask=rows < T)

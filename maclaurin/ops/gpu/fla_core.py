@@ -36,23 +36,16 @@ def runs_on(x: Tensor) -> bool:
 
 
 def linear(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    state: Tensor | None,
-    scale: float,
-    normalize: bool,
-    keep: bool,
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: Tensor | None, scale: float, normalize: bool, keep: bool
 ) -> Found:
-    """As `linear_attention`: one decay per head, per channel, or none; y in float32 where it is divided."""
+    """As `linear_attention`: log decays a per head, per channel, or none; y in float32 where it is divided."""
     from fla.ops.gla import chunk_gla
     from fla.ops.simple_gla import chunk_simple_gla
 
     H, G = q.shape[2], k.shape[2]
     if normalize:  # what counts tokens must not be rounded
         q, k, v = q.float(), k.float(), torch.cat([v.float(), torch.ones_like(v[..., :1], dtype=torch.float32)], -1)
-    k, v, g = _repeated(k, v, log_decay, heads=H)
+    k, v, g = _repeated(k, v, a, heads=H)
     op = chunk_gla if g is not None and g.dim() == 4 else chunk_simple_gla
     start = None if state is None else state.float().repeat_interleave(H // G, 1)
     y, end = op(q.contiguous(), k, v, g, scale=scale, initial_state=start, output_final_state=keep)

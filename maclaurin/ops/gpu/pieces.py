@@ -41,6 +41,29 @@ def times(a, b, P: tl.constexpr, EMULATE: tl.constexpr):
 
 
 @triton.jit
+def against(a, b, M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, EMULATE: tl.constexpr):
+    """a bᵀ (M, N)"""
+    return dot(a, tl.trans(b), tl.zeros([M, N], dtype=tl.float32), P, EMULATE)
+
+
+@triton.jit
+def query_head(H, G):
+    """Batch, head, key-value head, and batch and key-value head in one, of a program whose second index counts heads."""
+    bh = tl.program_id(1)
+    b = (bh // H).to(tl.int64)
+    h = bh % H
+    g = h // (H // G)
+    return b, h, g, b * G + g
+
+
+@triton.jit
+def key_head(G):
+    """Batch, key-value head, and both in one, of a program whose second index counts key-value heads."""
+    bg = tl.program_id(1)
+    return (bg // G).to(tl.int64), bg % G, bg.to(tl.int64)
+
+
+@triton.jit
 def rows_of(X, rows, stride, count, D: tl.constexpr):
     """X[rows, 0:D]; zeros where a row is not below count."""
     c = tl.arange(0, D)
@@ -48,8 +71,46 @@ def rows_of(X, rows, stride, count, D: tl.constexpr):
 
 
 @triton.jit
+def store_rows(X, at, real, x, D: tl.constexpr):
+    """X[at, 0:D] = x, of a dense X; `real` says which rows there are."""
+    tl.store(X + at[:, None] * D + tl.arange(0, D)[None, :], x, mask=real[:, None])
+
+
+@triton.jit
 def vector_of(X, at, count):
     return tl.load(X + at, mask=at < count, other=0.0)
+
+
+@triton.jit
+def meet_keys(
+    q, dy, delta, K, V, j, skt, svt, S,
+    BM: tl.constexpr, BN: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, P: tl.constexpr, EMULATE: tl.constexpr,
+):  # fmt: skip
+    """Queries and the j-th block of keys: its positions, k, q·k, and the gradient by weights, dy·v - delta."""
+    keys = j * BN + tl.arange(0, BN)
+    k = rows_of(K, keys, skt, S, DK)
+    v = rows_of(V, keys, svt, S, DV)
+    x = against(q, k, BM, BN, P, EMULATE)
+    return keys, k, x, against(dy, v, BM, BN, P, EMULATE) - delta[:, None]
+
+
+@triton.jit
+def meet_queries(
+    k, v, Q, DY, DELTA, n, first, b, g, sqb, sqt, sqh, syb, syt, syh, T, H, G,
+    BM: tl.constexpr, BN: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, P: tl.constexpr, EMULATE: tl.constexpr,
+):  # fmt: skip
+    """Keys and the n-th block of queries from block `first` on, the heads of a group taken in turn.
+
+    Its positions, where its head begins in (B,H,T), q, dy, and transposed k·q and the gradient by weights, v·dy - delta: so
+    that no product of a product is transposed in registers, which is wrong code on Hopper (fla issue 640).
+    """
+    h = g * (H // G) + n % (H // G)
+    rows = (first + n // (H // G)) * BM + tl.arange(0, BM)
+    at = (b * H + h) * T
+    q = rows_of(Q + b * sqb + h * sqh, rows, sqt, T, DK)
+    dy = rows_of(DY + b * syb + h * syh, rows, syt, T, DV)
+    x = against(k, q, BN, BM, P, EMULATE)
+    return rows, at, q, dy, x, against(v, dy, BN, BM, P, EMULATE) - vector_of(DELTA + at, rows, T)[None, :]
 
 
 @triton.jit

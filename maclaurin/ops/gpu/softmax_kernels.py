@@ -9,7 +9,17 @@ weights, from which the backward has them again.
 import triton
 import triton.language as tl
 
-from maclaurin.ops.gpu.pieces import dot, rows_of, vector_of
+from maclaurin.ops.gpu.pieces import (
+    against,
+    dot,
+    key_head,
+    meet_keys,
+    meet_queries,
+    query_head,
+    rows_of,
+    store_rows,
+    vector_of,
+)
 
 
 @triton.jit
@@ -39,22 +49,18 @@ def softmax_forward(
 ):  # fmt: skip
     """Y (B,T,H,V), and TOTAL (B,T,H): the log2 of the sums of weights."""
     i = tl.num_programs(0) - 1 - tl.program_id(0)
-    bh = tl.program_id(1)
-    b = (bh // H).to(tl.int64)
-    h = bh % H
-    g = h // (H // G)
-    if DECAY:
-        HI += (b * G + g) * S
-        LO += (b * G + g) * S
+    b, h, g, bg = query_head(H, G)
     rows = i * BM + tl.arange(0, BM)
     q = rows_of(Q + b * sqb + h * sqh, rows, sqt, T, DK)
+    if DECAY:
+        HI, LO = HI + bg * S, LO + bg * S
     acc = tl.zeros([BM, DV], dtype=tl.float32)
     total = tl.zeros([BM], dtype=tl.float32)
     highest = tl.zeros([BM], dtype=tl.float32) + float("-inf")
     for j in range(tl.cdiv(min(i * BM + BM + S - T, S), BN)):
         keys = j * BN + tl.arange(0, BN)
         k = rows_of(K + b * skb + g * skh, keys, skt, S, DK)
-        x = dot(q, tl.trans(k), tl.zeros([BM, BN], dtype=tl.float32), P, EMULATE)
+        x = against(q, k, BM, BN, P, EMULATE)
         x = _scores(x, HI, LO, rows + S - T, keys, S, c, DECAY, False)
         now = tl.maximum(highest, tl.max(x, 1))
         before = tl.exp2(highest - now)
@@ -78,12 +84,9 @@ def softmax_backward_kv(
 ):  # fmt: skip
     """dk, dv (B,S,G,·) float32, and SUMS (B,G,S): the gradients by all scores of a key, which are those of the decay."""
     j = tl.program_id(0)
-    bg = tl.program_id(1)
-    b = (bg // G).to(tl.int64)
-    g = bg % G
+    b, g, bg = key_head(G)
     if DECAY:
-        HI += bg.to(tl.int64) * S
-        LO += bg.to(tl.int64) * S
+        HI, LO = HI + bg * S, LO + bg * S
     keys = j * BN + tl.arange(0, BN)
     k = rows_of(K + b * skb + g * skh, keys, skt, S, DK)
     v = rows_of(V + b * svb + g * svh, keys, svt, S, DV)
@@ -92,24 +95,19 @@ def softmax_backward_kv(
     sums = tl.zeros([BN], dtype=tl.float32)
     first = max(j * BN - (S - T), 0) // BM
     for n in range((tl.cdiv(T, BM) - first) * (H // G)):
-        i = first + n // (H // G)
-        h = g * (H // G) + n % (H // G)
-        rows = i * BM + tl.arange(0, BM)
-        q = rows_of(Q + b * sqb + h * sqh, rows, sqt, T, DK)
-        dy = rows_of(DY + b * syb + h * syh, rows, syt, T, DV)
-        delta = vector_of(DELTA + (b * H + h) * T, rows, T)
-        logs = tl.load(LOGS + (b * H + h) * T + rows, mask=rows < T, other=float("inf"))
-        x = dot(k, tl.trans(q), tl.zeros([BN, BM], dtype=tl.float32), P, EMULATE)
+        rows, at, q, dy, x, dw = meet_queries(
+            k, v, Q, DY, DELTA, n, first, b, g, sqb, sqt, sqh, syb, syt, syh, T, H, G, BM, BN, DK, DV, P, EMULATE
+        )
+        logs = tl.load(LOGS + at + rows, mask=rows < T, other=float("inf"))
         w = tl.exp2(_scores(x, HI, LO, rows + S - T, keys, S, c, DECAY, True) - logs[None, :])
         dv = dot(w, dy, dv, P, EMULATE)
-        dp = dot(v, tl.trans(dy), tl.zeros([BN, BM], dtype=tl.float32), P, EMULATE)
-        dx = w * (dp - delta[None, :])
+        dx = w * dw
         sums += tl.sum(dx, 1)
         dk = dot(dx, q, dk, P, EMULATE)
     row = (b * S + keys) * G + g
-    tl.store(DK_ + row[:, None] * DK + tl.arange(0, DK)[None, :], dk * scale, mask=(keys < S)[:, None])
-    tl.store(DV_ + row[:, None] * DV + tl.arange(0, DV)[None, :], dv, mask=(keys < S)[:, None])
-    tl.store(SUMS + bg.to(tl.int64) * S + keys, sums, mask=keys < S)
+    store_rows(DK_, row, keys < S, dk * scale, DK)
+    store_rows(DV_, row, keys < S, dv, DV)
+    tl.store(SUMS + bg * S + keys, sums, mask=keys < S)
 
 
 @triton.jit
@@ -122,13 +120,10 @@ def softmax_backward_q(
 ):  # fmt: skip
     """dq (B,T,H,K) float32, and SUMS (B,H,T): the gradients by all scores of a query, zero but for rounding."""
     i = tl.num_programs(0) - 1 - tl.program_id(0)
-    bh = tl.program_id(1)
-    b = (bh // H).to(tl.int64)
-    h = bh % H
-    g = h // (H // G)
+    b, h, g, bg = query_head(H, G)
+    K, V = K + b * skb + g * skh, V + b * svb + g * svh
     if DECAY:
-        HI += (b * G + g) * S
-        LO += (b * G + g) * S
+        HI, LO = HI + bg * S, LO + bg * S
     rows = i * BM + tl.arange(0, BM)
     q = rows_of(Q + b * sqb + h * sqh, rows, sqt, T, DK)
     dy = rows_of(DY + b * syb + h * syh, rows, syt, T, DV)
@@ -137,15 +132,10 @@ def softmax_backward_q(
     dq = tl.zeros([BM, DK], dtype=tl.float32)
     sums = tl.zeros([BM], dtype=tl.float32)
     for j in range(tl.cdiv(min(i * BM + BM + S - T, S), BN)):
-        keys = j * BN + tl.arange(0, BN)
-        k = rows_of(K + b * skb + g * skh, keys, skt, S, DK)
-        v = rows_of(V + b * svb + g * svh, keys, svt, S, DV)
-        x = dot(q, tl.trans(k), tl.zeros([BM, BN], dtype=tl.float32), P, EMULATE)
+        keys, k, x, dw = meet_keys(q, dy, delta, K, V, j, skt, svt, S, BM, BN, DK, DV, P, EMULATE)
         w = tl.exp2(_scores(x, HI, LO, rows + S - T, keys, S, c, DECAY, False) - logs[:, None])
-        dp = dot(dy, tl.trans(v), tl.zeros([BM, BN], dtype=tl.float32), P, EMULATE)
-        dx = w * (dp - delta[:, None])
+        dx = w * dw
         sums += tl.sum(dx, 1)
         dq = dot(dx, k, dq, P, EMULATE)
-    row = (b * T + rows) * H + h
-    tl.store(DQ + row[:, None] * DK + tl.arange(0, DK)[None, :], dq * scale, mask=(rows < T)[:, None])
+    store_rows(DQ, (b * T + rows) * H + h, rows < T, dq * scale, DK)
     tl.store(SUMS + (b * H + h) * T + rows, sums, mask=rows < T)

@@ -34,6 +34,13 @@ def _pair(p, NB: tl.constexpr):
 
 
 @triton.jit
+def state_at(STATES, at, DK: tl.constexpr, DV: tl.constexpr):
+    """The `at`-th of the states (pairs,256,V)."""
+    NB: tl.constexpr = DK // TILE
+    return STATES + at * (NB * (NB + 1) // 2 * 256 * DV)
+
+
+@triton.jit
 def state_walk(
     X, W, WEIGHT, ACROSS, START, STATES, END,
     sxb, sxt, sxh, swb, swt, swh,

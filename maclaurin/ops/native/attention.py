@@ -155,18 +155,8 @@ def _quadratic(
     flops=_quadratic_backward_flops,
     on_gpu=gpu.kernel("direct", "quadratic_backward"),
 )
-def _quadratic_backward(
-    dy: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    y: Tensor,
-    total: Tensor,
-    scale: float,
-    exponential: bool,
-    normalize: bool,
-) -> tuple[Tensor, ...]:
+def _quadratic_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved: Any) -> tuple[Tensor, ...]:
+    log_decay, y, total, scale, exponential, normalize = saved
     given = {"log_decay": log_decay, "y": rows(y), "total": total, "dy": rows(dy)}
     return _gradients("quadratic_backward", (q, k, v), given, scale, normalize, exponential=exponential)
 

@@ -134,19 +134,10 @@ def linear(
     flops=_backward_flops,
 )
 def linear_backward(
-    dy: Tensor,
-    dnew_state: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    state: Tensor | None,
-    y: Tensor,
-    total: Tensor,
-    new_state: Tensor,
-    *options: Any,
+    dy: Tensor, dnew_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *saved: Any
 ) -> tuple[Tensor, ...]:
     """The gradients of q, k, v, log_decay and state; those of absent ones are empty."""
+    log_decay, state, y, total, new_state, *options = saved
     dy, q, k, v, y = rows(dy), rows(q), rows(k), rows(v), rows(y)
     log_decay = None if log_decay is None else rows(log_decay)
     state = None if state is None else state.contiguous()
