@@ -15,9 +15,9 @@ from maclaurin.reproduce.run import Found
 from maclaurin.reproduce.verdict import Verdict, answer_text
 
 LEAD = (
-    "Every row of a table is trained with the same data in the same order, and with the best of its learning rates by "
-    "validation. A pair of rows is decided if the 95 % interval of its difference, seed by seed, leaves out 0. Published "
-    "numbers are of models that are thousands of times larger: what can be compared is the order."
+    "Every row of a table is trained with the same data in the same order, and with the best of its learning rates by the "
+    "validation of the first seed. A pair of rows is decided if the 95 % interval of its difference, seed by seed, leaves "
+    "out 0. Published numbers are of models that are thousands of times larger: what can be compared is the order."
 )
 
 

@@ -15,11 +15,11 @@ from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.planning import check
 from maclaurin.evals.results import ResultTable
 from maclaurin.evals.runner import Watch, run
-from maclaurin.evals.summary import summary
 from maclaurin.lab.result import Result
 from maclaurin.lab.run import keep, run_one
 from maclaurin.reproduce.first_step import first_step
 from maclaurin.reproduce.table import BUDGETS, Table
+from maclaurin.reproduce.tuning import cells_of_tuned, result, tuned, tuning_cells
 from maclaurin.reproduce.verdict import Verdict, verdict
 
 
@@ -81,10 +81,10 @@ def experiment_of(table: Table, budget: str, *, seeds: int | None = None, steps:
 
 def trained(table: Table, experiment: Experiment, folder: Path, *, jobs: int, watch: Watch) -> Found:
     """Train what is not done yet; cells are in `folder`, which all tables of a paper share."""
-    cells = {cell.key: cell for cell in experiment.cells(experiment.seeds)}
-    errors = run(list(cells.values()), folder, jobs=jobs, watch=watch)
-    result = summary(experiment, folder, errors)
-    return Found(table, result, verdict(table, result), errors=errors)
+    errors = run(tuning_cells(experiment), folder, jobs=jobs, watch=watch)
+    errors |= run(cells_of_tuned(tuned(experiment, folder)), folder, jobs=jobs, watch=watch)
+    found = result(experiment, folder, errors)
+    return Found(table, found, verdict(table, found), errors=errors)
 
 
 def computed(table: Table, budget: str, folder: Path) -> Found:

@@ -7,6 +7,8 @@ import pytest
 
 from maclaurin.cli import main
 from maclaurin.evals.cells import Row
+from maclaurin.evals.learn import learn
+from maclaurin.evals.runner import load, save
 from maclaurin.reproduce import cost, papers
 from maclaurin.reproduce.table import Paper, Table
 from tests.evals.helpers import experiment
@@ -48,6 +50,14 @@ def reproduce(*arguments):
     return ended.value.code
 
 
+def trained_here(cells, folder, *, jobs, watch):
+    """In this process, because others take seconds to start."""
+    for cell in cells:
+        if load(cell, folder) is None:
+            save(cell, learn(cell), folder)
+    return {}
+
+
 def test_a_table_from_cells_to_the_page_and_again(paper, tmp_path, capsys):
     arguments = ("test", "tiny", "--jobs", "2", "--output", str(tmp_path))
     assert reproduce(*arguments) == 0
@@ -63,12 +73,37 @@ def test_a_table_from_cells_to_the_page_and_again(paper, tmp_path, capsys):
 
     # a run that was killed has the cells that were done: only the others are trained again
     cells = sorted((tmp_path / "cells").iterdir())
-    cells[0].unlink()
+    next(file for file in cells if json.loads(file.read_text())["cell"]["seed"] == 2).unlink()
     assert reproduce(*arguments) == 0
     printed = capsys.readouterr()
     assert "1 of 9 cells to train" in printed.err and "[9/9]" in printed.err
     (after,) = json.loads((tmp_path / "reproduce.json").read_text())["tables"]
     assert after["verdict"] == table["verdict"]
+
+
+def test_learning_rates_are_tuned_with_the_first_seed_and_rows_of_two_tables_trained_once(monkeypatch, tmp_path, capsys):
+    """Two rates with one seed, the better one with two more; a row with another name in another table is the same cells."""
+    small = replace(SMALL, learning_rates=(1e-3, 1e-2))
+    of_both = {"softmax": Row(("softmax",)), "linear": Row(("linear",))}
+    first = replace(TABLE, name="first", experiments={"minutes": replace(small, rows=of_both)}, controls=())
+    other = {"known": Row(("softmax",)), "new": Row(("2mamba",))}
+    second = replace(first, name="second", experiments={"minutes": replace(small, rows=other)}, published={}, asks=())
+    monkeypatch.setattr(papers, "paper_of", lambda name: Paper.of("A paper of tests", first, second))
+    monkeypatch.setattr(cost, "STEPS", 1)
+    monkeypatch.setattr("maclaurin.reproduce.run.run", trained_here)
+    assert reproduce("test", "--jobs", "1", "--output", str(tmp_path)) == 0
+    said = capsys.readouterr().err
+    assert "first: 8 of 8 cells to train" in said and "second: 4 of 8 cells to train" in said
+    cells = [json.loads(file.read_text())["cell"] for file in (tmp_path / "cells").iterdir()]
+    assert len(cells) == 3 * (2 + 2)
+    before, after = json.loads((tmp_path / "reproduce.json").read_text())["tables"]
+    rows = {row["label"]: row for table in (before, after) for row in table["result"]["rows"]}
+    for row in rows.values():
+        losses = {tried["learning_rate"]: tried["loss"] for tried in row["validation"]}
+        assert row["seeds"] == 3 and len(losses) == 2 and row["learning_rate"] == min(losses, key=losses.get)
+        seeds = [cell["seed"] for cell in cells if cell["row"]["mixers"] == row["mixers"]]
+        assert sorted(seeds) == [0, 0, 1, 2]
+    assert rows["known"]["points"] == rows["softmax"]["points"]
 
 
 def test_published_sizes_are_planned_and_their_losses_collected(paper, tmp_path, capsys, monkeypatch):

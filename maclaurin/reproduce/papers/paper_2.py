@@ -203,6 +203,7 @@ def _needles() -> Table:
         (suite,) = needle(preset)
         return replace(
             suite,
+            setting=replace(suite.setting, steps=450, examples=20) if preset == "quick" else suite.setting,
             rows={label: language.smaller(row, suite.setting) for label, row in rows.items()},
             published={label: " ".join(f"{share:.2f}" for share in shares) for label, shares in NEEDLES.items()},
         )
