@@ -26,13 +26,8 @@ from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # what would make a weight more than a function of the query and the key
-BARE: dict[str, Any] = {
-    "rotary": "none",
-    "decay": "none",
-    "conv_width": 0,
-    "value_discretization": "none",
-    "local_residual": False,
-}
+BARE: dict[str, Any] = {"conv_width": 0, "local_residual": False}
+BARE |= dict.fromkeys(("rotary", "decay", "value_discretization"), "none")
 # mechanisms that are a mixer with options
 NAMED: dict[str, tuple[str, dict[str, Any]]] = {
     "elu": ("linear", {"feature_map": "elu"}),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from maclaurin.common.files import naming
 from maclaurin.lab.result import Grid, Matrix, Plot, Result, cells, text_of
 from maclaurin.page import figures
 from maclaurin.page.figures import Line
@@ -28,21 +27,6 @@ def sections(results: Sequence[Result]) -> list[Section]:
     """Of several, all claims first, then a section per experiment; of one, its claims last, as in the terminal."""
     each = [_section(result) for result in results]
     return [*each, _claims(results)] if len(results) == 1 else [_claims(results), *each]
-
-
-def shown_alone(results: Sequence[Result], broken: Callable[[str], None]) -> list[Result]:
-    """Those whose figures can be drawn; `broken` is told of the others."""
-    shown = []
-    for result in results:
-        try:
-            with naming(f"the result {result.name!r} of the lab"):
-                for part in sections([result]):
-                    part.html()
-        except ValueError as error:
-            broken(str(error))
-        else:
-            shown.append(result)
-    return shown
 
 
 def _claims(results: Sequence[Result]) -> Section:

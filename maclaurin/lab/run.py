@@ -50,12 +50,19 @@ def keep(result: Result, folder: Path) -> Path:
 
 
 def found_in(folder: Path, broken: Callable[[str], None]) -> list[Result]:
-    """The results kept in a folder and below, in the order of the experiments; `broken` is told of files that hold none."""
+    """The results kept in a folder and below, in the order of the experiments, as far as their figures can be drawn;
+    `broken` is told of the other files.
+    """
+    from maclaurin.lab.page import sections
+
     kept = []
     for path in sorted(folder.rglob("*.lab.json")):
         try:
             with naming(path):
-                kept.append(Result.from_json(path.read_text(encoding="utf-8")))
+                result = Result.from_json(path.read_text(encoding="utf-8"))
+                for section in sections([result]):
+                    section.html()
+            kept.append(result)
         except ValueError as error:
             broken(str(error))
     order = list(lab.EXPERIMENTS)

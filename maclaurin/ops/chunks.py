@@ -62,7 +62,7 @@ class Function:
         """As many heads at a time as m(x) of `rows` tokens each has room for."""
         q_NRTK: Tensor = heads[0]
         size = max(1, EXPANSION_BYTES // (plan.kernel.feature_count(q_NRTK.shape[3]) * rows * q_NRTK.element_size()))
-        pieces = []
+        pieces: list[Any] = []
         for start in range(0, q_NRTK.shape[0], size):
             some = [None if x is None else x[start : start + size] for x in heads]
             pieces.append(self.ordinary(*some, plan=plan) if is_transformed() else _WithBackward.apply(*some, plan, self))
@@ -76,10 +76,10 @@ class _WithBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Found:
         *heads, ctx.plan, ctx.function = arguments
-        found = ctx.function.outputs(heads, ctx.plan)
+        y, state, kept = ctx.function.outputs(heads, ctx.plan)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*heads, *found)
-        return found[:2]
+        ctx.save_for_backward(*heads, y, state, kept)
+        return y, state
 
     @staticmethod
     @without_autocast

@@ -44,7 +44,7 @@ def build(folders: Sequence[Path], *, measure: bool = True, command: str = "", s
             raise ValueError(f"{str(folder)!r} is no folder here")
     broken: list[str] = []
     runs, evaluated, converted = shown_alone(collect(folders)), suites.collect(folders), _conversions(folders, broken.append)
-    claims = lab.shown_alone([result for folder in folders for result in found_in(folder, broken.append)], broken.append)
+    claims = [result for folder in folders for result in found_in(folder, broken.append)]
     damaged = [(run.folder, run.problem) for run in runs] + [(suite.folder, suite.problem) for suite in evaluated]
     for sentence in (*broken, *(f"{folder}: {problem}" for folder, problem in damaged if problem)):
         say(sentence)

@@ -12,7 +12,7 @@ from maclaurin import lab
 from maclaurin.data import byte_tokenizer
 from maclaurin.data.tasks.regression import Regression as Task
 from maclaurin.lab.experiments.draws import LAWS, draw, generator, slope
-from maclaurin.lab.experiments.long_prompt import finite, formulas, limits, queries, regression, training
+from maclaurin.lab.experiments.long_prompt import finite, limits, queries, regression, training
 from maclaurin.lab.experiments.long_prompt.heads import activations, checkpoint_reports
 from maclaurin.lab.experiments.long_prompt.queries import Table
 from maclaurin.lab.experiments.long_prompt.regression import Regression, drawn_risk, drawn_tables
@@ -79,7 +79,7 @@ def test_the_limit_of_gaussian_tokens_is_affine() -> None:
 
 
 def test_a_wrong_limit_is_seen(monkeypatch) -> None:
-    monkeypatch.setattr(formulas, "affine_limit", lambda mean, gamma, tilt, value: value @ (mean + 1.001 * gamma @ tilt))
+    monkeypatch.setattr(limits, "affine_limit", lambda mean, gamma, tilt, value: value @ (mean + 1.001 * gamma @ tilt))
     assert limits.identity_error(generator(0)) > 1e-4
 
 
@@ -92,7 +92,7 @@ def test_laws_have_mean_0_and_variance_1(law: str) -> None:
 @pytest.mark.parametrize(("law", "values"), GAINS.items())
 def test_gains(law: str, values: tuple[float, ...]) -> None:
     for tilt, expected in zip(limits.TILTS, values, strict=True):
-        assert formulas.gain(law, tilt) == pytest.approx(expected, abs=6e-4)
+        assert limits.gain(law, tilt) == pytest.approx(expected, abs=6e-4)
     if math.isfinite(values[2]):
         found = limits.measured_gain(law, 2.0, 4096, 100, generator(2))
         assert found.value == pytest.approx(values[2], abs=0.05)
@@ -102,18 +102,18 @@ def test_finite_prompts_follow_the_delta_method() -> None:
     small, one, large = finite.measure(1024, 4000, (0.25, 1.0, 9.0), generator(3))
     for s2, found in ((0.25, small), (1.0, one)):
         assert 0.9 < finite.ratio(found, s2, 1024) < 1.1
-        assert found.linear.value * 1024 == pytest.approx(formulas.linear_error(s2, 4.0, s2), rel=0.08)
-        assert found.difference.value * 1024 == pytest.approx(formulas.difference_error(s2, 4.0, s2), rel=0.1)
-    gradient = formulas.gradient_error(0.25, 4.0, 0.25, 4.0, 0.25, 4.0, 0.25)
+        assert found.linear.value * 1024 == pytest.approx(limits.linear_error(s2, 4.0, s2), rel=0.08)
+        assert found.difference.value * 1024 == pytest.approx(limits.difference_error(s2, 4.0, s2), rel=0.1)
+    gradient = limits.gradient_error(0.25, 4.0, 0.25, 4.0, 0.25, 4.0, 0.25)
     assert small.gradient.value * 1024 == pytest.approx(gradient, rel=0.1)
-    assert small.effective.value == pytest.approx(formulas.effective_tokens(0.25, 1024), rel=0.02)
+    assert small.effective.value == pytest.approx(limits.effective_tokens(0.25, 1024), rel=0.02)
     assert finite.ratio(large, 9.0, 1024) < 0.02  # far beyond .25 ln L the prediction is an over-estimate
     assert large.rmse == pytest.approx(0.870, rel=0.05)
 
 
 def test_the_gradient_formula_in_one_dimension() -> None:
     for s2 in (0.1, 1.0, 2.0):
-        assert formulas.gradient_error(s2, 1.0, s2, 1.0, s2, 1.0, s2) == pytest.approx(math.exp(s2) * (s2**2 + 4 * s2 + 2))
+        assert limits.gradient_error(s2, 1.0, s2, 1.0, s2, 1.0, s2) == pytest.approx(math.exp(s2) * (s2**2 + 4 * s2 + 2))
 
 
 def test_claims_fail_for_tokens_that_are_not_gaussian() -> None:
@@ -145,9 +145,9 @@ def test_drawing_one_channel_is_as_good_as_drawing_all() -> None:
 
 def test_exponents_of_random_queries() -> None:
     for spread, expected in ((0.5, 1.0), (0.75, 0.758), (1.0, 0.618), (2.0, 0.366), (4.0, 0.207)):
-        assert formulas.query_exponent(spread) == pytest.approx(expected, abs=6e-4)
-    assert formulas.query_error(1, 0.2) == pytest.approx(1.72, abs=0.005)
-    assert formulas.query_error(1, 0.5) == math.inf
+        assert limits.query_exponent(spread) == pytest.approx(expected, abs=6e-4)
+    assert limits.query_error(1, 0.2) == pytest.approx(1.72, abs=0.005)
+    assert limits.query_error(1, 0.5) == math.inf
 
 
 def test_wider_queries_converge_more_slowly() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from maclaurin.lab.experiments.separation import SCALES, Setting, checks, probe, separation
+from maclaurin.lab.experiments.separation.checks import NOISE_LENGTHS, at_length, d_prime, lost_at, threshold
 from maclaurin.lab.experiments.separation.networks import (
     limit,
     masses,
@@ -21,7 +22,6 @@ from maclaurin.lab.experiments.separation.networks import (
     tables,
     tied,
 )
-from maclaurin.lab.experiments.separation.probe import NOISE_LENGTHS, at_length, d_prime, lost_at, threshold
 from maclaurin.lab.mechanisms import NAMED, mechanism
 from maclaurin.lab.result import Result
 from maclaurin.mixers import available_mixers

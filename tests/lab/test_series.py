@@ -7,10 +7,9 @@ import math
 import pytest
 import torch
 
-from maclaurin.lab.experiments.series import SPREADS, identity_part, layer_part, series, truncation_part
+from maclaurin.lab.experiments.series import SPREADS, Study, Trained, identity_part, layer_part, series, truncation_part
 from maclaurin.lab.experiments.series import orders as exponential
 from maclaurin.lab.experiments.series.orders import layer_orders, of_gaussian, orders_of_scores
-from maclaurin.lab.experiments.series.study import Study, Trained
 from maclaurin.lab.traces import of_tokens
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 

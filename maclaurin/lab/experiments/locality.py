@@ -20,12 +20,8 @@ from maclaurin.lab.traces import Traced, models
 from maclaurin.mixers import weights
 
 PAPER = "InLine, arXiv 2412.06590, in words"
-ROWS = {
-    "softmax": one("softmax"),
-    "linear": one("linear"),
-    "inline-no-filter": one("inline", local_residual=False),
-    "inline": one("inline"),
-}
+ROWS = {name: one(name) for name in ("softmax", "linear")}
+ROWS |= {"inline-no-filter": one("inline", local_residual=False), "inline": one("inline")}
 NEAR = 3  # the square, or the last tokens, whose mass is counted
 NOTES = (
     "A hidden key is one that never was: the other weights are those of the mechanism without it. InLine's local "
@@ -62,8 +58,8 @@ def locality(
     masses = [local_mass(each) for each in traced]
     masked = [masking(each, widths, seed=seed, draws=draws) for each in traced]
     settings: dict[str, Any] = {"model": checkpoint or "digits, 2 layers of width 32", "examples": examples}
-    settings |= {"widths": list(widths)} | ({} if checkpoint else {"steps": steps})
-    settings |= {"random masks": draws, "seed": seed}
+    trained = {} if checkpoint else {"steps": steps}
+    settings |= {"widths": list(widths), **trained, "random masks": draws, "seed": seed}
     parts = [Part(claims_of(masses, masked, widths)), _mass_part(masses), _mask_part(masked, widths)]
     return Result.of("locality", "How much attention goes to the neighbours, and what is it worth?", settings, parts, NOTES)
 

@@ -70,9 +70,8 @@ def memory(
     settings = {"dim": dim, "heads": heads, "contexts": sorted(contexts), "seconds": seconds, "dtype": "float32"}
     made = [*byte_claims(found), *crossover_claims(crossings, dim), *cost_claims(found, lengths)]
     part = Part(made, _grids(found, lengths, crossings), _plots(found, lengths, dim, heads))
-    return Result.of(
-        "memory", "Bytes of state and time per token against the context", settings | {"seed": seed}, [part], NOTES
-    )
+    title = "Bytes of state and time per token against the context"
+    return Result.of("memory", title, settings | {"seed": seed}, [part], NOTES)
 
 
 class Crossover(NamedTuple):

@@ -144,7 +144,7 @@ def linear_backward(
     dnew_state = None if dnew_state is None else dnew_state.contiguous()
     new_state = new_state.contiguous()
     found = buffers_like(q, k, v, log_decay, state)
-    call = _call(q, k, v, log_decay, options, y=y, dy=dy, dq=found[0], dk=found[1], dv=found[2])
+    call = _call(q, k, v, log_decay, tuple(options), y=y, dy=dy, dq=found[0], dk=found[1], dv=found[2])
     if options[2]:
         call.total = Strided.of(total)
     if log_decay is not None:

@@ -57,15 +57,8 @@ def mamba2(mixer: Mamba2, x: Tensor, order: int) -> System:
 
 
 def s6(mixer: S6, x: Tensor, order: int) -> System:
-    return _selective(mixer, x, 1.0)
-
-
-def mamba(mixer: Mamba, x: Tensor, order: int) -> System:
-    u, gate = mixer.project(x)[:2]
-    return _selective(mixer, u, gate)
-
-
-def _selective(mixer: S6, u: Tensor, gate: Tensor | float) -> System:
+    """Mamba's, too, which has a gate beside it."""
+    u, gate = mixer.project(x)[:2] if isinstance(mixer, Mamba) else (x, 1.0)
     r, b, c = mixer.x_proj(u).split([mixer.dt_rank, mixer.d_state, mixer.d_state], dim=-1)
     dt_TC1 = mixer.time_step(r)[0, ..., None]
     u_TC1 = u[0, ..., None]
@@ -125,7 +118,6 @@ FAMILIES: dict[type[Mixer], Callable[[Any, Tensor, int], System]] = {
     Delta: separable.delta,
     Inline: separable.inline,
     Mamba2: mamba2,
-    Mamba: mamba,
     S6: s6,
     QLSTM: qlstm,
     RGLRU: rglru,

@@ -92,8 +92,7 @@ class System:
         """What share of all eigenvalues has its modulus in each of the bins; they need not be all of them."""
         moduli = self.eigenvalues().abs().flatten()
         counts = torch.histogram(moduli, torch.tensor(edges, dtype=moduli.dtype, device="cpu")).hist
-        shares: list[float] = (counts / moduli.numel()).tolist()
-        return shares
+        return [float(share) for share in counts / moduli.numel()]
 
     def block_rank(self) -> list[int]:
         return block_ranks(self.weights())

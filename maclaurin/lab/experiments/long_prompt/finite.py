@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maclaurin.lab import claims
 from maclaurin.lab.experiments.draws import Mean, chunks, draw, furthest, prompts_for, slope, vector
-from maclaurin.lab.experiments.long_prompt import formulas
+from maclaurin.lab.experiments.long_prompt import limits
 from maclaurin.lab.result import Curve, Grid, Part, Plot
 
 # N prompts, L tokens, D channels, S sizes of the query
@@ -92,7 +92,7 @@ def run(tokens: int, source: torch.Generator, law: str = "gaussian") -> Measured
 
 def delta_error(variance: float) -> float:
     """(2a) here."""
-    return formulas.softmax_error(variance, float(DIMS), variance)
+    return limits.softmax_error(variance, float(DIMS), variance)
 
 
 def ratio(found: Finite, variance: float, length: int) -> float:
@@ -151,7 +151,7 @@ def _gates(measured: Measured) -> list[claims.Claim]:
 
 
 def _further(measured: Measured) -> list[claims.Claim]:
-    exact = {s2: formulas.linear_error(s2, float(DIMS), s2) for s2 in VARIANCES}
+    exact = {s2: limits.linear_error(s2, float(DIMS), s2) for s2 in VARIANCES}
     linear = [(one.linear.value - exact[s2] / L) / one.linear.error for (s2, L), one in measured.items()]
     text = "linear attention has L·MSE (2d) at every L: furthest, in standard errors"
     made = [claims.at_most("2d", text, abs(furthest(linear, 0.0)), WORST)]
@@ -162,14 +162,14 @@ def _further(measured: Measured) -> list[claims.Claim]:
     ):
         worst = furthest([L * of(measured[s2, L], s2) for s2 in (0.0625, 0.25) for L in LENGTHS if L >= 1024])
         made.append(claims.between(key, f"{text}, s² ≤ 0.25, L ≥ 1024, furthest from 1", worst, *ALLOWED))
-    above = max(1 + measured[9.0, L].bias.value / 3 - formulas.expected_maximum(L) / 3 for L in (16, 64))
+    above = max(1 + measured[9.0, L].bias.value / 3 - limits.expected_maximum(L) / 3 for L in (16, 64))
     text = "frozen (s² > 2 ln L): gain minus its bound E max/s, s² = 9, L ≤ 64"
     return [*made, claims.at_most("2.2 top key", text, above, 0.0)]
 
 
 def _gradient(variance: float) -> float:
     dims = float(DIMS)
-    return formulas.gradient_error(variance, dims, variance, dims, variance, dims, variance)
+    return limits.gradient_error(variance, dims, variance, dims, variance, dims, variance)
 
 
 def _grids(measured: Measured) -> list[Grid]:
@@ -177,15 +177,15 @@ def _grids(measured: Measured) -> list[Grid]:
     rows = []
     for s2, L in sorted((s2, L) for s2, L in measured if L in SHOWN):
         found = measured[s2, L]
-        level, bias = s2 / math.log(L), formulas.shrinkage(s2, L) * math.sqrt(s2)
+        level, bias = s2 / math.log(L), limits.shrinkage(s2, L) * math.sqrt(s2)
         errors = (found.rmse, ratio(found, s2, L), found.bias.value, bias)
-        tokens = (found.effective.value, formulas.effective_tokens(s2, L))
-        rows.append((s2, L, level, formulas.regime(level), *errors, *tokens, L * found.gradient.value / _gradient(s2)))
+        tokens = (found.effective.value, limits.effective_tokens(s2, L))
+        rows.append((s2, L, level, limits.regime(level), *errors, *tokens, L * found.gradient.value / _gradient(s2)))
     slopes = []
     for s2 in VARIANCES:
         both = (slope(LENGTHS, rmses(measured, s2)), slope(LENGTHS[-4:], rmses(measured, s2, LENGTHS[-4:])))
         gradient = slope(LENGTHS, [math.sqrt(measured[s2, L].gradient.value) for L in LENGTHS])
-        slopes.append((s2, *both, gradient, formulas.error_slope(s2 / math.log(LENGTHS[-1]))))
+        slopes.append((s2, *both, gradient, limits.error_slope(s2 / math.log(LENGTHS[-1]))))
     of_slopes = ("s²", "slope, all", "last four", "gradient", "heuristic at L = 65536")
     return [
         Grid("Softmax over L Gaussian tokens against its limit, d = 4", columns, rows),
@@ -195,12 +195,12 @@ def _grids(measured: Measured) -> list[Grid]:
 
 def difference(variance: float, dims: int = DIMS) -> float:
     """(2e) for Γ = I."""
-    return formulas.difference_error(variance, float(dims), variance)
+    return limits.difference_error(variance, float(dims), variance)
 
 
 def isotropic_length(dims: int, variance: float, eps: float) -> float:
     """L_eps of softmax against linear attention over the same prompt, Γ = I."""
-    return formulas.prompt_length(difference(variance, dims), variance, eps)
+    return limits.prompt_length(difference(variance, dims), variance, eps)
 
 
 def relative_rms(length: int, variance: float, dims: int, prompts: int, source: torch.Generator) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 from maclaurin.common.arguments import at_least
 from maclaurin.lab import claims
 from maclaurin.lab.experiments.draws import draw
-from maclaurin.lab.experiments.long_prompt import formulas
+from maclaurin.lab.experiments.long_prompt import limits
 from maclaurin.lab.experiments.long_prompt.finite import isotropic_length
 from maclaurin.lab.experiments.long_prompt.linearisation import SHORTEST_PROMPT, LinearisationReport, linearisation_report
 from maclaurin.lab.result import Curve, Part, Plot
@@ -57,7 +57,7 @@ def known_part(source: torch.Generator, eps: float, length: int = 4096) -> Part:
     expected = isotropic_length(DIMS, sizes["gaussian"], eps)
     stated = max(round(good.length_surrogate), 128)
     there = linearisation_report(*activations("gaussian", 1.0, stated, 64, source, 16), eps=eps, scale=1.0).heads[0]
-    ratio = formulas.gradient_error(1.0, 4.0, 1.0, 4.0, 1.0, 4.0, 1.0) / formulas.softmax_error(1.0, 4.0, 1.0)
+    ratio = limits.gradient_error(1.0, 4.0, 1.0, 4.0, 1.0, 4.0, 1.0) / limits.softmax_error(1.0, 4.0, 1.0)
     text = "L_eps that the report states for Gaussian activations, d = 16, s² = 1"
     made = [
         claims.true("B3", "Gaussian activations are linear in the limit", good.verdict, good.linear),

@@ -1,7 +1,7 @@
 """Is a softmax head linear on the prompts it sees, and from which length on?
 
 For every query the keys and values of its prompt are taken as draws from a law. If that law is Gaussian, softmax tends to
-the affine map v̄ + Cov(v, k) a as the prompt grows, with an error that the delta method knows (`formulas.py`); what the
+the affine map v̄ + Cov(v, k) a as the prompt grows, with an error that the delta method knows (`limits.py`); what the
 measured error has beyond that is the non-Gaussian rest, which no length removes.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from maclaurin.common.arguments import at_least
 from maclaurin.lab.experiments.draws import generator, slope
-from maclaurin.lab.experiments.long_prompt import formulas
+from maclaurin.lab.experiments.long_prompt import limits
 from maclaurin.lab.result import Grid
 from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import default_scale, repeat_heads
@@ -119,9 +119,9 @@ def linearisation_report(
     shift2 = _without_sampling(affine_BHQV.square().sum(-1), variance * trace, length)
     cross2 = _without_sampling(cross_BHVK.square().sum((-2, -1))[..., None], trace * key_trace, length)
     size = (variance, trace, shift2)
-    gradient = formulas.gradient_error(*size, key_trace, key_shift.square().sum(-1), cross2, through)
-    errors = {"surrogate": formulas.surrogate_error(*size), "linear": formulas.difference_error(*size)}
-    errors |= {"limit": formulas.softmax_error(*size)}
+    gradient = limits.gradient_error(*size, key_trace, key_shift.square().sum(-1), cross2, through)
+    errors = {"surrogate": limits.surrogate_error(*size), "linear": limits.difference_error(*size)}
+    errors |= {"limit": limits.softmax_error(*size)}
     figures = {
         "variance": variance,
         "effective": 1 / p_BHQL.square().sum(-1),
@@ -130,8 +130,8 @@ def linearisation_report(
         "sampling2": errors["surrogate"] / length,
         "resampled2": _resampled(tilt_BHQK, k_BHLK, v_BHLV, output_BHQV - affine_BHQV, seed),
         "shift2": shift2,
-        **{f"length_{name}": formulas.prompt_length(error, shift2, eps) for name, error in errors.items()},
-        "length_gradient": formulas.prompt_length(gradient, cross2, eps),
+        **{f"length_{name}": limits.prompt_length(error, shift2, eps) for name, error in errors.items()},
+        "length_gradient": limits.prompt_length(gradient, cross2, eps),
     }
     spreads = _spreads(tilt_BHQK, k_BHLK)
     slopes = _slopes(logits_BHQL, v_BHLV, output_BHQV, seed)
@@ -150,17 +150,17 @@ def _head(index: int, figures: dict[str, Tensor], spread: float, fitted: float, 
     error, sampling, resampled = (square.sqrt().item() for square in squares)
     by_chance = min(sampling, resampled)
     rest = math.sqrt(max(error**2 - by_chance**2, 0.0)) if math.isfinite(error) else math.inf
-    exponent = formulas.query_exponent(spread)
+    exponent = limits.query_exponent(spread)
     return Head(
         head=index,
         ratio=ratio,
-        regime=formulas.regime(ratio),
-        effective_predicted=formulas.effective_tokens(medians["variance"], length),
+        regime=limits.regime(ratio),
+        effective_predicted=limits.effective_tokens(medians["variance"], length),
         error=error,
         sampling=sampling,
         resampled=resampled,
         rest=rest,
-        conservative=ratio > formulas.DELTA_VALID,
+        conservative=ratio > limits.DELTA_VALID,
         spread=spread,
         exponent=exponent,
         slope=fitted,
@@ -171,15 +171,15 @@ def _head(index: int, figures: dict[str, Tensor], spread: float, fitted: float, 
 
 
 def _verdict(ratio: float, error: float, by_chance: float, rest: float, length: float, eps: float) -> str:
-    if ratio >= formulas.FROZEN:
+    if ratio >= limits.FROZEN:
         return "no: frozen on the top keys"
     if error <= eps:
         return "linear at this length"
-    if ratio > formulas.ROOT_RATE:  # even Gaussian tokens would leave a rest at this length
+    if ratio > limits.ROOT_RATE:  # even Gaussian tokens would leave a rest at this length
         return "undecided: too short to tell"
     if not rest <= max(eps, by_chance):
         return "no: the tokens are not Gaussian"
-    return f"linear from {_length_text(length, ratio > formulas.DELTA_VALID)} on"
+    return f"linear from {_length_text(length, ratio > limits.DELTA_VALID)} on"
 
 
 def _without_sampling(square: Tensor, noise: Tensor, length: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maclaurin.lab import claims
 from maclaurin.lab.experiments.draws import chunks, draw, prompts_for, slope, vector
-from maclaurin.lab.experiments.long_prompt import formulas
+from maclaurin.lab.experiments.long_prompt import limits
 from maclaurin.lab.result import Curve, Grid, Part, Plot
 
 LENGTHS = tuple(2**power for power in range(4, 15))
@@ -88,7 +88,7 @@ def part(tokens: int, source: torch.Generator) -> Part:
     for over, slopes, spreads in (("the last five", last, (0.05, 0.2)), ("all", every, (0.75, 1.0))):
         for spread in spreads:
             text = f"slope over {over} lengths at λ = {spread:g} is −κ"
-            made.append(claims.near("2.3 exponent", text, slopes[spread], -formulas.query_exponent(spread), 0.1))
+            made.append(claims.near("2.3 exponent", text, slopes[spread], -limits.query_exponent(spread), 0.1))
     ordered = all(left < right for left, right in pairwise(every.values()))
     text = "the wider the law of queries, the slower: slopes rise with λ"
     made.append(claims.true("2.3 order", text, " ".join(f"{value:.3f}" for value in every.values()), ordered))
@@ -97,12 +97,12 @@ def part(tokens: int, source: torch.Generator) -> Part:
         text = f"L·MSE over the last three lengths, λ = {spread:g}"
         last_three = zip(counts, LENGTHS[-3:], errors[spread][-3:], strict=True)
         value = sum(count * length * error for count, length, error in last_three) / sum(counts)
-        made.append(claims.near_relative("2.3 constant", text, value, formulas.query_error(1, spread), 0.1))
-    share = LENGTHS[-1] * errors[0.4][-1] / formulas.query_error(1, 0.4)
+        made.append(claims.near_relative("2.3 constant", text, value, limits.query_error(1, spread), 0.1))
+    share = LENGTHS[-1] * errors[0.4][-1] / limits.query_error(1, 0.4)
     made.append(claims.at_most("2.3 constant", "L·MSE at L = 16384, λ = 0.4, still below its limit: over 6.71", share, 0.9))
     rows, curves = [], []
     for spread, values in errors.items():
-        limit, kappa = formulas.query_error(1, spread) if spread < 0.5 else None, formulas.query_exponent(spread)
+        limit, kappa = limits.query_error(1, spread) if spread < 0.5 else None, limits.query_exponent(spread)
         rows.append((spread, every[spread], last[spread], -kappa, LENGTHS[-1] * values[-1], limit))
         if spread in SHOWN:
             line = [values[-1] * (length / LENGTHS[-1]) ** -kappa for length in LENGTHS]

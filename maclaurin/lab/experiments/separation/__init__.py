@@ -8,9 +8,8 @@ from dataclasses import asdict, replace
 from maclaurin.common.arguments import at_least_one
 from maclaurin.lab import claims
 from maclaurin.lab.experiments.separation import checks
-from maclaurin.lab.experiments.separation.checks import Sweep
+from maclaurin.lab.experiments.separation.checks import LENGTHS, NOISE_LENGTHS, Report, Sweep, probe
 from maclaurin.lab.experiments.separation.networks import Score, Setting, score
-from maclaurin.lab.experiments.separation.probe import LENGTHS, NOISE_LENGTHS, Report, probe
 from maclaurin.lab.mechanisms import Named, mechanism
 from maclaurin.lab.result import Curve, Grid, Plot, Result
 

@@ -250,8 +250,7 @@ def written_out(attention: Attention, setting: Setting, a: float, signs_NMD: Ten
     if setting.cross:
         outputs = outputs[[(needle + 1) % len(rows)]]  # a query of its own is like any generic token
     heads = outputs @ signs_NMD.flatten(0, 1).T / setting.unit
-    fired: Fired = (heads >= setting.c + MARGIN - TIE).any(0).view(signs_NMD.shape[:2]).any(1).numpy()
-    return fired
+    return np.asarray((heads >= setting.c + MARGIN - TIE).any(0).view(signs_NMD.shape[:2]).any(1))
 
 
 def looked_up(table: Table, signs_NMD: Tensor, needle: int = 0) -> Fired:
@@ -260,8 +259,7 @@ def looked_up(table: Table, signs_NMD: Tensor, needle: int = 0) -> Fired:
     own = 1 + needle % (signs.shape[2] - 2)
     y1, yk, yd = (signs[..., column] < 0 for column in (0, own, -1))
     rest = (signs.sum(2) - signs[..., 0] - signs[..., own] - signs[..., -1] + signs.shape[2] - 3) / 2
-    fired: Fired = table[(4 * y1 + 2 * yk + yd).astype(int), rest.astype(int)].any(1)
-    return fired
+    return np.asarray(table[(4 * y1 + 2 * yk + yd).astype(int), rest.astype(int)].any(1))
 
 
 def mismatches(attention: Attention, setting: Setting, networks: int, seed: int, needle: int) -> int:

@@ -93,6 +93,14 @@ def lagrange(score: Tensor, order: int) -> Tensor:
     return (size.log() * (order + 1) - math.lgamma(order + 2) + size).exp()
 
 
+def _weights(tokens: int, dim: int, spread: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, which of them are visible, and softmax of these."""
+    q, k, _ = draw(tokens, dim, spread, seed)
+    score_TS = torch.einsum("bthk,bshk->ts", q, k)
+    visible_TS = torch.ones_like(score_TS).tril().bool()
+    return score_TS, visible_TS, score_TS.masked_fill(~visible_TS, -math.inf).softmax(-1)
+
+
 @dataclass(frozen=True)
 class Truncation:
     """At one order, over all causal pairs of tokens."""
@@ -108,11 +116,8 @@ class Truncation:
 def truncations(
     spread: float, orders: Sequence[int], tokens: int, dim: int, seed: int, bound: Bound = lagrange
 ) -> list[Truncation]:
-    q, k, _ = draw(tokens, dim, spread, seed)
-    score_TS = torch.einsum("bthk,bshk->ts", q, k)
-    visible_TS = torch.ones_like(score_TS).tril().bool()
+    score_TS, visible_TS, softmax_TS = _weights(tokens, dim, spread, seed)
     score_P = score_TS[visible_TS]
-    softmax_TS = score_TS.masked_fill(~visible_TS, -math.inf).softmax(-1)
     found = []
     for order in orders:
         kernel = Kernel.of(tuple(range(order + 1)))
@@ -134,10 +139,7 @@ def orders_needed(spread: float, moved: float, tokens: int, dim: int, seeds: Seq
     """
     found = []
     for seed in seeds:
-        q, k, _ = draw(tokens, dim, spread, seed)
-        score_TS = torch.einsum("bthk,bshk->ts", q, k)
-        visible_TS = torch.ones_like(score_TS).tril().bool()
-        softmax_TS = score_TS.masked_fill(~visible_TS, -math.inf).softmax(-1)
+        score_TS, visible_TS, softmax_TS = _weights(tokens, dim, spread, seed)
         term_TS = visible_TS.to(score_TS.dtype)
         sum_TS, needed = term_TS.clone(), 1
         for order in range(1, most + 1):
