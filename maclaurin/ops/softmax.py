@@ -278,7 +278,7 @@ def _fused(weights: _Weights, q: Tensor, tokens: Tokens, chunk_size: int) -> Ten
 
     biases: dict[tuple[int, int], Tensor] = {}  # the last one made: all blocks inside a window share it
 
-    def bias(*sizes: int) -> Tensor:
+    def bias(sizes: tuple[int, int]) -> Tensor:
         if sizes not in biases:
             biases.clear()
             hidden = decay.causal_mask(*sizes, q.device, weights.window).logical_not()
@@ -292,7 +292,7 @@ def _fused(weights: _Weights, q: Tensor, tokens: Tokens, chunk_size: int) -> Ten
             q_block,
             cut_keys(begin, seen),
             cut_values(begin, seen),
-            attn_mask=None if queries == 1 else bias(queries, seen - begin),  # one query sees all that was cut for it
+            attn_mask=None if queries == 1 else bias((queries, seen - begin)),  # one query sees all that was cut for it
             scale=weights.scale,
             enable_gqa=grouped,
         )
