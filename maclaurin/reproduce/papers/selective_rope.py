@@ -68,6 +68,7 @@ def _language() -> Table:
     for label in LANGUAGE:
         name, _, encoding = label.partition(" + ")
         rows[label] = one(MIXERS[name], rotary=ENCODINGS[encoding])
+    rows["FoX-Pro"] = one("fox-pro")
     shows = "Language models with no positions, RoPE and selective RoPE: small gains, not everywhere"
     return Table(
         name="language",
@@ -86,6 +87,7 @@ def _language() -> Table:
             ("FoX + selective", "FoX"),
             ("Gated DeltaNet + selective", "Gated DeltaNet + RoPE"),
         ),
+        controls=("FoX-Pro",),
         note="Published: perplexities of LAMBADA; here the loss on text.",
     )
 
