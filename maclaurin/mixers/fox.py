@@ -6,11 +6,9 @@ It is `Attention` with order=None and the decay "forget"; f = 1 is softmax atten
 are and b_f at zero, so that f is about ½ at first. It needs no positions, as in the paper; `rotary="rope"` or `"selective"`
 rotates queries and keys and leaves the gate as it is.
 
-The paper's "Pro" block is not reproduced as a whole. What it adds has close equivalents here: an output norm and gate
-(`norm="output", gate=True`; the authors normalise each head and then apply a sigmoid gate), a gated shift of k and v by one
-token (`conv_width=2`), normalised queries and keys (`feature_map="cosine"`, without a learned scale). The authors' gates
-that do not depend on the data, and the skipping of blocks that have decayed, are left out. With grouped heads, which their
-code does not have, a key-value head and its queries share a gate.
+The paper's "Pro" block is `fox_pro.py`. The authors' gates that do not depend on the data, and the skipping of blocks that
+have decayed, are left out. With grouped heads, which their code does not have, a key-value head and its queries share a
+gate.
 
 Lin et al.: Forgetting Transformer: Softmax Attention with a Forget Gate, arXiv 2503.02130, ICLR 2025.
 """

@@ -56,7 +56,8 @@ class ProjectedMixer(Mixer):
 
     num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads query heads. head_dim: d_model / num_heads.
     key_dim: channels of a query and a key; head_dim unless given, or the fraction of it in the mechanism's paper.
-    shared_keys: one query and one key per token for all heads, which differ in values and decays, as in Mamba-2.
+    shared_keys: one query and one key per token for all heads, which differ in values and decays, as in Mamba-2; a number
+    for so many, each of a group of heads (grouped value attention).
     conv_width, conv_bias: the causal short convolution over q, k and v; 0 for none. activation: "silu" on q, k, v after it,
     or "silu-v" on v alone.
     qk_norm: an RMS norm of q and k per head, with learned weights (`qk_norm.py`).
@@ -84,7 +85,7 @@ class ProjectedMixer(Mixer):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         key_dim: int | None = None,
-        shared_keys: bool = False,
+        shared_keys: bool | int = False,
         conv_width: int = 0,
         conv_bias: bool = True,
         activation: str = "identity",
@@ -130,7 +131,9 @@ class ProjectedMixer(Mixer):
         if self._has_gate:
             self.gate_proj = nn.Linear(self.d_model, self.inner_dim, bias=self.gate_bias)
 
-    def _set_sizes(self, num_kv_heads: int | None, head_dim: int | None, key_dim: int | None, shared_keys: bool) -> None:
+    def _set_sizes(
+        self, num_kv_heads: int | None, head_dim: int | None, key_dim: int | None, shared_keys: bool | int
+    ) -> None:
         heads = self.num_heads
         if head_dim is None and self.d_model % heads:
             raise ValueError(
@@ -145,7 +148,9 @@ class ProjectedMixer(Mixer):
         self.key_dim = key_dim or max(1, self.head_dim // self.key_divisor)
         self.num_kv_heads = num_kv_heads or heads
         self.inner_dim = heads * self.head_dim
-        queries, keys = (1, 1) if shared_keys else (heads, self.num_kv_heads)
+        if shared_keys < 0 or (shared_keys and self.num_kv_heads % shared_keys):
+            raise ValueError(f"shared_keys must divide the {self.num_kv_heads} key-value heads, got {shared_keys}")
+        queries, keys = (int(shared_keys),) * 2 if shared_keys else (heads, self.num_kv_heads)
         self.qkv_sizes = [queries * self.key_dim, keys * self.key_dim, self.num_kv_heads * self.head_dim]
 
     def _set_rotary(
@@ -203,14 +208,7 @@ class ProjectedMixer(Mixer):
         self.A_log = nn.Parameter(torch.empty(G).uniform_(1, 16).log()) if decay == "mamba" else None
 
     def project(self, x: Tensor, state: MixerState | None = None, call: Call = AT_ONCE) -> Projections:
-        qkv = self.qkv_proj(x)
-        conv_state = None
-        if self.conv is not None:
-            before = None if state is None else state.conv
-            everywhere = self.activation if self.activation in ACTIVATIONS else "identity"
-            qkv, conv_state = self.conv.run(qkv, before, call, activation=everywhere)
-        elif self.activation == "silu":
-            qkv = F.silu(qkv)
+        qkv, conv_state = self.over_time(self.qkv_proj(x), x, None if state is None else state.conv, call)
         widths = (self.key_dim, self.key_dim, self.head_dim)
         parts = zip(qkv.split(self.qkv_sizes, dim=-1), widths, strict=True)
         q, k, v = (part.unflatten(-1, (-1, width)) for part, width in parts)
@@ -234,6 +232,13 @@ class ProjectedMixer(Mixer):
             assert dt is not None
             v = (v * dt[..., None]).to(v.dtype)
         return Projections(q, k, v, plain_v, dt, self.log_decay(x, dt), conv_state, positions, position, rotation)
+
+    def over_time(self, qkv: Tensor, x: Tensor, before: ConvState | None, call: Call) -> tuple[Tensor, ConvState | None]:
+        """q, k and v with what they take from the tokens before: the short convolution, if there is one."""
+        if self.conv is not None:
+            everywhere = self.activation if self.activation in ACTIVATIONS else "identity"
+            return self.conv.run(qkv, before, call, activation=everywhere)
+        return F.silu(qkv) if self.activation == "silu" else qkv, None
 
     def _time_step(self, x: Tensor) -> Tensor | None:
         """dt (B, T, G), in float32 at least: a decay is an exponent, and bfloat16 would round it to three digits."""

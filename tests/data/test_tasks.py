@@ -26,6 +26,7 @@ SMALL = {
     "mad-compression": {"length": 8},
     "listops": {"longest": 60, "shortest": 10, "depth": 5},
     "pathfinder": {"dashes": 6},
+    "path-x": {"dashes": 6},
     "regression": {"length": 10},
     "digits": {},
     "text": {"length": 20},

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from maclaurin.data.tasks import Pathfinder
+from maclaurin.data.tasks import Pathfinder, PathX
 from maclaurin.data.tasks.pathfinder import APART, BORDER, SEED_DISTANCE, STEP, Scene, add_dots, extend, two_curves
 
 
@@ -14,8 +14,8 @@ def along(corners, each=8):
     return (corners[:-1, None] + parts[:, None] * np.diff(corners, axis=0)[:, None]).reshape(-1, 2)
 
 
-def curves(dashes, count=300):
-    return two_curves(count, 32, dashes, np.random.default_rng(0))
+def curves(dashes, count=300, scale=1):
+    return two_curves(Scene(count, 32, scale), dashes, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("dashes", [6, 14])
@@ -96,3 +96,19 @@ def test_labels_are_balanced_and_tell_nothing_by_brightness():
     brightness = examples.inputs.double().mean((1, 2))
     means = [brightness[examples.labels == label].mean() for label in (0, 1)]
     assert abs(means[0] - means[1]) < 4 * brightness.std() / 250**0.5
+
+
+def test_path_x_shows_the_scenes_of_pathfinder_at_four_times_the_resolution():
+    """The same curves with the same draws; a block of 4x4 pixels is as bright as the pixel that it stands for."""
+    coarse, corners = curves(9, 60)
+    fine, same = curves(9, 60, scale=4)
+    assert np.array_equal(corners, same) and fine.image().shape[1:] == (128, 128)
+    blocks = fine.image().reshape(-1, 32, 4, 32, 4).mean((2, 4))
+    assert np.corrcoef(blocks.ravel(), coarse.image().ravel())[0, 1] > 0.9
+    examples = PathX(6).sample(4, seed=0)
+    assert examples.inputs.shape == (4, 128, 128) and torch.equal(examples.labels, Pathfinder(6).sample(4, seed=0).labels)
+
+
+def test_sizes_must_be_multiples_of_the_scale():
+    with pytest.raises(ValueError, match="size must be a multiple of scale, got 130 and 4"):
+        PathX(size=130)

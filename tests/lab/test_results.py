@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import time
 
 import pytest
 
@@ -12,7 +13,7 @@ from maclaurin.cli import main
 from maclaurin.lab import EXPERIMENTS, claims
 from maclaurin.lab.page import chart, page
 from maclaurin.lab.result import Curve, Grid, Matrix, Plot, Result
-from maclaurin.lab.run import found_in, keep
+from maclaurin.lab.run import found_in, keep, run_one
 from maclaurin.page.png import on_paper
 from maclaurin.report import build
 
@@ -156,6 +157,17 @@ def test_pages_of_experiments_do_not_overwrite_each_other(shell, tmp_path, capsy
     assert str(tmp_path / "memory.html") in capsys.readouterr().out
     assert shell("all") >= {"rotation.html", "memory.html", "lab.html"}
     assert (tmp_path / "rotation.html").read_bytes() == before
+
+
+def test_core_seconds_are_cpu_time(monkeypatch) -> None:
+    """An experiment that waits for others takes none; the clock on the wall would say half a second."""
+
+    def waits() -> Result:
+        time.sleep(0.5)
+        return small()
+
+    monkeypatch.setattr("maclaurin.lab.run.function_of", lambda name: waits)
+    assert run_one("series", {}).seconds < 0.25
 
 
 def test_all_says_which_experiment_has_ended(shell, capsys) -> None:

@@ -70,13 +70,21 @@ def test_softmax_in_the_gated_block_by_hand():
     torch.testing.assert_close(mixer(x)[0], expected)
 
 
-def test_shared_keys_are_those_of_a_mixer_whose_heads_project_alike():
-    shared, x = build("2mamba", shared_keys=True, conv_width=0), torch.randn(1, 9, D, dtype=torch.float64)
-    alike = build("2mamba", conv_width=0)
+@pytest.mark.parametrize("name", ["2mamba", "gated-delta"])
+@pytest.mark.parametrize("keys", [True, 2])
+def test_shared_keys_are_those_of_a_mixer_whose_heads_project_alike(name, keys):
+    """True is one for all heads; with 2 (grouped value attention) half of the heads have the first, half the second."""
+    shared, alike = (
+        maclaurin.build_mixer(name, D, 4, conv_width=0, **options).double() for options in ({"shared_keys": keys}, {})
+    )
     weights = dict(shared.state_dict())
     q, k, v = weights["qkv_proj.weight"].split(shared.qkv_sizes)
-    alike.load_state_dict({**weights, "qkv_proj.weight": torch.cat([q.repeat(H, 1), k.repeat(H, 1), v])})
+    q, k = (part.unflatten(0, (int(keys), -1)).repeat_interleave(4 // keys, 0).flatten(0, 1) for part in (q, k))
+    alike.load_state_dict({**weights, "qkv_proj.weight": torch.cat([q, k, v])})
+    x = torch.randn(1, 9, D, dtype=torch.float64)
     torch.testing.assert_close(shared(x)[0], alike(x)[0])
+    with pytest.raises(ValueError, match="shared_keys must divide the 4 key-value heads, got 3"):
+        maclaurin.build_mixer(name, D, 4, shared_keys=3)
 
 
 def test_a_sum_can_be_followed_by_a_norm():

@@ -42,6 +42,45 @@ def test_fox_is_softmax_with_a_bias(dtype, tolerance, window, rotation, kv_heads
             assert (mixer(x, form=form)[0] - expected).abs().max() <= tolerance, form
 
 
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_fox_pro_is_fox_between_a_shift_and_a_gate(kv_heads):
+    """Token by token: k and v are means of their own and the one before; norms of q and k; a norm per head, a sigmoid."""
+    mixer = build("fox-pro", torch.float64, num_kv_heads=kv_heads)
+    for weight in (mixer.qk_norm.q_weight, mixer.qk_norm.k_weight, mixer.head_norm_weight):
+        torch.nn.init.uniform_(weight, 0.5, 1.5)
+    x = tokens(2, 12, torch.float64)
+
+    def unit(z):
+        return z / (z.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    with torch.no_grad():
+        q, k, v = mixer.qkv_proj(x).split(mixer.qkv_sizes, -1)
+        of_k, of_v = mixer.shift_proj(x).sigmoid().chunk(2, -1)
+        q, k, v = (part.unflatten(-1, (heads, -1)) for part, heads in ((q, 4), (k, kv_heads), (v, kv_heads)))
+        before = [torch.cat([torch.zeros_like(part[:, :1]), part[:, :-1]], 1) for part in (k, v)]
+        k = of_k[..., None] * before[0] + (1 - of_k[..., None]) * k
+        v = of_v[..., None] * before[1] + (1 - of_v[..., None]) * v
+        q, k = unit(q) * mixer.qk_norm.q_weight, unit(k) * mixer.qk_norm.k_weight
+        k, v = (part.repeat_interleave(4 // kv_heads, 2) for part in (k, v))
+        summed = torch.nn.functional.logsigmoid(mixer.decay_proj(x)).repeat_interleave(4 // kv_heads, 2).cumsum(1)
+        scores = torch.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5
+        scores = scores + summed.transpose(1, 2)[..., None] - summed.transpose(1, 2)[:, :, None]
+        hidden = torch.ones(12, 12, dtype=torch.bool).triu(1)
+        y = torch.einsum("bhts,bshv->bthv", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+        expected = mixer.out_proj((unit(y) * mixer.head_norm_weight).flatten(2) * mixer.out_gate_proj(x).sigmoid())
+        assert (mixer(x)[0] - expected).abs().max() <= 1e-12
+
+
+def test_fox_pro_has_a_shift_and_a_gate_of_its_own():
+    for options, says in (
+        ({"conv_width": 2}, "conv_width must be 0"),
+        ({"shared_keys": True}, "shared_keys must be False"),
+        ({"gate": True}, "gate must be False"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            build("fox-pro", torch.float32, **options)
+
+
 def test_a_gate_that_forgets_nothing_is_softmax():
     fox, softmax = (build(name, torch.float64, rotary="rope") for name in ("fox", "softmax"))
     torch.nn.init.zeros_(fox.decay_proj.weight)

@@ -11,7 +11,7 @@ from maclaurin.data.tasks.listops import ListOps
 from maclaurin.data.tasks.mad import Compression, FuzzyRecall, InContextRecall, Memorisation
 from maclaurin.data.tasks.needle import NeedleTask, Prompt, Ruler
 from maclaurin.data.tasks.passkey import Passkey
-from maclaurin.data.tasks.pathfinder import Pathfinder
+from maclaurin.data.tasks.pathfinder import Pathfinder, PathX
 from maclaurin.data.tasks.recall import MQAR, MQAR_GRID, MQAR_HELD_OUT, MQAR_MIXTURE, InductionHeads
 from maclaurin.data.tasks.registry import available_tasks, register, task, task_entry
 from maclaurin.data.tasks.regression import Regression
@@ -41,6 +41,7 @@ __all__ = [
     "Memorisation",
     "NeedleTask",
     "Passkey",
+    "PathX",
     "Pathfinder",
     "Prompt",
     "Regression",

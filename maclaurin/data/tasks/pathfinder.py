@@ -42,7 +42,8 @@ class Pathfinder(Task[Labelled]):
     many of them, as far as there is room (these may cross themselves). One dot marks the beginning of a curve; the other
     the end of the same curve (label 1) or of the other one (label 0), with probability 1/2. Pixels are 0 … 255;
     flattened, they are the Arena's sequences of 1024 tokens. The Arena draws 200,000 images; `dashes` is 6 (easy), 9 or
-    14 (hard, the one usually reported).
+    14 (hard, the one usually reported). scale: pixels per unit of length, so that images of size pixels show what those of
+    size / scale would, drawn finer; `PathX` has four.
 
     What differs from the authors' generator: curves keep 2.5 pixels between their centre lines, gaps included, where the
     authors test a dilated raster of the dashes; lines are smoothed by the distance of a pixel to them, instead of by
@@ -51,14 +52,20 @@ class Pathfinder(Task[Labelled]):
 
     dashes: int = 14
     size: int = 32
+    scale: int = 1
 
     def __post_init__(self) -> None:
         at_least(3, "dashes", self.dashes)
         at_least_one("size", self.size)
-        if self.size < 24 or self.dashes * STEP > self.size**2 / 14:
+        at_least_one("scale", self.scale)
+        if self.size % self.scale:
+            raise ValueError(f"size must be a multiple of scale, got {self.size} and {self.scale}")
+        least, side = 24 * self.scale, self.size // self.scale
+        if self.size < least or self.dashes * STEP > side**2 / 14:
+            room = self.scale * (int((14 * self.dashes * STEP) ** 0.5) + 1)
             raise ValueError(
-                f"size must be at least 24 and give two curves of {self.dashes} dashes room, got {self.size}; "
-                f"raise size to {max(24, int((14 * self.dashes * STEP) ** 0.5) + 1)} or lower dashes"
+                f"size must be at least {least} and give two curves of {self.dashes} dashes room, got {self.size}; "
+                f"raise size to {max(least, room)} or lower dashes"
             )
 
     @property
@@ -78,7 +85,9 @@ class Pathfinder(Task[Labelled]):
         labels: list[np.ndarray[Any, np.dtype[np.int64]]] = []
         missing = count
         while missing > 0:
-            scene, curves_CNS2 = two_curves(max(64, 3 * missing), self.size, self.dashes, rng)
+            scene, curves_CNS2 = two_curves(
+                Scene(max(64, 3 * missing), self.size // self.scale, self.scale), self.dashes, rng
+            )
             scene, curves_CNS2 = scene.keep(slice(missing)), curves_CNS2[:, :missing]
             label_N = rng.integers(2, size=len(scene))
             add_dots(scene, curves_CNS2, label_N, rng)
@@ -91,24 +100,37 @@ class Pathfinder(Task[Labelled]):
         return Labelled(torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(labels)))
 
 
-class Scene:
-    """Images in the making: what is drawn, and where there is no room left for each of the two curves."""
+@dataclass(frozen=True)
+class PathX(Pathfinder):
+    """The Arena's longest task: images of 128x128, flattened to 16384 tokens. The scenes of Pathfinder at four times the
+    resolution, dashes 8 pixels long and 2 thick; how long and thick the Arena's are is not known here.
+    """
 
-    def __init__(self, count: int, size: int) -> None:
-        self.size = size
-        self.canvas_NHH = np.zeros((count, size, size))
+    size: int = 128
+    scale: int = 4
+
+
+class Scene:
+    """Images in the making: what is drawn, and where there is no room left for each of the two curves.
+
+    Lengths and places are in units; `scale` pixels are a unit.
+    """
+
+    def __init__(self, count: int, size: int, scale: int = 1) -> None:
+        self.size, self.scale = size, scale
+        self.canvas_NHH = np.zeros((count, size * scale, size * scale))
         self.taken_CNHH = np.zeros((2, count, size * FINE, size * FINE), bool)
 
     def __len__(self) -> int:
         return len(self.canvas_NHH)
 
     def keep(self, chosen_N: Flags | slice) -> Scene:
-        kept = Scene(0, self.size)
+        kept = Scene(0, self.size, self.scale)
         kept.canvas_NHH, kept.taken_CNHH = self.canvas_NHH[chosen_N], self.taken_CNHH[:, chosen_N]
         return kept
 
     def is_free(self, points: Floats, curve: int) -> Flags:
-        """(N, …, 2) points in pixels: which have nothing near them that this curve must keep away from, nor the border."""
+        """(N, …, 2) points: which have nothing near them that this curve must keep away from, nor the border."""
         inside = ((points >= BORDER) & (points <= self.size - BORDER)).all(-1)
         cell = np.clip((points * FINE).astype(np.int64), 0, self.size * FINE - 1)
         image = np.arange(len(self)).reshape(-1, *[1] * (points.ndim - 2))
@@ -123,15 +145,15 @@ class Scene:
         self.taken_CNHH[curve, images[:, None, None], cells[..., 0], cells[..., 1]] = True
 
     def draw(self, begin_N2: Floats, end_N2: Floats, radius: float, chosen_N: Flags) -> None:
-        """A line of half width `radius` in each chosen image, at most 3 pixels long; a dot where it has no length."""
-        images = chosen_N.nonzero()[0]
-        begin, line = begin_N2[images, None], (end_N2 - begin_N2)[images, None]
-        pixel = ((begin + line / 2).astype(np.int64) + disc(4)).clip(0, self.size - 1)
+        """A line of half width `radius` in each chosen image, at most 3 units long; a dot where it has no length."""
+        images, scale = chosen_N.nonzero()[0], self.scale
+        begin, line = scale * begin_N2[images, None], scale * (end_N2 - begin_N2)[images, None]
+        pixel = ((begin + line / 2).astype(np.int64) + disc(4 * scale)).clip(0, self.size * scale - 1)
         offset = pixel + 0.5 - begin
         along = np.clip((offset * line).sum(-1) / np.maximum((line**2).sum(-1), 1e-12), 0, 1)
         distance = np.linalg.norm(offset - along[..., None] * line, axis=-1)
         where = (images[:, None], pixel[..., 0], pixel[..., 1])
-        self.canvas_NHH[where] = np.maximum(self.canvas_NHH[where], np.clip(radius + 0.5 - distance, 0, 1))
+        self.canvas_NHH[where] = np.maximum(self.canvas_NHH[where], np.clip(scale * radius + 0.5 - distance, 0, 1))
 
     def draw_dash(self, begin_N2: Floats, end_N2: Floats, chosen_N: Flags) -> None:
         """The middle part of a link; a gap is half of this link's and half of the next."""
@@ -142,10 +164,10 @@ class Scene:
         return (255 * self.canvas_NHH).round().astype(np.uint8)
 
 
-def two_curves(count: int, size: int, dashes: int, rng: np.random.Generator) -> tuple[Scene, Floats]:
-    """Scenes with two curves and the corners of those (2, N, dashes + 1, 2), as many of `count` as did not get stuck."""
-    scene = Scene(count, size)
-    middle_N2 = size / 2 + rng.uniform(-2, 2, (count, 2))
+def two_curves(scene: Scene, dashes: int, rng: np.random.Generator) -> tuple[Scene, Floats]:
+    """Two curves in empty scenes, and the corners of those (2, N, dashes + 1, 2), where they did not get stuck."""
+    count = len(scene)
+    middle_N2 = scene.size / 2 + rng.uniform(-2, 2, (count, 2))
     apart_N2 = SEED_DISTANCE / 2 * direction(rng.random(count) * 2 * np.pi)
     corners_CNS2 = np.stack([middle_N2 - apart_N2, middle_N2 + apart_N2])[:, :, None]
     angles_CN = rng.random((2, count)) * 2 * np.pi
@@ -231,3 +253,4 @@ def disc(radius: float) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 register("pathfinder", Pathfinder, "does a dashed curve connect the two dots")
+register("path-x", PathX, "the same in images of 128x128")

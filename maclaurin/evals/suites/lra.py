@@ -16,6 +16,7 @@ METALA = {
     "aan": ("Retrieval", 256, 2, 512, 8e-4, 128, "0.9128"),
     "cifar10": ("Image", 512, 6, 512, 3e-3, 128, "0.9188"),
     "pathfinder": ("Pathfinder", 128, 6, 128, 2e-3, 256, "0.9166"),
+    "path-x": ("Path-X", 32, 6, 32, 7.5e-4, 256, "0.9657"),
 }
 STORED = ("imdb", "aan", "cifar10")  # with a test split
 

@@ -9,6 +9,7 @@ from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.suites.recall import recall
 from maclaurin.evals.suites.rows import SELECTIVE_COPYING, one
 from maclaurin.evals.suites.track import track
+from maclaurin.reproduce import language
 from maclaurin.reproduce.mad import mad_tables
 from maclaurin.reproduce.table import Paper, Table
 
@@ -45,6 +46,57 @@ MAD_MEANS = {
     "GLA + selective + bias": 72.7,
     "GLA + selective + gate + bias": 73.2,
 }
+
+
+# LAMBADA, perplexities of models of 370 million parameters
+LANGUAGE = {
+    "GLA": 15.83,
+    "GLA + RoPE": 16.32,
+    "GLA + selective": 16.33,
+    "FoX": 17.76,
+    "FoX + RoPE": 17.71,
+    "FoX + selective": 17.29,
+    "Gated DeltaNet + RoPE": 16.79,
+    "Gated DeltaNet + selective": 15.93,
+}
+MIXERS = {"GLA": "gla", "FoX": "fox", "Gated DeltaNet": "gated-delta"}
+ENCODINGS = {"": "none", "RoPE": "rope", "selective": "selective"}
+
+
+def _language() -> Table:
+    rows = {}
+    for label in LANGUAGE:
+        name, _, encoding = label.partition(" + ")
+        rows[label] = one(MIXERS[name], rotary=ENCODINGS[encoding])
+    rows["FoX-Pro"] = one("fox-pro")
+    shows = "Language models with no positions, RoPE and selective RoPE: small gains, not everywhere"
+    return Table(
+        name="language",
+        where="the table of language models",
+        shows=shows,
+        experiments=language.experiments(
+            "language",
+            shows,
+            rows,
+            "Selective RoPE, arXiv 2511.17388: 370 million parameters, FineWeb, LAMBADA",
+            length=4096,
+        ),
+        published=LANGUAGE,
+        asks=(
+            ("GLA + selective", "GLA"),
+            ("FoX + selective", "FoX"),
+            ("Gated DeltaNet + selective", "Gated DeltaNet + RoPE"),
+        ),
+        controls=("FoX-Pro",),
+        note="Published: perplexities of LAMBADA; here the loss on text.",
+    )
+
+
+def _recall(preset: str) -> Experiment:
+    rows = {label: one("gla", rotary=rotary) for label, rotary in (("GLA", "none"), ("GLA + RoPE", "rope"))}
+    rows["GLA + selective"] = one("gla", rotary="selective")
+    base = recall(preset)[0]
+    return replace(base, name="recall", rows=rows, seeds=3, published={}, source=f"{SOURCE}: selective gains most")
 
 
 def _copying(budget: str) -> Experiment:
@@ -113,7 +165,18 @@ PAPER = Paper.of(
         in_words=True,
         asks=(("GLA + selective", "GLA"), ("GLA + selective", "GLA + RoPE")),
     ),
+    Table(
+        name="recall",
+        where="the figure of MQAR",
+        shows="MQAR: GLA gains most from selective RoPE",
+        experiments={"minutes": _recall("quick"), "day": _recall("standard")},
+        published={"GLA + selective": 0, "GLA + RoPE": 1, "GLA": 1},
+        in_words=True,
+        asks=(("GLA + selective", "GLA"), ("GLA + selective", "GLA + RoPE")),
+        only="the recipe of the published runs is not known",
+    ),
     *mad_tables(MAD, MAD_MEANS),
+    _language(),
     Table(
         name="rotation",
         where="the section on random features",
