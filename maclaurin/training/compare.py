@@ -140,7 +140,7 @@ def _folder(name: str) -> str:
 def _matched(base: Recipe, contender: Contender) -> Recipe:
     """The recipe with MLPs as wide as it takes to match the parameters of softmax as it was published."""
     softmax = dataclasses.replace(base, mixer="softmax", mixer_options="{}")
-    own = dataclasses.replace(base, **contender.recipe_fields())
+    own = contender.recipe(base)
     config = base.config()
     one_wider = 3 * config.hidden_size * config.num_hidden_layers
     width = matched_width(config.intermediate_size, parameters(own) - parameters(softmax), one_wider)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from maclaurin.common.arguments import one_of
 from maclaurin.common.choices import choices, near_miss, spelled
-from maclaurin.training.recipe import for_all
+from maclaurin.training.recipe import Recipe, for_all
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,10 @@ class Contender:
     options: dict[str, dict[str, Any]]  # by mixer
     published: str = ""
 
-    def recipe_fields(self) -> dict[str, str]:
+    def recipe(self, base: Recipe) -> Recipe:
         mixer = ",".join(self.mixers)
         options = self.options if len(self.mixers) > 1 else for_all(mixer, self.options[mixer])
-        return {"mixer": mixer, "mixer_options": json.dumps(options)}
+        return dataclasses.replace(base, mixer=mixer, mixer_options=json.dumps(options))
 
 
 def one(mixer: str, published: str = "", **options: Any) -> Contender:
@@ -83,7 +84,8 @@ def chosen(mixers: str | Sequence[str], block: str) -> dict[str, Contender]:
 def _in_turn(layers: Sequence[Contender]) -> Contender:
     if len(layers) == 1:
         return layers[0]
-    mixers, options = tuple(name for layer in layers for name in layer.mixers), {}
+    mixers = tuple(name for layer in layers for name in layer.mixers)
+    options: dict[str, dict[str, Any]] = {}
     for layer in layers:
         for mixer, own in layer.options.items():
             if options.setdefault(mixer, own) != own:
