@@ -16,7 +16,7 @@ from maclaurin.lab.experiments.dynamics import System, checks, dynamics, form_er
 from maclaurin.lab.experiments.dynamics.convert import drawn
 from maclaurin.mixers.base import Mixer
 
-CUT = ("softmax", "2mamba-e", "fox", "gated-softmax")
+CUT = ("softmax", "2mamba-e", "fox", "fox-pro", "gated-softmax")
 UNKNOWN = ("retnet",)  # not written as a system: the lab says so
 
 
