@@ -1,5 +1,8 @@
 """The delta rule in chunks: linear time, and memory that does not grow with T, forward and backward.
 
+A CPU takes one chunk after the other; where launches cost more than that, all but the state is computed at once
+(`delta_batched.py`).
+
 A token reads the state twice, with its key to find what is stored there and with its query for the output. Keys and
 queries are therefore readers of one kind. With L the sum of log decay inside a chunk, φ the features, f(x·y) = φ(x)·φ(y),
 S the state at its start, and u_j = β_j e_j what token j writes:
@@ -33,7 +36,7 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
-from maclaurin.ops import decay
+from maclaurin.ops import decay, delta_batched
 from maclaurin.ops.chunks import Chunk, Found, Function, Plan, grad_of_decay, initial_state
 
 # queries, keys, values, shares of the error, log decays, state: heads first
@@ -46,6 +49,8 @@ def chunked(heads: Heads, plan: Plan) -> Found:
     heads: q (N,R,T,K), k (N,T,K), v (N,T,V), beta (N,T), log decay (N,T) and state (N,F,V); the last two may be None.
     """
     q_NRTK = heads[0]
+    if not q_NRTK.is_cpu:
+        return delta_batched.chunked(heads, plan)
     return _chunked.some_heads_at_a_time(heads, plan, (1 + q_NRTK.shape[1]) * min(plan.chunk, q_NRTK.shape[2]))
 
 

@@ -78,6 +78,8 @@ def scanned(x_BTC: Tensor, log_decay_BTC: Tensor, start_BC: Tensor | None, step:
 
 
 def _in_steps(x_BTC: Tensor, log_decay_BTC: Tensor, start_BC: Tensor, step: int) -> Tensor:
+    if step > 1 and not x_BTC.is_cpu:  # there is no cache to stay in, and every step is some launches
+        step = x_BTC.shape[1]
     pieces, before_BC = [], start_BC
     for x, a in zip(x_BTC.split(step, dim=1), log_decay_BTC.split(step, dim=1), strict=True):
         pieces.append(_joined(x, decay.factor(a, x.dtype), before_BC))

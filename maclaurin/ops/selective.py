@@ -26,6 +26,7 @@ from maclaurin.ops.states import ScanState
 from maclaurin.ops.transforms import recomputed
 
 CHUNK = 64
+EXPANSION_BYTES = 2**31  # how much of h may exist at a time where launches cost more than a chunk; tokens beyond it wait
 
 
 @with_options
@@ -71,6 +72,8 @@ def _in_chunks(
     x_BTC: Tensor, dt_BTC: Tensor, rate_CN: Tensor, b_BTN: Tensor, c_BTN: Tensor, start: Tensor | None, step: int
 ) -> tuple[Tensor, Tensor]:
     state_BCN = x_BTC.new_zeros(x_BTC.shape[0], *rate_CN.shape) if start is None else start
+    if step > 1 and not x_BTC.is_cpu:
+        step = max(step, EXPANSION_BYTES // (state_BCN.numel() * state_BCN.element_size()))
     outputs = []
     for start_time in range(0, x_BTC.shape[1], step):
         now = slice(start_time, start_time + step)

@@ -7,7 +7,19 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from maclaurin import available_mixers, build_mixer
-from maclaurin.ops import linear, linear_attention, power_attention, power_batched, power_chunked, softmax_attention
+from maclaurin.ops import (
+    delta_batched,
+    delta_chunked,
+    delta_rule,
+    linear,
+    linear_attention,
+    linear_scan,
+    power_attention,
+    power_batched,
+    power_chunked,
+    selective_scan,
+    softmax_attention,
+)
 from maclaurin.ops.chunks import Plan
 from maclaurin.ops.features import Kernel
 from tests.ops.helpers import ALL, FORMS, Sizes, assert_close, every
@@ -47,6 +59,10 @@ CALLS = {
     "first order": lambda q, k, v, a: linear_attention(q, k, v, a),
     "first order by channel": lambda q, k, v, a: linear_attention(q, k, v, a[..., None].expand_as(k)),
     "softmax with decay": lambda q, k, v, a: softmax_attention(q, k, v, a),
+    "delta rule": lambda q, k, v, a: delta_rule(q, k, v, a, a),
+    "delta rule of second order": lambda q, k, v, a: delta_rule(q, k, v, a, a, order=2),
+    "elementwise recurrence": lambda q, k, v, a: linear_scan(q, k),
+    "selective scan": lambda q, k, v, a: selective_scan(q.flatten(2), k.flatten(2), v[0, :16].flatten(1).T, a, a),
     "a window with decay": lambda q, k, v, a: softmax_attention(q, k, v, a, window=256),
 }
 
@@ -95,6 +111,29 @@ def test_all_chunks_at_once_are_one_after_the_other(folded, options):
         assert (actual is None) == (expected is None)
         if expected is not None:
             assert_close(actual, expected, 1e-11)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("decay", [True, False])
+@pytest.mark.parametrize("folded", [0, 37])
+def test_the_delta_rule_at_once_is_the_one_in_turn(order, decay, folded, monkeypatch):
+    """Outputs, state and all gradients, for chunks that do not divide the length."""
+    monkeypatch.setattr(delta_batched, "CHUNK", 1)
+    generator = torch.Generator().manual_seed(0)
+    kernel = Kernel.of(order)
+    shapes = [(3, 2, 37, 4), (3, 37, 4), (3, 37, 3), (3, 37), (3, 37), (3, kernel.feature_count(4), 3)]
+    q, k, v, beta, a, start = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    inputs = [q, k / k.norm(dim=-1, keepdim=True), v, beta.sigmoid(), -a.abs() if decay else None, start]
+    found = []
+    for run in (delta_batched.chunked, delta_chunked.chunked):
+        leaves = [None if x is None else x.clone().requires_grad_() for x in inputs]
+        y, state = run(leaves, Plan(kernel, 8, folded))
+        loss = (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum() + (0 if state is None else (state**2).sum())
+        found.append([y, state, *torch.autograd.grad(loss, [x for x in leaves if x is not None])])
+    for actual, expected in zip(*found, strict=True):
+        assert (actual is None) == (expected is None)
+        if expected is not None:
+            assert_close(actual, expected, 1e-10)
 
 
 def test_all_chunks_of_a_decay_per_channel_are_one_after_the_other():
