@@ -242,7 +242,7 @@ def _plot(gains: dict[str, list[Mean]]) -> Plot:
     curves = []
     for kind in LAWS:
         curves.append(Curve(kind, TILTS, [mean.value for mean in gains[kind]]))
-        exact = {tilt: gain for tilt in fine if (gain := gain(kind, tilt)) < 2.6}
+        exact = {tilt: limit for tilt in fine if (limit := gain(kind, tilt)) < 2.6}
         curves.append(Curve.of(kind, exact, dashed=True))
     caption = "What softmax over 4096 tokens returns, over a; dotted: the limit. Linear only where it is level."
     return Plot("gain", caption, "query a", "gain T/a", curves)
