@@ -45,14 +45,30 @@ def _text(done: Sequence[Standing]) -> str:
 
 
 def _constant(done: Sequence[Standing]) -> str:
-    """The best row whose state does not grow with the sequence, against each one whose state does."""
+    """Of the rows whose state does not grow, the best, and the best of those that recall as well as one whose state does."""
     constant, growing = ([row for row in done if row.state_grows is grows] for grows in (False, True))
     if not (constant and growing):
         return ""
     best = constant[0]
-    found = [own for row in growing if (own := difference(best, row)) is not None]
-    against = joined([f"{own.to} {_between(own)}{_verdict(own)}" for own in found])
-    return f"Constant state: {best.name} has the lowest loss of those whose state does not grow; against {against}."
+    sentence = f"Constant state: {best.name} has the lowest loss of those whose state does not grow; {_to(best, growing)}."
+    recalled = [row.recall for row in growing if row.recall]
+    if not recalled:
+        return sentence
+    least, pairs = min(recall.accuracy[-1] for recall in recalled), recalled[0].pairs[-1]
+    able = [row for row in constant if row.recall and row.recall.high[-1] >= least]
+    if not able:
+        return f"{sentence} None of them recalls {pairs} pairs as well as those whose state grows."
+    if able[0] is best:
+        return f"{sentence} It recalls {pairs} pairs as well as they do."
+    return (
+        f"{sentence} Of those that also recall {pairs} pairs as well as one whose state grows, {able[0].name} has the "
+        f"lowest; {_to(able[0], growing)}."
+    )
+
+
+def _to(row: Standing, others: Sequence[Standing]) -> str:
+    found = [own for other in others if (own := difference(row, other)) is not None]
+    return "against " + joined([f"{own.to} {_between(own)}{_verdict(own)}" for own in found])
 
 
 def _verdict(found: Difference) -> str:

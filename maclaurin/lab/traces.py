@@ -129,14 +129,15 @@ class Traced:
             yield
 
     def change(self, mixer: Any, args: tuple[Any, ...], hidden_TS: Tensor) -> Tensor:
-        """What hiding keys changes in the output, which is linear in the weights if nothing but a projection follows."""
-        for part in ("out_norm", "gate_proj", "position_power"):
+        """What hiding keys changes in the output, which is linear in the weights if only a gate and a projection follow."""
+        for part in ("out_norm", "position_power"):
             if getattr(mixer, part, None) is not None:
                 raise ValueError(
                     f"keys can be hidden from a mixer whose output is its weighted values alone, this has {part}"
                 )
-        y_BTHV = Layer.of(0, mixer.kind, mixer, args[0]).change(hidden_TS)
-        return F.linear(y_BTHV.flatten(2).to(args[0].dtype), mixer.out_proj.weight)
+        x = args[0]
+        y_BTHV = Layer.of(0, mixer.kind, mixer, x).change(hidden_TS)
+        return F.linear(mixer.gated(y_BTHV.to(x.dtype), x), mixer.out_proj.weight)
 
 
 class OfTransformers(Traced):

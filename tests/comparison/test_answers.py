@@ -84,6 +84,25 @@ def test_the_best_constant_state_is_compared_with_every_one_that_grows():
     assert not any(text.startswith("Constant") for text in answers.sentences(rows(linear=(1.0, 2.0), gla=(1.0, 2.0))))
 
 
+@pytest.mark.parametrize(
+    ("linear", "gla", "says"),
+    [
+        (0.99, 0.99, "It recalls 16 pairs as well as they do."),
+        (
+            0.5,
+            0.99,
+            "Of those that also recall 16 pairs as well as one whose state grows, gla has the lowest; against",
+        ),
+        (0.5, 0.5, "None of them recalls 16 pairs as well as those whose state grows."),
+    ],
+)
+def test_the_best_constant_state_that_also_recalls_is_named(linear, gla, says):
+    accuracies = {"softmax": 0.98, "linear": linear, "gla": gla}
+    found = rows(softmax=(2.0, 2.1, 2.2), linear=(1.5, 1.6, 1.7), gla=(3.0, 3.1, 3.2))
+    recalled = [with_recall(row, accuracies[row.name], accuracies[row.name] - 0.01, accuracies[row.name]) for row in found]
+    assert says in next(text for text in answers.sentences(recalled) if text.startswith("Constant state: linear"))
+
+
 def test_one_seed_says_so():
     assert "One seed says nothing about chance" in answers.sentences(rows(softmax=(2.0,), linear=(2.1,)))[-1]
     assert answers.sentences(rows(softmax=(2.0,))) == []
