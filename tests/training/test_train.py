@@ -221,7 +221,7 @@ def test_bad_runs(folder):
 def test_a_checkpoint_of_another_model_is_refused(folder):
     train(recipe(folder, steps=2))
     for fields, message in (
-        ({"mixer": "softmax"}, "has mixer '2mamba', the recipe gives 'softmax'"),
+        ({"mixer": "softmax"}, "has mixer '2mamba-orders', the recipe gives 'softmax'"),
         ({"mixer_options": '{"conv_width": 4}'}, "has mixer_options"),
         ({"tokenizer": "bpe:300"}, "has tokenizer 'bytes', the recipe gives 'bpe:300'"),
     ):
