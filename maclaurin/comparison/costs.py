@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from maclaurin.common.timing import interleaved
+from maclaurin.common.timing import Timing, interleaved
 from maclaurin.training.model_size import layers
 from maclaurin.training.recipe import Recipe
 
@@ -16,13 +16,16 @@ STEPS = 32  # consecutive ones are timed together: a state that is folded now an
 
 
 @torch.no_grad()
-def decode_ms(recipes: Mapping[str, Recipe], *, seconds: float = 8.0) -> dict[str, float]:
-    """Milliseconds of one decoding step after 16k tokens on one thread, the median over turns that all of them take."""
+def decoding(recipes: Mapping[str, Recipe], *, seconds: float = 8.0) -> dict[str, Timing]:
+    """Milliseconds of one decoding step after 16k tokens on one thread, over turns that all of them take."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # on a busy machine several would measure their synchronisation
     try:
         turns: dict[str, Callable[[], object]] = {name: _Steps(recipe).run for name, recipe in recipes.items()}
-        return {name: timing.median / STEPS for name, timing in interleaved(turns, seconds=seconds).items()}
+        return {
+            name: Timing(found.median / STEPS, found.low / STEPS, found.high / STEPS)
+            for name, found in interleaved(turns, seconds=seconds).items()
+        }
     finally:
         torch.set_num_threads(before)
 

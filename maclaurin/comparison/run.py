@@ -11,9 +11,10 @@ from typing import Any
 from maclaurin.common.arguments import at_least_one
 from maclaurin.common.cores import cores
 from maclaurin.common.files import read_json, write_json
+from maclaurin.common.timing import Timing
 from maclaurin.comparison import answers
 from maclaurin.comparison import recall as recalling
-from maclaurin.comparison.costs import decode_ms
+from maclaurin.comparison.costs import decoding
 from maclaurin.processes.lock import locked
 from maclaurin.training.budgets import BUDGETS
 from maclaurin.training.compare import Run, following, plan, summary
@@ -110,17 +111,20 @@ def _recalled(experiment: Any, folder: Path, jobs: int | None, command: str) -> 
     return recalling.figures(table)
 
 
-def _costs(recipes: Mapping[str, Recipe], path: Path) -> dict[str, float]:
+def _costs(recipes: Mapping[str, Recipe], path: Path) -> dict[str, Timing]:
     """Measured once for these contenders."""
     key = {name: [recipe.mixer, recipe.mixer_options, *map(int, _sizes(recipe))] for name, recipe in recipes.items()}
     if path.exists():
         saved = read_json(path)
-        if saved.get("layers") == key:
-            found: dict[str, float] = saved["decode_ms"]
-            return found
-    measured = decode_ms(recipes)
-    write_json(path, {"layers": key, "decode_ms": measured})
+        if saved.get("layers") == key and "decoding" in saved:
+            return {name: Timing(*quartiles) for name, quartiles in saved["decoding"].items()}
+    measured = decoding(recipes)
+    write_json(path, {"layers": key, "decoding": {name: dataclasses.astuple(found) for name, found in measured.items()}})
     return measured
+
+
+def _decoding(found: Timing) -> dict[str, Any]:
+    return {"decode_ms": found.median, "decode_quartiles": (found.low, found.high)}
 
 
 def _sizes(recipe: Recipe) -> tuple[int, int, int]:
@@ -129,9 +133,9 @@ def _sizes(recipe: Recipe) -> tuple[int, int, int]:
 
 
 def _answered(
-    asked: Asked, runs: Sequence[Run], recalled: Mapping[str, Recall], costs: Mapping[str, float], command: str
+    asked: Asked, runs: Sequence[Run], recalled: Mapping[str, Recall], costs: Mapping[str, Timing], command: str
 ) -> Answered:
-    rows = [dataclasses.replace(row, recall=recalled.get(row.name), decode_ms=costs.get(row.name)) for row in summary(runs)]
+    rows = [dataclasses.replace(row, recall=recalled.get(row.name), **_decoding(costs[row.name])) for row in summary(runs)]
     found = answers.sentences(rows)
     content = {
         "command": command,

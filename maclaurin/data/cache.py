@@ -10,11 +10,13 @@ from pathlib import Path
 from maclaurin.common.files import read_json
 from maclaurin.data.corpus import SPLITS
 from maclaurin.data.entry import FILES, GROWING, META, discard
+from maclaurin.data.halves import HALVES
 from maclaurin.data.partial_entry import lock_file, used_file
 from maclaurin.processes.lock import exclusive
 
 # what a killed process was removing has a dot and a number of its own around its name
-NAME = re.compile(rf"\.?(?P<name>.*)-(?P<split>{'|'.join(SPLITS)})-(?P<key>[0-9a-f]{{16}})(\.[0-9a-f]{{16}})*", re.DOTALL)
+SPLIT = "|".join((*SPLITS, *HALVES))
+NAME = re.compile(rf"\.?(?P<name>.*)-(?P<split>{SPLIT})-(?P<key>[0-9a-f]{{16}})(\.[0-9a-f]{{16}})*", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,12 @@ def _attention(size: Sizes, *, decay: str | None = None, positive: bool = False)
     return {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in tokens.items()}
 
 
+def _gates(size: Sizes) -> Tensors:
+    normal = _normals(size.T + 1)
+    gates = {name: normal(size.B, size.T, size.G) for name in ("input_gate", "forget_gate")}
+    return _attention(size) | gates
+
+
 def _convolution(size: Sizes, *, width: int, bias: bool) -> Tensors:
     normal, C = _normals(size.T), size.G * size.K
     drawn = {"x": normal(size.B, size.T, C), "weight": normal(C, width)}
@@ -282,6 +288,7 @@ _power = partial(_attention_case, "power_attention", oracle=reference.power_atte
 _linear = partial(_attention_case, "linear_attention", oracle=reference.linear_attention)
 _softmax = partial(_attention_case, "softmax_attention", oracle=reference.softmax_attention)
 _whole = partial(_attention_case, "bidirectional_power", oracle=_both_ways, causal=False)
+_both_linear = partial(_attention_case, "bidirectional_linear", oracle=partial(_both_ways, order=1), causal=False)
 _conv = partial(Case, "short_conv", shared=("weight", "bias"), chunks=False)
 
 CASES = (
@@ -297,6 +304,9 @@ CASES = (
     _whole(what="order 2"),
     _whole(what="order 2 with decay", decay="head"),
     _whole(what="orders 0 to 2", order=(0, 1, 2)),
+    _both_linear(what="with decay", decay="head", positive=True),
+    Case("inline_attention", "centred keys", _attention, reference.inline_attention),
+    Case("mlstm", "exponential input gate", _gates, reference.mlstm),
     _conv("4 taps, silu", partial(_convolution, width=4, bias=True), _silu_conv, {"activation": "silu"}),
     _conv("2 taps", partial(_convolution, width=2, bias=False), reference.short_conv),
     Case("linear_scan", "decay per channel", _scan, reference.linear_scan),

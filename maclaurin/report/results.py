@@ -108,7 +108,8 @@ def _recalled(rows: Sequence[Standing]) -> dict[Column, Callable[[Standing], Cel
 
 
 def _decode(row: Standing) -> Cell:
-    return number(row.decode_ms, "{:.2f}")
+    quartiles = "" if row.decode_quartiles is None else "{:.2f} to {:.2f}".format(*row.decode_quartiles)
+    return dataclasses.replace(number(row.decode_ms, "{:.2f}"), note=quartiles)
 
 
 def _chosen(rows: Sequence[Standing]) -> str:
@@ -129,7 +130,10 @@ def _measured(rows: Sequence[Standing]) -> str:
             "with its 95 % interval; one in as many as there are pairs is guessing."
         )
     if any(row.decode_ms is not None for row in rows):
-        texts.append("“ms at 16k” is one decoding step of all mixers after 16,384 tokens, on one thread.")
+        texts.append(
+            "“ms at 16k” is one decoding step of all mixers after 16,384 tokens, in CPU time of one thread, "
+            "with its quartiles."
+        )
     return "".join(f" {text}" for text in texts)
 
 

@@ -179,7 +179,12 @@ def _measured(runs: Sequence[SavedRun]) -> dict[tuple[Path, str], dict[str, Any]
             with naming("compare.json"):
                 for row in comparison.get("rows", []):
                     recall = None if row.get("recall") is None else Recall.from_json(row["recall"]).checked()
-                    found[folder, str(row["name"])] = {"recall": recall, "decode_ms": _number(row.get("decode_ms"))}
+                    quartiles = [_number(one) for one in row.get("decode_quartiles") or ()]
+                    found[folder, str(row["name"])] = {
+                        "recall": recall,
+                        "decode_ms": _number(row.get("decode_ms")),
+                        "decode_quartiles": tuple(quartiles) if len(quartiles) == 2 and None not in quartiles else None,
+                    }
         except ValueError:
             continue  # of another version
     return found

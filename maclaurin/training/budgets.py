@@ -46,7 +46,7 @@ BUDGETS = {
         seeds=3,
         learning_rates=(3e-3, 1e-2, 3e-2),
         corpora=1,
-        shows="This budget shows which mechanisms learn text and recall quickly, and what they cost. It cannot show which "
+        shows="This budget shows what each mechanism learns quickly, and what it costs. It cannot show which "
         "one is best when trained to the end, in a large model or over long sequences: --budget hour and --budget night go "
         "further that way.",
     ),

@@ -24,8 +24,8 @@ tags: [maclaurin, {tags}]
 | Mixer | {mixers}{options} |
 | Size | {size}: {layers} layers, width {width}, {heads} heads, vocabulary {vocabulary:,} |
 | Parameters | {parameters:,} |
-| Data | {corpus}, tokenizer {tokenizer}, sequences of {length:,} tokens, {steps:,} steps of {per_step:,} tokens |
-| Validation loss | {loss} |
+| Data | {corpus}{bound}, tokenizer {tokenizer}, sequences of {length:,} tokens, {steps:,} steps of {per_step:,} tokens |
+| Validation loss | {loss}{validation} |
 | Licence | of the code, Apache-2.0; of these weights, what their owner writes here and above |
 
 recipe.json has all settings, versions.json what they ran on, log.jsonl the curves.
@@ -51,8 +51,7 @@ def model_card(recipe: Recipe, model: MaclaurinForCausalLM, loss: float | None) 
     """In Markdown. loss: on the validation sequences, in nats per token."""
     config = model.config
     mixers = list(dict.fromkeys(config.layer_mixers()))
-    place = Path(recipe.corpus)
-    corpus = place.resolve().name if place.exists() else recipe.corpus  # a card is shared: paths are nobody's business
+    corpus = _shared_name(recipe.corpus)
     return CARD.format(
         tags=", ".join(mixers),
         datasets=f"datasets: [{corpus}]\n" if "/" in corpus else "",
@@ -65,6 +64,8 @@ def model_card(recipe: Recipe, model: MaclaurinForCausalLM, loss: float | None) 
         vocabulary=config.vocab_size,
         parameters=model.num_parameters(),
         corpus=corpus,
+        bound=f", its first {recipe.tokens:,} tokens" if recipe.tokens else "",
+        validation=f", on {_shared_name(recipe.validation)}" if recipe.validation else "",
         tokenizer=Path(recipe.tokenizer).name,
         length=recipe.length,
         steps=recipe.steps,
@@ -72,3 +73,9 @@ def model_card(recipe: Recipe, model: MaclaurinForCausalLM, loss: float | None) 
         loss="not measured" if loss is None else f"{loss:.4f} nats per token",
         citations="\n".join(f"- {name}: {mixer_entry(name).citation}" for name in mixers),
     )
+
+
+def _shared_name(corpus: str) -> str:
+    """A card is shared: paths are nobody's business."""
+    place = Path(corpus)
+    return place.resolve().name if place.exists() else corpus

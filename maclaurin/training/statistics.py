@@ -80,8 +80,8 @@ class Standing:
     by_seed: (seed, loss). behind: the difference to the first row. learning_rate: the one with the lowest validation loss of
     those tried, each (rate, validation loss of the first seed). speeds: the quartiles of the speed, or both ends where there
     are fewer than four runs; None of one run. load: the median load of the machine after the runs. recall, decode_ms: None
-    where they were not measured; decode_ms is that of one token in all layers after 16k others. state_grows: even between
-    8k and 1M tokens.
+    where they were not measured; decode_ms is that of one token in all layers after 16k others, with its quartiles.
+    state_grows: even between 8k and 1M tokens.
     """
 
     name: str
@@ -103,6 +103,7 @@ class Standing:
     tried: tuple[tuple[float, float], ...] = ()
     recall: Recall | None = None
     decode_ms: float | None = None
+    decode_quartiles: tuple[float, float] | None = None
 
 
 def standing(name: str, recipe: Recipe, runs: Sequence[Figures], *, tried: Mapping[float, float] | None = None) -> Standing:

@@ -19,7 +19,7 @@ needs_native = pytest.mark.skipif(not native.available(), reason="the native bac
 OPS_OF = {  # which ops run a kernel
     "quadratic": {"power_attention", "softmax_attention"},
     "chunked": {"power_attention", "bidirectional_power"},
-    "linear": {"linear_attention"},
+    "linear": {"linear_attention", "bidirectional_linear", "inline_attention", "mlstm"},
     "conv": {"short_conv"},
     "scan": {"linear_scan"},
     "selective": {"selective_scan"},
