@@ -65,9 +65,10 @@ def reason_for_torch(
     if wanted == "torch":
         return "backend='torch'" if backend == "torch" else f"{library.BACKEND_VARIABLE}=torch"
     kernels = kernels_for(x) if wanted == "auto" else wanted
-    if kernels == "triton":
-        no_kernel = no_kernel or (None if in_triton else "an op that has Triton kernels")
-    refusal = no_kernel or (library if kernels == "native" else gpu).refusal(x, dtype)
+    if kernels == "triton" and no_kernel is None and not in_triton:
+        no_kernel = "an op that has Triton kernels"
+    # `is None`, not `or`: torch 2.9's compiler does not know whether a formatted string is empty
+    refusal = (library if kernels == "native" else gpu).refusal(x, dtype) if no_kernel is None else no_kernel
     if wanted == kernels:
         if refusal is None:
             return None

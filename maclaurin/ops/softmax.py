@@ -11,7 +11,7 @@ and the native kernel where there is a decay.
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -111,6 +111,11 @@ class _Weights:
         if self.window is not None:
             at_least_one("window", self.window)
 
+    def values(self) -> tuple[Any, ...]:
+        """In the order of the fields; `astuple` copies, which torch 2.9 cannot compile."""
+        judged = (self.numerator, self.divisor, self.detach_divisor, self.divisor_epsilon, self.score_cap)
+        return (self.scale, self.window, *judged)
+
     @property
     def plain(self) -> bool:
         changed = self.detach_divisor or self.divisor_epsilon or self.score_cap is not None
@@ -208,7 +213,7 @@ def _dense(
     at_once = fused and state is None and weights.window is None  # one call of PyTorch's own attention
     if is_unrolled(q) and not at_once:
         inputs = (q, tokens.keys, tokens.values, tokens.log_decay, tokens.first, tokens.end)
-        return _as_operator(*inputs, *astuple(weights), form, chunk_size, fused), kept
+        return _as_operator(*inputs, *weights.values(), form, chunk_size, fused), kept
     return _in_torch(weights, q, tokens, form, chunk_size, fused), kept
 
 
