@@ -81,7 +81,8 @@ def power_attention(
     """
     call = Options.of(power_attention, options)
     usual = order == 2 and order_weights is None and scale is None and causal
-    if usual and isinstance(state, PowerState) and call.plain and not torch.compiler.is_compiling():
+    # what a compiler knows at once comes first: torch 2.9 cannot tell whether a call of a graph is plain
+    if not torch.compiler.is_compiling() and usual and isinstance(state, PowerState) and call.plain:
         transformed = is_transformed()
         done = None if transformed else native.plain_step(q, k, v, log_decay, state, normalize, fold_at, fold_every)
         if done is not None:
