@@ -11,7 +11,8 @@ from maclaurin import cli
 from maclaurin.common.sizes import size_bytes
 from maclaurin.data import byte_tokenizer, tokenise
 from maclaurin.data.cache import entries, remove, shrink
-from maclaurin.data.corpus import Corpus
+from maclaurin.data.corpus import SPLITS, Corpus
+from maclaurin.data.halves import HALVES
 from maclaurin.data.partial_entry import used_file
 
 NAMES = ("old", "middle", "new")
@@ -48,6 +49,16 @@ def run(*arguments):
     with pytest.raises(SystemExit) as ended:
         cli.main(["cache", *arguments])
     assert ended.value.code == 0
+
+
+@pytest.mark.parametrize("split", [*SPLITS, *HALVES])
+def test_entries_of_every_split_are_listed_and_cleared(tmp_path, monkeypatch, split):
+    """Those of `compare`, which divides what is held out, too."""
+    monkeypatch.setenv("MACLAURIN_CACHE", str(tmp_path))
+    tokenise(Songs("corpus"), split, byte_tokenizer())
+    assert [(entry.corpus, entry.split) for entry in entries(tmp_path / "tokens")] == [("corpus", split)]
+    run("--clear")
+    assert not list((tmp_path / "tokens").glob("corpus-*"))
 
 
 def test_entries_have_size_age_and_whether_they_are_complete(cache, capsys):

@@ -254,6 +254,7 @@ def test_speeds_have_their_range_over_seeds_and_the_load(comparison, tmp_path):
 
 
 RATES = (1e-3, 1e-2)
+DECODE_MS = {"softmax": 6.0, "2mamba": 1.0, "linear": 1.5}
 
 
 @pytest.fixture
@@ -273,9 +274,7 @@ def grid(tmp_path):
         accuracy = {"softmax": 0.99, "2mamba": 0.98, "linear": 0.1}[row.name]
         ends = (max(accuracy - 0.02, 0),), (min(accuracy + 0.02, 1),)
         recall = Recall((8,), (accuracy,), *ends, (0.125,), 1000, 3e-3)
-        rows.append(
-            dataclasses.replace(row, recall=recall, decode_ms={"softmax": 6.0, "2mamba": 1.0, "linear": 1.5}[row.name])
-        )
+        rows.append(dataclasses.replace(row, recall=recall, decode_ms=DECODE_MS[row.name], decode_quartiles=(0.25, 7.125)))
     content = {"command": "maclaurin compare", "rows": list(map(dataclasses.asdict, rows)), "shows": "It shows little."}
     (folder / "compare.json").write_text(json.dumps(content))
     return folder, rows
@@ -301,6 +300,7 @@ def test_a_run_beside_a_comparison_is_judged_by_validation_and_borrows_no_costs(
     alone = next(group for group in groups if group.runs[0].folder.name == "first")
     assert alone.row.decode_ms is None and alone.row.recall is None
     assert all(group.row.decode_ms is not None for group in groups if group is not alone)
+    assert all(group.row.decode_quartiles == (0.25, 7.125) for group in groups if group is not alone)
     assert not any("eval_every" in group.row.name or "intermediate_size" in group.row.name for group in groups)
 
 

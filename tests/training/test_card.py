@@ -33,3 +33,12 @@ def test_a_card_names_the_dataset_but_no_path(tmp_path):
     assert "| Data | secrets," in local and str(tmp_path) not in local and "not measured" in local
     front = yaml.safe_load(hub.split("---")[1])
     assert front["datasets"] == ["owner/name"] and front["tags"] == ["maclaurin", "gla", "softmax"]
+
+
+def test_a_card_names_the_validation_text_and_the_bound(tmp_path):
+    (tmp_path / "other.txt").write_text("text")
+    model = MaclaurinForCausalLM(Recipe(num_hidden_layers=1, mixer="gla").config(vocab_size=9))
+    recipe = Recipe(corpus="stdlib", mixer="gla", tokens=8000, validation=str(tmp_path / "other.txt"))
+    card = model_card(recipe, model, 1.5)
+    assert "| Data | stdlib, its first 8,000 tokens, tokenizer" in card
+    assert "1.5000 nats per token, on other.txt |" in card and str(tmp_path) not in card
