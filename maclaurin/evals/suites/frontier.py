@@ -34,7 +34,7 @@ def families(preset: str) -> Families:
     first, second = ((8, 32), (8, 16, 32)) if quick else ((8, 16, 32, 64), (4, 8, 16, 32, 64))
     spaces, windows = ((16, 48, 160), (24, 88)) if quick else ((16, 48, 160, 256), (8, 24, 88, 256))
     return {
-        "2mamba": _keys("2mamba", *second),
+        **{name: _keys(name, *second) for name in ("2mamba", "2mamba-orders")},
         "mamba2": {
             **{f"n{size}": one("mamba2", expand=1, d_state=size) for size in spaces},
             "n256x2": one("mamba2", expand=2, d_state=256),
