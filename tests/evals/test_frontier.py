@@ -48,6 +48,7 @@ def test_mamba2_and_windows_have_the_bytes_of_second_order():
     for same in ("mamba2-n160", "window-w88"):
         assert state(same) == pytest.approx(state("2mamba-k16"), rel=0.15), same
     assert state("mamba2-n256x2") == pytest.approx(state("2mamba-k32"), rel=0.2)
+    assert state("2mamba-shared-k64") > 1.5 * state("2mamba-k32")
     assert state("window-w88") < state("softmax") < state("fox")
     assert list(recall.rows) == list(text.rows) and recall.families == text.families
 

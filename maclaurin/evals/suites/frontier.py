@@ -1,8 +1,8 @@
 """State for state: what recall and text gain from each byte of state, at equal parameters and in an equal block.
 
 Every mechanism is in several sizes, and in the surroundings of Mamba-2 (`block="gated"`), which Mamba-2 has by itself.
-Mamba-2 and windows of softmax have sizes with about the bytes of the second-order states; softmax and FoX, which keep all
-tokens, end the axis.
+Mamba-2 and windows of softmax have sizes with about the bytes of the second-order states; softmax and FoX keep all tokens.
+Keys of 64 channels are shared by all heads, as Mamba-2 shares its own: 64 for each head would be the whole model.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def families(preset: str) -> Families:
     spaces, windows = ((16, 48, 160), (24, 88)) if quick else ((16, 48, 160, 256), (8, 24, 88, 256))
     return {
         **{name: _keys(name, *second) for name in ("2mamba", "2mamba-orders")},
+        "2mamba-shared": {"k64": gated("2mamba", key_dim=64, shared_keys=True)},
         "mamba2": {
             **{f"n{size}": one("mamba2", expand=1, d_state=size) for size in spaces},
-            "n256x2": one("mamba2", expand=2, d_state=256),
+            "n256x2": one("mamba2", expand=2, d_state=256),  # a larger one would be the whole model
         },
         **{name: _keys(name, *first) for name in ("mamba2s", "gla", "gated-delta", "mlstm", "hedgehog")},
         "window": {f"w{size}": gated("sliding-window", window=size) for size in windows},
