@@ -82,7 +82,8 @@ class ProjectedMixer(Mixer):
     value_discretization: v·dt with dt = softplus(x·W_dt), or its sigmoid; dt_bias adds Mamba's bias to dt.
     projection_bias: biases on the projections to q, k, v and to the output, as vision transformers have them.
     skip: adds D⊙v to the weighted values, with D = 1 at the start. lepe: adds a depthwise filter of 3 x 3 over the values,
-    which are places of a (rows, columns) grid; needs causal=False (CSwin, arXiv 2107.00652). gate: multiplies the output by silu(x·W_z).
+    which are places of a (rows, columns) grid; needs causal=False (CSwin, arXiv 2107.00652). gate: multiplies the output by
+    silu(x·W_z).
     """
 
     has_block = True

@@ -173,7 +173,9 @@ class MaclaurinVisionConfig(PretrainedConfig):
         one_of("layout", self.layout, LAYOUTS)
         if self.windows is not None:
             if not isinstance(self.windows, list | tuple):
-                raise ValueError(f"windows must be a list with one side per stage or layer, got {fields.shown(self.windows)}")
+                raise ValueError(
+                    f"windows must be a list with one side per stage or layer, got {fields.shown(self.windows)}"
+                )
             for side in self.windows:
                 fields.whole("windows", side)
         fields.names("mixer", self.mixer)
@@ -212,7 +214,9 @@ class MaclaurinVisionConfig(PretrainedConfig):
         if len(values) == stages:
             return [[value] * depth for value, depth in zip(values, self.depths, strict=True)]
         if len(values) != layers:
-            raise ValueError(f"{name} must have one entry for each of the {stages} stages or {layers} layers, got {len(values)}")
+            raise ValueError(
+                f"{name} must have one entry for each of the {stages} stages or {layers} layers, got {len(values)}"
+            )
         rest = iter(values)
         return [list(islice(rest, depth)) for depth in self.depths]
 
@@ -233,7 +237,8 @@ class MaclaurinVisionConfig(PretrainedConfig):
     def options_of(self, name: str, grid: tuple[int, int], class_tokens: int) -> dict[str, Any]:
         """The options of a mixer of that name. A mixer with the option grid gets the grid of its stage, or of its windows.
 
-        Projections have biases. Positions are learned, or known from windows; rotary ones, which would count along rows, are off unless asked for.
+        Projections have biases. Positions are learned, or known from windows; rotary ones, which would count along rows, are
+        off unless asked for.
         """
         known = mixer_entry(name).options()
         chosen: dict[str, Any] = {"init": self.init}

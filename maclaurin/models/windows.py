@@ -4,9 +4,9 @@ Swin (Liu et al., arXiv 2103.14030) cuts the grid into squares, and in every sec
 grid that is rolled has windows at its edges with tokens from both ends. Softmax does not let these see each other, and adds
 a learned bias per head and offset; other mixers take such a window as it is, as the authors of InLine do.
 
-CSwin (Dong et al., arXiv 2107.00652) gives half of the heads columns of the grid and the others rows. Two mixers with half of
-the heads each, whose outputs are added, are one mixer whose output is projected from both. Every window adds to its output a
-depthwise filter of 3 x 3 over its values (LePE).
+CSwin (Dong et al., arXiv 2107.00652) gives half of the heads columns of the grid and the others rows. Two mixers with
+half of the heads each, whose outputs are added, are one mixer whose output is projected from both. Every window adds to its
+output a depthwise filter of 3 x 3 over its values (LePE).
 """
 
 # N windows, T tokens of a window, H heads, D channels
@@ -88,7 +88,7 @@ class WindowSoftmax(Attention):
 
 @dataclass(eq=False)
 class BiasedSoftmax(Softmax):
-    """Softmax over whole sequences with a bias on its scores: (H, T, T), or (N, H, T, T) for every N sequences of a batch."""
+    """Softmax over whole sequences with a bias on its scores: (H, T, T), or (N, H, T, T) for every N of a batch."""
 
     causal: bool = False
     bias: Tensor | None = None

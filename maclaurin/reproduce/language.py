@@ -1,9 +1,9 @@
 """The thesis's language models: small ones that predict the bytes of a text, and the published recipe.
 
 All small tables of a budget have one setting, so that a row that several tables have is trained once. Heads have a quarter
-of the published channels at `minutes`, and half at `day`; Mamba's state and the projections of single orders, which are given
-in channels, are scaled with them.
-The published lengths are divided by 8; with as many tokens per step whatever the length.
+of the published channels at `minutes`, and half at `day`; Mamba's state and the projections of single orders, which are
+given in channels, are scaled with them. The published lengths are divided by 8; with as many tokens per step whatever the
+length.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ TOP_1 = {"Swin-T": 0.813, "InLine-Swin-T": 0.824, "CSwin-T": 0.827, "InLine-CSwi
 
 
 def _in_windows(layout: str, *windows: int, mixers: tuple[str, ...] = ("softmax",), **options: Any) -> Row:
-    """Two stages on grids of 8 x 8 and 4 x 4; the second is softmax over the whole grid, as the last of the published ones."""
+    """Two stages on grids of 8 x 8 and 4 x 4; a window of 4 is the whole of the second."""
     row = Row(mixers, {mixers[0]: options} if options else {})
     fields = {"layout": layout, "windows": list(windows), "patch_sizes": [1, 2], "patch_norm": True}
     return replace(row, vision=fields)
