@@ -64,6 +64,13 @@ def test_one_mixer_or_a_pattern():
     ]
 
 
+def test_mixers_explains_a_row_of_the_thesis():
+    (row,) = overview("paper-2/Mamba-2S", 64, 4, (1024,))
+    (mixer,) = overview("mamba2s", 64, 4, (1024,))
+    assert row["name"] == "paper-2/Mamba-2S" and row["state_nbytes"] == mixer["state_nbytes"]
+    assert row["options"]["value_discretization"] == "dt" and row["options"]["norm"] == "output"
+
+
 def test_mixers_explains_one():
     (row,) = json.loads(typed("mixers", "2mamba", "--d-model", "64", "--num-heads", "4", "--json").stdout)
     assert "w_ts" in row["maths"] and row["bidirectional"]

@@ -18,7 +18,10 @@ CONTEXTS = (1024, 4096)  # at which the cost per token is counted
 
 
 def mixers(
-    name: Annotated[str | None, typer.Argument(help="Only this mixer, or a pattern such as '*mamba*'.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Only this mixer, a pattern such as '*mamba*', or a row of the thesis such as paper-2/2Mamba."),
+    ] = None,
     d_model: Annotated[int, typer.Option(help="Width of the model.")] = 1024,
     num_heads: Annotated[int, typer.Option(help="Number of heads.")] = 16,
     as_json: Json = False,

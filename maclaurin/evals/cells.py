@@ -35,7 +35,8 @@ class Row(Record):
 
     short_window: SWAX's stochastic windows, in half of the steps but the last tenth. test_window: the window, in tests, of
     all layers that have one. heads: of this model, instead of those of the setting. bidirectional: every token sees all
-    others, in models that give one answer per sequence.
+    others, in models that give one answer per sequence. vision: fields of a vision model; where it has several stages, each
+    has a mixer, an equal share of the layers, and twice the width and the heads of the one before.
     """
 
     mixers: tuple[str, ...]
@@ -44,6 +45,7 @@ class Row(Record):
     test_window: int | None = None
     heads: int | None = None
     bidirectional: bool = False
+    vision: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class Cell(Record):
             del settings["row"]["heads"]
         if not self.row.bidirectional:
             del settings["row"]["bidirectional"]
+        if not self.row.vision:
+            del settings["row"]["vision"]
         text = json.dumps({"protocol": PROTOCOL, **settings}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 

@@ -157,28 +157,31 @@ def _state_nbytes(model: Any, length: int) -> int | None:
     return sum(layer.mixer.state_nbytes(length) for layer in model.layers)
 
 
+def _vision_config(
+    row: Row, setting: Setting, task: Task[Any], heads: int, options: dict[str, dict[str, Any]]
+) -> MaclaurinVisionConfig:
+    fields: dict[str, Any] = {"patch_sizes": [PATCH], "pooling": "mean", **row.vision}
+    stages = len(fields["patch_sizes"])
+    return MaclaurinVisionConfig(
+        image_size=task.sample(1, 0).inputs.shape[-1],
+        num_channels=1,
+        hidden_sizes=[setting.width * 2**stage for stage in range(stages)],
+        depths=[max(setting.layers // stages, 1)] * stages,
+        num_attention_heads=[heads * 2**stage for stage in range(stages)],
+        mlp_ratios=[setting.inner / setting.width] * stages,
+        mixer=row.mixers[0] if len(row.mixers) == 1 else list(row.mixers),
+        mixer_options=options,
+        num_labels=task.num_classes,
+        **fields,
+    )
+
+
 def build(row: Row, setting: Setting, task: Task[Any]) -> SmallModel:
     """A new model for a task; ValueError if task and setting do not fit together."""
     options = {name: dict(own) for name, own in row.options.items()}
     heads = row.heads or setting.heads
     if setting.model == "vision":
-        if len(row.mixers) > 1:
-            raise ValueError(f"a vision model has one mixer, got {', '.join(row.mixers)}")
-        side = task.sample(1, 0).inputs.shape[-1]
-        config = MaclaurinVisionConfig(
-            image_size=side,
-            num_channels=1,
-            hidden_sizes=[setting.width],
-            depths=[setting.layers],
-            num_attention_heads=[heads],
-            mlp_ratios=[setting.inner / setting.width],
-            patch_sizes=[PATCH],
-            pooling="mean",
-            mixer=row.mixers[0],
-            mixer_options=options,
-            num_labels=task.num_classes,
-        )
-        return OfImages(config, task.vocab_size - 1)
+        return OfImages(_vision_config(row, setting, task, heads, options), task.vocab_size - 1)
     text = MaclaurinConfig(
         vocab_size=task.vocab_size,
         hidden_size=setting.width,

@@ -235,16 +235,6 @@ class Attention(ProjectedMixer):
         return torch.promote_types(dtype, torch.float32) if self.feature_map == "exp" else dtype
 
 
-class Taylor(Attention):
-    """order: the terms 0..order of the softmax series, or those of a tuple such as (0, 2). The rest: as `Attention`."""
-
-    def __init__(self, d_model: int, num_heads: int, *, order: int | Sequence[int] = 2, **options: Any) -> None:
-        if not isinstance(order, Sequence):
-            at_least_one("order", order)
-            order = Kernel.of(range(order + 1)).orders
-        super().__init__(d_model, num_heads, order=order, **options)
-
-
 PAPER_1 = "Mongaras, Larson: On the Expressiveness of Softmax Attention: an RNN Perspective, arXiv 2507.23632, 2025"
 PAPER_2 = "Mongaras, Larson: 2Mamba2Furious, arXiv 2602.17363, 2026"
 
@@ -324,11 +314,4 @@ register(
     order=None,
     conv_width=2,
     decay="softplus",
-)
-register(
-    "taylor",
-    Taylor,
-    "the terms 0..order of the softmax series",
-    PAPER_1,
-    rotary="rope",
 )

@@ -5,7 +5,8 @@
 
 The shift of k and v by one token takes the place of a short convolution. The gate is a sigmoid behind the norm, where
 `gate=True` of other mixers is SiLU before it. Weights of the norms are per head and channel; the authors' gates that do not
-depend on the data, and the skipping of blocks that have decayed, are left out.
+depend on the data, and the skipping of blocks that have decayed, are left out. Their norms of q and k add 1e-5 to the mean
+square, those here 1e-6.
 
 Lin et al.: Forgetting Transformer: Softmax Attention with a Forget Gate, arXiv 2503.02130, ICLR 2025.
 """

@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from maclaurin.mixers.base import Mixer, MixerState
+from maclaurin.mixers.published import is_published, spelled_out
 from maclaurin.mixers.registry import available_mixers, build_mixer, mixer_entry
 
 
@@ -24,12 +25,16 @@ ATTENTION_FLOPS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _
 
 
 def overview(pattern: str, d_model: int, num_heads: int, lengths: Sequence[int]) -> list[dict[str, Any]]:
-    """A row per mixer that matches the pattern: cost, state bytes by length, crossover, options, citation."""
-    names = available_mixers(pattern) or [mixer_entry(pattern).name]
+    """A row per mixer that matches the pattern: cost, state bytes by length, crossover, options, citation.
+
+    Or of one row of the thesis, such as `paper-2/2Mamba`.
+    """
+    names = [pattern] if is_published(pattern) else available_mixers(pattern) or [mixer_entry(pattern).name]
     rows = []
     for name in names:
-        entry = mixer_entry(name)
-        mixer = build_mixer(name, d_model, num_heads)
+        registered, own = spelled_out(name, {})
+        entry = mixer_entry(registered)
+        mixer = build_mixer(registered, d_model, num_heads, **own)
         rows.append(
             {
                 "name": name,
@@ -38,7 +43,7 @@ def overview(pattern: str, d_model: int, num_heads: int, lengths: Sequence[int])
                 "decoding": "constant" if mixer.finite_state else "grows",
                 "state_nbytes": {str(length): mixer.state_nbytes(length) for length in lengths},
                 "crossover": crossover_length(mixer),
-                "options": entry.options(),
+                "options": entry.options() | own,
                 "citation": entry.citation,
                 "help": _help(entry.mixer),
             }
@@ -48,7 +53,8 @@ def overview(pattern: str, d_model: int, num_heads: int, lengths: Sequence[int])
 
 def explanation(name: str, d_model: int, num_heads: int, contexts: Sequence[int]) -> dict[str, Any]:
     """What there is to know about one mixer beside its row: maths, state, cost per token. The cost is counted, not timed."""
-    mixer = build_mixer(name, d_model, num_heads)
+    registered, own = spelled_out(name, {})
+    mixer = build_mixer(registered, d_model, num_heads, **own)
     counts = {context: _multiply_adds(mixer, context) for context in contexts}
     return {
         "maths": inspect.cleandoc(inspect.getmodule(type(mixer)).__doc__ or ""),

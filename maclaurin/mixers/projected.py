@@ -51,6 +51,18 @@ class Projections:
     rotation: RotationState | None
 
 
+class GridFilter(nn.Conv2d):
+    """A depthwise filter of 3 x 3 over values (B, T, G, V) at the places of a grid, row by row."""
+
+    def __init__(self, channels: int, grid: tuple[int, int]) -> None:
+        super().__init__(channels, channels, 3, padding=1, groups=channels)
+        self.grid = grid
+
+    def forward(self, v_BTGV: Tensor) -> Tensor:
+        image = v_BTGV.flatten(2).transpose(1, 2).unflatten(2, tuple(self.grid))
+        return super().forward(image).flatten(2).transpose(1, 2).unflatten(2, v_BTGV.shape[2:])
+
+
 class ProjectedMixer(Mixer):
     """Options, with the same names in every projected mixer:
 
@@ -69,7 +81,9 @@ class ProjectedMixer(Mixer):
     σ(x·W₁·W₂ + b) through decay_rank channels, as in gla.
     value_discretization: v·dt with dt = softplus(x·W_dt), or its sigmoid; dt_bias adds Mamba's bias to dt.
     projection_bias: biases on the projections to q, k, v and to the output, as vision transformers have them.
-    skip: adds D⊙v to the weighted values, with D = 1 at the start. gate: multiplies the output by silu(x·W_z).
+    skip: adds D⊙v to the weighted values, with D = 1 at the start. lepe: adds a depthwise filter of 3 x 3 over the values,
+    which are places of a (rows, columns) grid; needs causal=False (CSwin, arXiv 2107.00652). gate: multiplies the output by
+    silu(x·W_z).
     """
 
     has_block = True
@@ -103,6 +117,7 @@ class ProjectedMixer(Mixer):
         dt_bias: bool = False,
         projection_bias: bool = False,
         skip: bool = False,
+        lepe: tuple[int, int] | None = None,
         gate: bool = False,
         causal: bool = True,
     ) -> None:
@@ -122,12 +137,17 @@ class ProjectedMixer(Mixer):
         self.near: NearWindow | None = None  # for mechanisms that have the option near_window
         self.skip: nn.Parameter | None = None
         self.gate_proj: nn.Linear | None = None
-        self._has_skip, self._has_gate = skip, gate
+        self.lepe: GridFilter | None = None
+        if lepe is not None and causal:
+            raise ValueError("lepe needs causal=False: a filter over a grid sees later tokens")
+        self._has_skip, self._has_gate, self._lepe_grid = skip, gate, lepe
 
     def add_skip_and_gate(self) -> None:
         """To be called by every mixer after its own weights, which are then drawn as they would be without a gate."""
         if self._has_skip:
             self.skip = nn.Parameter(torch.ones(self.num_heads, self.head_dim))
+        if self._lepe_grid is not None:
+            self.lepe = GridFilter(self.num_kv_heads * self.head_dim, self._lepe_grid)
         if self._has_gate:
             self.gate_proj = nn.Linear(self.d_model, self.inner_dim, bias=self.gate_bias)
 
@@ -218,20 +238,24 @@ class ProjectedMixer(Mixer):
         if self.qk_norm is not None:
             q, k = self.qk_norm(q, k)
         positions, position = advanced(state, x, call.lengths) if self._needs_position else (None, None)
-        rotation, interleaved = None, self.rotary_interleaved
+        rotation = None
         if self.rotary == "rope":
             assert positions is not None
             angle = positions.to(torch.bfloat16) if self.rounded_positions else positions
-            q, k = (turn_by_position(part, angle, theta=self.rope_theta, interleaved=interleaved) for part in (q, k))
+            q, k = self.turned(q, angle), self.turned(k, angle)
         elif self.selective is not None:
             angles, rotation = self.selective(x, None if state is None else state.rotation, call)
             # autocast rounds q and k to bfloat16; their gradients must stay wide: those of angles are summed over all tokens
-            q, k = (rotate(part.to(x.dtype), angles, interleaved=interleaved) for part in (q, k))
+            q, k = (rotate(part.to(x.dtype), angles, interleaved=self.rotary_interleaved) for part in (q, k))
         plain_v, dt = v, self._time_step(x)
         if self.value_discretization != "none":
             assert dt is not None
             v = (v * dt[..., None]).to(v.dtype)
         return Projections(q, k, v, plain_v, dt, self.log_decay(x, dt), conv_state, positions, position, rotation)
+
+    def turned(self, part: Tensor, positions: Tensor) -> Tensor:
+        """Queries or keys, rotated by their positions."""
+        return turn_by_position(part, positions, theta=self.rope_theta, interleaved=self.rotary_interleaved)
 
     def over_time(self, qkv: Tensor, x: Tensor, before: ConvState | None, call: Call) -> tuple[Tensor, ConvState | None]:
         """q, k and v with what they take from the tokens before: the short convolution, if there is one."""
@@ -269,7 +293,9 @@ class ProjectedMixer(Mixer):
         return None
 
     def with_skip(self, y_BTHV: Tensor, p: Projections) -> Tensor:
-        """The weighted values, and the token's own value where there is a skip."""
+        """The weighted values, the token's own value where there is a skip, and those around it where there is a LePE."""
+        if self.lepe is not None:
+            y_BTHV = y_BTHV + repeat_heads(self.lepe(p.plain_v), self.num_heads)
         return y_BTHV if self.skip is None else y_BTHV + repeat_heads(p.plain_v, self.num_heads) * self.skip
 
     def gated(self, y: Tensor, x: Tensor) -> Tensor:

@@ -37,27 +37,38 @@ SEGMENT = 256  # tokens whose features exist at a time
 
 
 def bidirectional_softmax(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, lengths: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention without a mask but for padding: q (B,T,H,K), k (B,T,G,K), v (B,T,G,V) -> (B,T,H,V).
 
+    bias (H,T,T) or (B,H,T,T) is added to the scores; without lengths only.
     lengths (B,): how many tokens of each sequence are real; those behind them have no influence and give zero.
     """
     checks.heads(q, k, v)
     checks.scale(scale)
     if lengths is None:
-        return _softmax(q, k, v, None, default_scale(scale, q))
+        return _softmax(q, k, v, bias, default_scale(scale, q))
+    if bias is not None:
+        raise ValueError("bias needs sequences of one length, without padding: lengths must be None")
     q, k, v = (without_padding(x, lengths) for x in (q, k, v))
     seen = lengths.clamp(min=1)  # an empty sequence sees its own zeros
     real = torch.arange(q.shape[1], dtype=torch.long, device=q.device) < seen[:, None]
-    return without_padding(_softmax(q, k, v, real, default_scale(scale, q)), lengths)
+    return without_padding(_softmax(q, k, v, real[:, None, None, :], default_scale(scale, q)), lengths)
 
 
 @without_autocast
-def _softmax(q: Tensor, k: Tensor, v: Tensor, real_BT: Tensor | None, scale: float) -> Tensor:
+def _softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """mask: (B,1,1,T), False where nothing is seen, or numbers that are added to the scores."""
     dtype = torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else q.dtype
     q_BHTK, k_BGTK, v_BGTV = (x.to(dtype).transpose(1, 2) for x in (q, k, v))
-    mask = None if real_BT is None else real_BT[:, None, None, :]
+    if mask is not None and mask.is_floating_point():
+        mask = mask.to(dtype)
     grouped = q.shape[2] != k.shape[2]
     y = scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTV, attn_mask=mask, scale=scale, enable_gqa=grouped)
     return y.transpose(1, 2).to(q.dtype)

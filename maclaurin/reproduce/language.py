@@ -1,12 +1,14 @@
 """The thesis's language models: small ones that predict the bytes of a text, and the published recipe.
 
 All small tables of a budget have one setting, so that a row that several tables have is trained once. Heads have a quarter
-of the published channels at `minutes`, and half at `day`; Mamba's state, which is given in channels, is scaled with them.
-The published lengths are divided by 8; with as many tokens per step whatever the length.
+of the published channels at `minutes`, and half at `day`; Mamba's state and the projections of single orders, which are
+given in channels, are scaled with them. The published lengths are divided by 8; with as many tokens per step whatever the
+length.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -57,13 +59,15 @@ def published(paper: str, name: str, **options: Any) -> Row:
 
 
 def smaller(row: Row, setting: Setting) -> Row:
-    """The row with Mamba's state in proportion to the heads."""
+    """The row with Mamba's state in proportion to the channels of a head, and orders' own ones to their root."""
     (mixer,) = row.mixers
+    options = dict(row.options.get(mixer, {}))
+    head_dim = setting.width // setting.heads
+    if "order_dim" in options:
+        return replace(row, options={mixer: options | {"order_dim": 2 * round(math.sqrt(head_dim) / 2)}})
     if not mixer.startswith("mamba2") or mixer == "mamba2s":
         return row
-    options = dict(row.options.get(mixer, {}))
-    state = options.get("d_state", 128) * setting.width // setting.heads // HEAD_DIM
-    return replace(row, options={mixer: options | {"d_state": state}})
+    return replace(row, options={mixer: options | {"d_state": options.get("d_state", 128) * head_dim // HEAD_DIM}})
 
 
 def experiments(

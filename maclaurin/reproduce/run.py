@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from maclaurin.common.files import read_json, write_json
+from maclaurin.common.files import read_json, write_json, write_text
 from maclaurin.common.records import Json, Record
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.planning import check
 from maclaurin.evals.results import ResultTable
 from maclaurin.evals.runner import Watch, run
 from maclaurin.lab.result import Result
-from maclaurin.lab.run import keep, run_one
+from maclaurin.lab.run import run_one
 from maclaurin.reproduce.first_step import first_step
 from maclaurin.reproduce.table import BUDGETS, Table
 from maclaurin.reproduce.tuning import cells_of_tuned, result, tuned, tuning_cells
@@ -90,11 +90,11 @@ def trained(table: Table, experiment: Experiment, folder: Path, *, jobs: int, wa
 def computed(table: Table, budget: str, folder: Path) -> Found:
     """By the lab, unless the folder has the result."""
     name, options = table.lab[budget]
-    kept = folder / f"{name}.lab.json"
+    kept = folder / f"{table.name}.lab.json"  # two tables may have one experiment, with other options
     if kept.is_file():
         return Found(table, computed=Result.from_json(kept.read_text(encoding="utf-8")))
     result = run_one(name, dict(options), 1)
-    keep(result, folder)
+    write_text(kept, result.to_json())
     return Found(table, computed=result)
 
 

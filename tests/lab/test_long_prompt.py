@@ -12,7 +12,7 @@ from maclaurin import lab
 from maclaurin.data import byte_tokenizer
 from maclaurin.data.tasks.regression import Regression as Task
 from maclaurin.lab.experiments.draws import LAWS, draw, generator, slope
-from maclaurin.lab.experiments.long_prompt import finite, limits, queries, regression, training
+from maclaurin.lab.experiments.long_prompt import finite, layer, limits, queries, regression, training
 from maclaurin.lab.experiments.long_prompt.heads import activations, checkpoint_reports
 from maclaurin.lab.experiments.long_prompt.queries import Table
 from maclaurin.lab.experiments.long_prompt.regression import Regression, drawn_risk, drawn_tables
@@ -420,3 +420,25 @@ def test_risks_are_those_of_the_first_run(whole: Result) -> None:
     for length, early, benign in rows(whole, "Distance of the parameters"):
         for found, expected in ((early, DISTANCE[length]), (benign, BENIGN[length])):
             assert found == pytest.approx(expected, abs=0.1 * expected + 0.024)  # a tenth, and twice the noise of .012
+
+
+def test_the_layer_predicts_what_its_matrices_say():
+    """One prompt by hand, in both kinds of attention."""
+    drawn = Task(length=7).draw(3, np.random.default_rng(0))
+    for kind in layer.KINDS:
+        made = layer.Layer(6, kind)
+        z, query = drawn.inputs[1, :-1], drawn.inputs[1, -1]
+        scores = torch.stack([(made.k.weight @ own) @ (made.q.weight @ query) / math.sqrt(6) for own in z])
+        weights = scores.softmax(0) if kind == "softmax" else scores / 7
+        expected = made.out.weight[0] @ made.v.weight @ (weights[:, None] * z).sum(0)
+        torch.testing.assert_close(made(drawn.inputs)[1], expected)
+
+
+def test_the_layer_is_trained_for_a_share_of_the_published_steps():
+    result = lab.long_prompt(layer_steps=40, quick=True)
+    (grid,) = result.grids
+    assert "40 of 300,000 steps" in grid.title and [row[0] for row in grid.rows] == [10, 100, 1000]
+    gap, _, _, best = result.claims
+    assert gap.held and best.held is None and best.measured == "40 of 300,000 steps"
+    first, again = (layer.train(Task(length=10), 4, seed=1) for _ in range(2))
+    assert first == again and first.losses["softmax"][0] != first.losses["softmax"][-1]

@@ -37,6 +37,7 @@ VARIANTS = {
     "2mamba+joint": ("2mamba", {"near_window": 5, "near_norm": "joint", "num_kv_heads": 2}),
     "hedgehog+joint": ("hedgehog", {"near_window": 6, "near_norm": "joint"}),
     "taylor+near": ("taylor", {"near_window": 4, "num_kv_heads": 2, "learn_order_weights": True}),
+    "taylor+own": ("taylor", {"order": 3, "order_dim": 2, "norm": "output", "num_kv_heads": 2, "fold_at": None}),
     "hedgehog+near": ("hedgehog", {"near_window": 6, "num_kv_heads": 2}),
 }
 

@@ -20,6 +20,9 @@ PYRAMID = {
 }
 
 
+WINDOWED = {"layout": "swin", "windows": [2], "pooling": "mean"}
+
+
 def small(mixer="inline", **fields):
     torch.manual_seed(0)
     sizes = {"hidden_sizes": [32], "depths": [2], "num_attention_heads": [4], "mlp_ratios": [4], "patch_sizes": [4]}
@@ -48,6 +51,26 @@ def test_parameter_counts_are_the_published_ones(size, millions):
     with torch.device("meta"):
         model = MaclaurinForImageClassification(MaclaurinVisionConfig.of_size(size))
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(
+    ("size", "inline", "softmax"),
+    [("swin-t", 29.2, 28_288_354), ("swin-s", 49.8, 49_606_258), ("swin-b", 88.4, 87_768_224)],
+)
+def test_swin_has_the_parameters_of_swin(size, inline, softmax):
+    """Of its authors' models to the last one; the InLine paper's table says 30, 50 and 88 M of its own."""
+    with torch.device("meta"):
+        model = MaclaurinForImageClassification(MaclaurinVisionConfig.of_size(size))
+        swin = MaclaurinForImageClassification(MaclaurinVisionConfig.of_size(size, mixer="softmax", windows=[7, 7, 7, 7]))
+    assert round(model.num_parameters() / 1e6, 1) == inline
+    assert swin.num_parameters() == softmax
+
+
+@pytest.mark.parametrize(("size", "millions"), [("cswin-t", 21), ("cswin-s", 33), ("cswin-b", 73)])
+def test_cswin_has_the_parameters_of_the_inline_paper(size, millions):
+    with torch.device("meta"):
+        model = MaclaurinForImageClassification(MaclaurinVisionConfig.of_size(size))
+    assert round(model.num_parameters() / 1e6) == millions
 
 
 def test_softmax_in_the_layout_of_deit_has_the_parameters_of_deit():
@@ -136,10 +159,16 @@ def test_gradient_checkpointing_changes_nothing():
     [
         ({"mixer": "mamba2"}, "mixer 'mamba2' is causal only: a vision model needs one that sees whole images"),
         ({"mixer": "inlin"}, r"unknown mixer 'inlin' \(did you mean 'inline'\?\)"),
-        ({"mixer": ["inline", "softmax"]}, "mixer must name one mixer for each of the 1 stages, got 2"),
+        ({"mixer": ["inline"] * 3}, "mixer must have one entry for each of the 1 stages or 2 layers, got 3"),
         ({"depths": [2, 2]}, "every list must have one entry per stage, got hidden_sizes 1, depths 2"),
         ({"image_size": 18}, "patch_sizes must divide the grid of 18 x 18 before stage 0, got 4"),
         ({"image_size": [16, 16, 16]}, "image_size must be a number or"),
+        ({"layout": "swim"}, "layout must be one of 'plain', 'swin', 'cswin', got 'swim'"),
+        ({"windows": [2]}, "windows go with layout 'swin' or 'cswin', got \\[2\\] and 'plain'"),
+        ({"layout": "swin", "windows": [2]}, "pooling must be 'mean' with layout 'swin', got 'class'"),
+        ({**WINDOWED, "windows": [3]}, "windows must divide the grid of 4 x 4, got 3"),
+        ({**WINDOWED, "windows": 2}, "windows must be a list with one side per stage or layer, got 2"),
+        ({**WINDOWED, "layout": "cswin", "num_attention_heads": [1]}, "num_attention_heads must be even .* got 1"),
         ({"pooling": "max"}, "pooling must be one of 'class', 'mean', got 'max'"),
         ({"init": "zeros"}, "init must be one of"),
     ],

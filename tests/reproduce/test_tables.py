@@ -129,6 +129,11 @@ def test_the_first_step_of_every_row_fits():
         assert first_step(recipe).tokens == recipe.batch_size * recipe.length
 
 
+def test_needles_are_as_far_as_the_published_ones():
+    lengths = [problem.options["length"] for problem in paper_of("paper-2").tables["needles"].experiments["day"].test]
+    assert {1024, 2048, 4096, 8192, 16384} <= set(lengths)
+
+
 def test_a_wrong_name_gives_the_list():
     with pytest.raises(ValueError, match=r"no paper 'paper-3'.*\n.*paper-1: On the Expressiveness"):
         paper_of("paper-3")

@@ -18,7 +18,7 @@ def needle(preset: str) -> list[Experiment]:
     token = "word" if quick else "byte"
     names = ("softmax-conv", "gla-conv", "2mamba") if quick else (*CORE, "gla-conv", "gated-delta", "mlstm")
     trained = (32, 64, 128) if quick else (32, 64, 128, 256, 512)
-    tested = (128, 256, 512, 1024) if quick else (256, 512, 1024, 2048, 4096, 8192)
+    tested = (128, 256, 512, 1024) if quick else (256, 512, 1024, 2048, 4096, 8192, 16384)
     return [
         Experiment(
             "passkey",

@@ -99,6 +99,7 @@ def _orders() -> Table:
         "orders 0 to 2, over their sum": one("taylor", order=2),
         "orders 0 to 10, over their sum": one("taylor", order=10),
         "order 2 alone, over its sum": one("taylor", order=(2,)),
+        "orders 0 to 4, each with its own projections": one("taylor", order=4, order_dim=8, norm="output"),
     }
     places = {f"orders 0 to {top}": float(len(TOP_ORDERS) - place) for place, top in enumerate(TOP_ORDERS)}
     places |= {"orders 0 to 10": 0.0, "softmax_taylor_80terms": 0.0, "softmax": 0.0}

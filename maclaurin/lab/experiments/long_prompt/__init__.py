@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.lab.experiments.draws import generator
-from maclaurin.lab.experiments.long_prompt import finite, heads, limits, queries, regression, training
+from maclaurin.lab.experiments.long_prompt import finite, heads, layer, limits, queries, regression, training
 from maclaurin.lab.experiments.long_prompt.linearisation import linearisation_report
 from maclaurin.lab.experiments.long_prompt.regression import Regression, icl_regression
 from maclaurin.lab.result import Result
@@ -18,6 +19,10 @@ NOTES = (
     "Exponents above λ = 1/2 are a heuristic with logarithmic corrections: their order is tested, not their value.",
     "Training transfers the risk, not the parameters: at finite length they drift along the set of zero infinite risk.",
 )
+ABOUT_LAYER = (
+    "One seed; the authors take 300,000 steps, and the figures of their section 6 were not seen.",
+    "From PyTorch's initial weights logits are small, where softmax is near linear attention at any length.",
+)
 ABOUT_HEADS = (
     "A prompt's tokens are taken as draws from one law; tokens of a text are not independent, so lengths are a guide.",
     "λ comes from the queries given and is too large where they are few for their channels.",
@@ -31,6 +36,7 @@ def long_prompt(
     tokens: str = "gaussian",
     as_published: bool = False,
     eps: float = 0.1,
+    layer_steps: int | None = None,
     checkpoint: str | None = None,
     text: str | None = None,
     context: int | None = None,
@@ -40,6 +46,7 @@ def long_prompt(
     tokens: law of the prompts' tokens: gaussian, or rademacher, uniform, laplace, for which claims must fail.
     as_published: in-context regression with the authors' code's covariances: prompts RRRᵀRᵀ, queries I.
     eps: relative accuracy to which a head is called linear.
+    layer_steps: only the paper's layer (Q, K, V of 6x6), for so many of its 300,000 steps; quick: 3 of its 19 lengths.
     checkpoint: folder of a trained model: only the report on its softmax layers.
     text: what it reads, a file, folder or corpus; by default validation text of its own or of the standard library.
     context: tokens of a prompt for the checkpoint; by default what the model was made for, at most 960.
@@ -50,6 +57,14 @@ def long_prompt(
         read = {"checkpoint": checkpoint, "text": text or "its own", "context": length, "eps": eps, "seed": seed}
         title = f"At which prompt length are the heads of {checkpoint} linear?"
         return Result.of("long-prompt", title, read, [heads.checkpoint_part(reports)], ABOUT_HEADS)
+    if layer_steps is not None:
+        at_least_one("layer_steps", layer_steps)
+        lengths = layer.LENGTHS[::9] if quick else layer.LENGTHS
+        settings = {"steps": layer_steps, "of": layer.STEPS, "as_published": as_published, "quick": quick, "seed": seed}
+        trained = layer.part(lengths, layer_steps, seed, as_published)
+        return Result.of(
+            "long-prompt-layer", "The paper's layer, trained on prompts of finite length", settings, [trained], ABOUT_LAYER
+        )
     long = finite.LONG * (1 if quick else 4)  # drawn at each of the long lengths
     prompts, drawn = (1000, 2**21) if quick else (4000, 2**24)  # drawn: tokens of the regression, at each length
     parts = [
