@@ -49,11 +49,11 @@ std::atomic<const Kernels*>& chosen() {
 }  // namespace maclaurin
 
 int64_t maclaurin_layout() {
-    int64_t layout = 0;
-    for (const size_t size : {sizeof(MaclaurinAttention), sizeof(MaclaurinLinear), sizeof(MaclaurinConv),
-                              sizeof(MaclaurinScan), sizeof(MaclaurinSelective)})
-        layout = layout * 4096 + static_cast<int64_t>(size);
-    return layout;
+    uint64_t layout = 0;
+    for (const uint64_t size : {sizeof(MaclaurinAttention), sizeof(MaclaurinLinear), sizeof(MaclaurinDelta),
+                                sizeof(MaclaurinConv), sizeof(MaclaurinScan), sizeof(MaclaurinSelective)})
+        layout = (layout * 1021 + size) % (uint64_t{1} << 53);
+    return static_cast<int64_t>(layout);
 }
 
 const char* maclaurin_isa() { return maclaurin::chosen().load()->name; }
@@ -84,6 +84,8 @@ int32_t maclaurin_step(const MaclaurinBuffer* buffer, const MaclaurinToken* toke
 }
 int32_t maclaurin_linear_forward(const MaclaurinLinear* call) { return !chosen().load()->linear_forward(*call); }
 int32_t maclaurin_linear_backward(const MaclaurinLinear* call) { return !chosen().load()->linear_backward(*call); }
+int32_t maclaurin_delta_forward(const MaclaurinDelta* call) { return !chosen().load()->delta_forward(*call); }
+int32_t maclaurin_delta_backward(const MaclaurinDelta* call) { return !chosen().load()->delta_backward(*call); }
 int32_t maclaurin_conv_forward(const MaclaurinConv* call) { return !chosen().load()->conv_forward(*call); }
 int32_t maclaurin_conv_backward(const MaclaurinConv* call) { return !chosen().load()->conv_backward(*call); }
 int32_t maclaurin_scan_forward(const MaclaurinScan* call) { return !chosen().load()->scan_forward(*call); }

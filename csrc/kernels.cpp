@@ -4,6 +4,9 @@
 #include "chunked_backward.h"
 #include "chunked_forward.h"
 #include "conv.h"
+#include "delta_backward.h"
+#include "delta_forward.h"
+#include "delta_step.h"
 #include "linear_backward.h"
 #include "linear_forward.h"
 #include "nan.h"
@@ -24,6 +27,10 @@ inline bool chunked(const MaclaurinAttention& call) {
     return step ? step_through_state(call) : chunked_forward(call);
 }
 
+inline bool delta(const MaclaurinDelta& call) {
+    return call.T == 1 && call.state != nullptr ? delta_step(call) : delta_forward(call);
+}
+
 #define MACLAURIN_STRING(name) #name
 #define MACLAURIN_NAME(name) MACLAURIN_STRING(name)
 
@@ -35,6 +42,8 @@ const Kernels kernels = {
     chunked_backward,
     linear_forward,
     linear_backward,
+    delta,
+    delta_backward,
     conv_forward,
     conv_backward,
     scan_forward,

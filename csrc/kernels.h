@@ -13,6 +13,8 @@ struct Kernels {
     bool (*chunked_backward)(const MaclaurinAttention&);
     bool (*linear_forward)(const MaclaurinLinear&);
     bool (*linear_backward)(const MaclaurinLinear&);
+    bool (*delta_forward)(const MaclaurinDelta&);
+    bool (*delta_backward)(const MaclaurinDelta&);
     bool (*conv_forward)(const MaclaurinConv&);
     bool (*conv_backward)(const MaclaurinConv&);
     bool (*scan_forward)(const MaclaurinScan&);

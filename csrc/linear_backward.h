@@ -69,13 +69,13 @@ class LinearBackward {
   private:
     static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
 
-    int64_t state_at() const { return (b_ * call_.G + g_) * linear_state_size(call_); }
+    int64_t state_at() const { return (b_ * call_.G + g_) * shape_.state_size(); }
 
     void pack_keys(int64_t begin, int64_t count) const {
         const int64_t padded = round_up(count, larger(LANES, ROWS));
         copy_rows(at_.k, shape_.k_row, padded, row(call_.k, b_, begin, g_), call_.k.time, count, shape_.K, call_.k_scale);
         copy_rows(at_.v, shape_.v_row, padded, row(call_.v, b_, begin, g_), call_.v.time, count, shape_.V, 1);
-        at_.decay.pack(call_, shape_, b_, g_, begin, count);
+        at_.decay.pack(call_.log_decay, shape_, b_, g_, begin, count);
     }
 
     // q, and the gradients by the sums that y is the quotient of.
@@ -97,7 +97,7 @@ class LinearBackward {
     void walk_forward() const {
         const LinearState& state = at_.state;
         const float* before = call_.state == nullptr ? nullptr : call_.state + state_at();
-        state.read(before, call_);
+        state.read(before, shape_);
         for (int64_t begin = 0; begin < call_.T; begin += step_) {
             const int64_t count = smaller(step_, call_.T - begin);
             pack_keys(begin, count);
@@ -142,7 +142,7 @@ class LinearBackward {
     void walk_backward() const {
         const LinearState& dstate = at_.state;
         const float* dnew = call_.dnew_state == nullptr ? nullptr : call_.dnew_state + state_at();
-        dstate.read(dnew, call_);
+        dstate.read(dnew, shape_);
         start_decay(dnew);
         for (int64_t begin = (call_.T - 1) / step_ * step_; begin >= 0; begin -= step_) {
             const int64_t count = smaller(step_, call_.T - begin);
@@ -151,7 +151,7 @@ class LinearBackward {
             for (int64_t r = 0; r < R_; ++r) gradient_of_pairs(r, begin, count);
             write_gradients(begin, count);
         }
-        if (call_.dstate != nullptr) dstate.write(call_.dstate + state_at(), call_);
+        if (call_.dstate != nullptr) dstate.write(call_.dstate + state_at(), shape_);
     }
 
     // <S_end, dS_end>, for all channels together or for each.
@@ -159,7 +159,7 @@ class LinearBackward {
         for (int64_t c = 0; c < shape_.k_row; ++c) at_.through[c] = 0;
         if (dnew == nullptr || call_.dlog_decay.data == nullptr) return;
         const float* end = call_.new_state + state_at();
-        const int64_t W = linear_state_size(call_) / shape_.K;
+        const int64_t W = shape_.W;
         for (int64_t c = 0; c < shape_.K; ++c)
             for (int64_t w = 0; w < W; ++w)
                 at_.through[PER_CHANNEL ? c : 0] += static_cast<double>(end[c * W + w]) * dnew[c * W + w];
@@ -237,13 +237,13 @@ class LinearBackward {
 };
 
 inline bool linear_backward(const MaclaurinLinear& call) {
-    const LinearShape shape(call);
+    const LinearShape shape(call.K, call.V, call.normalize);
     const auto of_head = [&](auto per_channel, int64_t b, int64_t g) {
         using Backward = LinearBackward<decltype(per_channel)::value>;
         return with_buffers<typename Backward::Buffers>(
             shape, [&](const auto& buffers) { Backward(call, shape, buffers, b, g).run(); });
     };
-    return over_linear_heads(call, [&](int64_t b, int64_t g) {
+    return over_heads(call, [&](int64_t b, int64_t g) {
         return call.per_channel ? of_head(std::true_type{}, b, g) : of_head(std::false_type{}, b, g);
     });
 }

@@ -16,19 +16,17 @@ template <bool PER_CHANNEL>
 constexpr int64_t BLOCK = PER_CHANNEL ? 16 : 32;
 
 struct LinearShape {
-    int64_t K, V, k_row, v_row, block;  // rows in whole vectors and whole tiles, because they are both
+    int64_t K, V, W, k_row, v_row;  // W: columns of the caller's state; rows in whole vectors and whole tiles
 
-    explicit LinearShape(const MaclaurinLinear& call)
-        : K(call.K),
-          V(call.V),
+    LinearShape(int64_t K, int64_t V, bool normalize)
+        : K(K),
+          V(V),
+          W(V + (normalize ? 1 : 0)),
           k_row(round_up(K, larger(LANES, ROWS))),
-          v_row(round_up(V, larger(LANES, ROWS))),
-          block(call.per_channel ? BLOCK<true> : BLOCK<false>) {}
-};
+          v_row(round_up(V, larger(LANES, ROWS))) {}
 
-MACLAURIN_INLINE int64_t linear_state_size(const MaclaurinLinear& call) {
-    return call.K * (call.V + (call.normalize ? 1 : 0));
-}
+    int64_t state_size() const { return K * W; }
+};
 
 // body(i, j, width) for every tile of a matrix of whole tiles; width::value is its number of vectors.
 template <class Body>
@@ -82,12 +80,12 @@ struct BlockDecay {
         return PER_CHANNEL ? load(factors + token * width + channel) : all(factors[token]);
     }
 
-    void pack(const MaclaurinLinear& call, const LinearShape& shape, int64_t b, int64_t g, int64_t begin,
+    void pack(const MaclaurinTensor& log_decay, const LinearShape& shape, int64_t b, int64_t g, int64_t begin,
               int64_t count) const {
         fill(each, ROW * width, 0);
-        if (call.log_decay.data != nullptr)
+        if (log_decay.data != nullptr)
             for (int64_t t = 0; t < count; ++t) {
-                const float* from = row(call.log_decay, b, begin + t, g);
+                const float* from = row(log_decay, b, begin + t, g);
                 for (int64_t c = 0; c < (PER_CHANNEL ? shape.K : 1); ++c) each[t * width + c] = from[c];
             }
         for (int64_t i = 0; i < ROW * width; i += LANES) store(each + i, factor(load(each + i)));

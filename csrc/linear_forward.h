@@ -73,36 +73,26 @@ bool linear_forward_of_head(const MaclaurinLinear& call, const LinearShape& shap
     using Buffers = LinearForwardBuffers<PER_CHANNEL>;
     return with_buffers<Buffers>(shape, [&](const Buffers& buffers) {
         const int64_t R = call.H / call.G, n = b * call.G + g, step = smaller(call.chunk, Buffers::ROW);
-        const float* before = call.state == nullptr ? nullptr : call.state + n * linear_state_size(call);
-        buffers.state.read(before, call);
+        const float* before = call.state == nullptr ? nullptr : call.state + n * shape.state_size();
+        buffers.state.read(before, shape);
         for (int64_t begin = 0; begin < call.T; begin += step) {
             const int64_t count = smaller(step, call.T - begin), padded = round_up(count, larger(LANES, ROWS));
             copy_rows(buffers.k, shape.k_row, padded, row(call.k, b, begin, g), call.k.time, count, shape.K, call.k_scale);
             copy_rows(buffers.v, shape.v_row, padded, row(call.v, b, begin, g), call.v.time, count, shape.V, 1);
-            buffers.decay.pack(call, shape, b, g, begin, count);
+            buffers.decay.pack(call.log_decay, shape, b, g, begin, count);
             const bool empty = begin == 0 && before == nullptr;
             for (int64_t r = 0; r < R; ++r) linear_outputs(call, shape, buffers, empty, b, g * R + r, begin, count);
             if (begin + count == call.T && call.new_state == nullptr) break;
             decay_rows(buffers.left_k, buffers.k, buffers.decay, buffers.decay.to_end, count, shape.k_row);
             buffers.state.add(buffers.decay.keep, buffers.left_k, buffers.v, nullptr, count);
         }
-        if (call.new_state != nullptr) buffers.state.write(call.new_state + n * linear_state_size(call), call);
+        if (call.new_state != nullptr) buffers.state.write(call.new_state + n * shape.state_size(), shape);
     });
-}
-
-template <class OneHead>
-bool over_linear_heads(const MaclaurinLinear& call, const OneHead& one_head) {
-    bool failed = false;
-    parallel_for(call.B * call.G, call.threads, [&](int64_t n) {
-        const FlushSubnormals flush;
-        if (!one_head(n / call.G, n % call.G)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
-    });
-    return !failed;
 }
 
 inline bool linear_forward(const MaclaurinLinear& call) {
-    const LinearShape shape(call);
-    return over_linear_heads(call, [&](int64_t b, int64_t g) {
+    const LinearShape shape(call.K, call.V, call.normalize);
+    return over_heads(call, [&](int64_t b, int64_t g) {
         return call.per_channel ? linear_forward_of_head<true>(call, shape, b, g)
                                 : linear_forward_of_head<false>(call, shape, b, g);
     });

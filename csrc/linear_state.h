@@ -15,18 +15,17 @@ struct LinearState {
           v_row(shape.v_row) {}
 
     // From (K, V or V+1) as the caller has it; from nothing, zeros.
-    void read(const float* state, const MaclaurinLinear& call) const {
-        const int64_t W = call.V + (call.normalize ? 1 : 0);
+    void read(const float* state, const LinearShape& shape) const {
         fill(z, k_row, 0);
         if (state == nullptr) return fill(s, k_row * v_row, 0);
-        copy_rows(s, v_row, k_row, state, W, call.K, call.V, 1);
-        for (int64_t c = 0; c < call.K && call.normalize; ++c) z[c] = state[c * W + call.V];
+        copy_rows(s, v_row, k_row, state, shape.W, shape.K, shape.V, 1);
+        for (int64_t c = 0; c < shape.K && shape.W > shape.V; ++c) z[c] = state[c * shape.W + shape.V];
     }
 
-    void write(float* state, const MaclaurinLinear& call) const {
-        for (int64_t c = 0; c < call.K; ++c) {
-            for (int64_t w = 0; w < call.V; ++w) *state++ = s[c * v_row + w];
-            if (call.normalize) *state++ = z[c];
+    void write(float* state, const LinearShape& shape) const {
+        for (int64_t c = 0; c < shape.K; ++c) {
+            for (int64_t w = 0; w < shape.V; ++w) *state++ = s[c * v_row + w];
+            if (shape.W > shape.V) *state++ = z[c];
         }
     }
 

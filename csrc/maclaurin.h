@@ -83,6 +83,21 @@ struct MaclaurinLinear {
     int32_t threads;
 };
 
+// One call of the delta rule over features of order 1 or 2. Decays as in first-order attention, per channel for order 1 only.
+struct MaclaurinDelta {
+    int64_t B, T, H, G, K, V;
+    MaclaurinTensor q, k, v, beta, log_decay;
+    MaclaurinTensor y;
+    MaclaurinTensor error;  // (B,T,G,V): a value less what the state held for its key; a backward reads it
+    MaclaurinTensor dy, dq, dk, dv, dbeta, dlog_decay;
+    const float *state, *dnew_state;  // dense (B,G,K or F,V), absent or present
+    float *new_state, *dstate;
+    int32_t* nan;   // becomes 1 if a forward writes a NaN into y; absent where nobody asks, and where T = 1
+    int64_t chunk;  // tokens at a time, at most; kernels take fewer
+    float scale;    // of q
+    int32_t order, per_channel, threads;
+};
+
 // One call of the causal short convolution over C channels. Tensors are (B,T,C): one head of C channels.
 struct MaclaurinConv {
     int64_t B, T, C, width;
@@ -130,6 +145,8 @@ MACLAURIN_EXPORT int32_t maclaurin_chunked_backward(const MaclaurinAttention* ca
 MACLAURIN_EXPORT int32_t maclaurin_step(const MaclaurinBuffer* buffer, const MaclaurinToken* token);
 MACLAURIN_EXPORT int32_t maclaurin_linear_forward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_linear_backward(const MaclaurinLinear* call);
+MACLAURIN_EXPORT int32_t maclaurin_delta_forward(const MaclaurinDelta* call);
+MACLAURIN_EXPORT int32_t maclaurin_delta_backward(const MaclaurinDelta* call);
 MACLAURIN_EXPORT int32_t maclaurin_conv_forward(const MaclaurinConv* call);
 MACLAURIN_EXPORT int32_t maclaurin_conv_backward(const MaclaurinConv* call);
 MACLAURIN_EXPORT int32_t maclaurin_scan_forward(const MaclaurinScan* call);

@@ -17,8 +17,8 @@ inline bool one_call(const MaclaurinAttention& call) {
 }
 
 // One task for each key-value head, on all threads; the task returns false where memory ran out.
-template <class OneHead>
-bool over_heads(const MaclaurinAttention& call, const OneHead& one_head) {
+template <class Call, class OneHead>
+bool over_heads(const Call& call, const OneHead& one_head) {
     bool failed = false;
     parallel_for(call.B * call.G, call.threads, [&](int64_t n) {
         const FlushSubnormals flush;

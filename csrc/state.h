@@ -18,6 +18,9 @@ struct StateColumns {
     Float *values, *totals;
     int64_t row;
 
+    // Values without totals.
+    StateColumns(Float* values, int64_t row) : values(values), totals(nullptr), row(row) {}
+
     // All columns of head n, counted over the batch.
     StateColumns(const MaclaurinAttention& call, Float* state, int64_t n)
         : values(state + n * state_size(call)),

@@ -26,6 +26,10 @@ struct Tile {
         for (int i = 0; i < ROWS; ++i)
             for (int n = 0; n < N; ++n) store(c + i * row + n * LANES, at[i][n]);
     }
+    // at[i] += a b
+    MACLAURIN_INLINE void add(int i, const vec (&b)[N], float a) {
+        for (int n = 0; n < N; ++n) at[i][n] += b[n] * a;
+    }
     // at[i] += Σ_d a[i,d] b[d]
     MACLAURIN_INLINE void add_product(Broadcast a, const float* b, int64_t b_step, int64_t depth) {
         for (int64_t d = 0; d < depth; ++d) {

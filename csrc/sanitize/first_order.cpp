@@ -2,39 +2,11 @@
 // every tensor is allocated to the byte, and outputs are compared with plain loops in double precision.
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
 
-#include "../maclaurin.h"
+#include "hostile.h"
 
 namespace {
-
-using Numbers = std::vector<float>;
-
-Numbers random_numbers(int64_t count, float low, float high) {
-    Numbers numbers(count);
-    for (float& x : numbers) x = low + (high - low) * static_cast<float>(std::rand()) / RAND_MAX;
-    return numbers;
-}
-Numbers unwritten(int64_t count) { return Numbers(count, NAN); }
-
-bool finite(const Numbers& numbers) {
-    for (const float x : numbers)
-        if (!std::isfinite(x)) return false;
-    return true;
-}
-
-MaclaurinTensor view(const Numbers& numbers, int64_t T, int64_t H, int64_t C) {
-    return {const_cast<float*>(numbers.data()), T * H * C, H * C, C};
-}
-
-int failures = 0;
-
-void check(bool good, const char* what, const char* isa, int threads, int number) {
-    if (good) return;
-    ++failures;
-    std::printf("WRONG %s, case %d: %s, %d threads\n", what, number, isa, threads);
-}
 
 struct LinearCase {
     int64_t B, T, H, G, K, V, chunk;

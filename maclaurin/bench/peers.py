@@ -5,9 +5,11 @@ One thread, because most of them use one well. The row of a peer says what diffe
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -16,7 +18,7 @@ from rich.table import Table
 import maclaurin
 from maclaurin.common.records import Record
 from maclaurin.common.timing import interleaved
-from maclaurin.ops import linear_attention, power_attention
+from maclaurin.ops import delta_rule, linear_attention, power_attention
 
 T, HEADS, DIM = 4096, 4, 64
 Pair = tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]  # ours, theirs
@@ -86,6 +88,28 @@ def _retention() -> Pair:
     return lambda: power_attention(q, k, v, a)[0], lambda: power_retention(q, k, v, log_G=a, deg=2, chunk_size=128)
 
 
+def _delta(gradients: bool = False) -> Pair:
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
+
+    peer = inspect.unwrap(torch_chunk_gated_delta_rule)  # without the kernels of fla, which need a GPU
+    shape = (1, 2048, 8)
+    q, k, v = torch.randn(3, *shape, DIM, dtype=torch.float32, device="cpu")
+    q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+    beta, rate = torch.rand(2, *shape, dtype=torch.float32, device="cpu")
+    tokens = [x.requires_grad_(gradients) for x in (q, k, v, beta, -0.1 * rate)]
+
+    def run(rule: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """The outputs, or the gradient by the decay."""
+        with torch.set_grad_enabled(gradients):
+            y = rule(*tokens)
+            return torch.autograd.grad(y.square().sum(), tokens)[-1] if gradients else y
+
+    return (
+        lambda: run(lambda *x: delta_rule(*x)[0]),
+        lambda: run(lambda q, k, v, beta, a: peer(q, k, v, a, beta)[0]),
+    )
+
+
 def _mamba2() -> Pair:
     from transformers import Mamba2Config
     from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
@@ -117,6 +141,8 @@ def _mlstm() -> Pair:
 PEERS: list[tuple[str, str, Callable[[], Pair]]] = [
     ("first order, scalar decay", "flash-linear-attention, naive chunks", _fla),
     ("second order, scalar decay", "retention, reference", _retention),
+    ("gated delta rule, 2048 tokens, 8 heads", "transformers, torch function", _delta),
+    ("gated delta rule, forward and backward", "transformers, torch function", partial(_delta, gradients=True)),
     ("mamba2 layer, width 512, same weights", "transformers", _mamba2),
     ("first order (theirs has gates and a divisor on top)", "mlstm_kernels, native", _mlstm),
 ]

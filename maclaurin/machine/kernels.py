@@ -233,6 +233,14 @@ def _attention(size: Sizes, *, decay: str | None = None, positive: bool = False)
     return {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in tokens.items()}
 
 
+def _delta(size: Sizes, *, decay: str | None = None) -> Tensors:
+    """Keys of unit length: with longer ones the rule itself may grow."""
+    tokens, normal = _attention(size, decay=decay), _normals(size.T + 1)
+    tokens["k"] = torch.nn.functional.normalize(tokens["k"], dim=-1)
+    beta = normal(size.B, size.T, size.G).sigmoid()
+    return {name: tokens[name] for name in ("q", "k", "v")} | {"beta": beta} | tokens
+
+
 def _gates(size: Sizes) -> Tensors:
     normal = _normals(size.T + 1)
     gates = {name: normal(size.B, size.T, size.G) for name in ("input_gate", "forget_gate")}
@@ -284,6 +292,11 @@ def _attention_case(op: str, what: str, oracle: Callable[..., Tensor], *, causal
     return Case(op, what, draw, oracle, options, folds=op == "power_attention", causal=causal)
 
 
+def _delta_case(what: str, *, decay: str | None = None, order: int = 1) -> Case:
+    options = {"order": order}
+    return Case("delta_rule", what, partial(_delta, decay=decay), partial(reference.delta_rule, **options), options)
+
+
 _power = partial(_attention_case, "power_attention", oracle=reference.power_attention)
 _linear = partial(_attention_case, "linear_attention", oracle=reference.linear_attention)
 _softmax = partial(_attention_case, "softmax_attention", oracle=reference.softmax_attention)
@@ -306,6 +319,10 @@ CASES = (
     _whole(what="orders 0 to 2", order=(0, 1, 2)),
     _both_linear(what="with decay", decay="head", positive=True),
     Case("inline_attention", "centred keys", _attention, reference.inline_attention),
+    _delta_case("order 1"),
+    _delta_case("order 1 with decay", decay="head"),
+    _delta_case("order 1, decay per channel", decay="channel"),
+    _delta_case("order 2 with decay", decay="head", order=2),
     Case("mlstm", "exponential input gate", _gates, reference.mlstm),
     _conv("4 taps, silu", partial(_convolution, width=4, bias=True), _silu_conv, {"activation": "silu"}),
     _conv("2 taps", partial(_convolution, width=2, bias=False), reference.short_conv),

@@ -66,9 +66,8 @@ def _attention(op: Call, make: _Made, *, form: str, decay: str | None = None, **
     op(q, k, v, **given, form=form, **options)
 
 
-def _delta(make: _Made, *, form: str) -> None:
-    q, k, v = (make(HEADS, CHANNELS) for _ in range(3))
-    ops.delta_rule(q, k, v, make(HEADS), form=form)
+def _delta(make: _Made, *, form: str, **options: Any) -> None:
+    _attention(partial(ops.delta_rule, beta=make(HEADS)), make, form=form, **options)
 
 
 def _mlstm(make: _Made, *, form: str) -> None:
@@ -120,7 +119,10 @@ CALLS: dict[str, dict[str, Call]] = {
     },
     "inline_attention": {"causal": partial(_attention, ops.inline_attention)},
     "mlstm": {"exponential gate": _mlstm},
-    "delta_rule": {"order 1": _delta},
+    "delta_rule": {
+        **{f"order {order}": partial(_delta, order=order) for order in (1, 2, 3)},
+        "decay per channel": partial(_delta, decay="channel"),
+    },
     "short_conv": {"4 taps": _conv},
     "linear_scan": {"decay per channel": _scan},
     "selective_scan": {"state per channel": _selective},

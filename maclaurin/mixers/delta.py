@@ -1,11 +1,12 @@
 """The delta rule: a token corrects the value that the state holds for its key, where attention only adds to the state.
 
     q, k, v = silu(conv(x·W_qkv));  q, k ← q/|q|, k/|k|;  β = σ(x·W_β);  a = −exp(A_log)·softplus(x·W_dt + bias)
-    S_t = exp(a_t)·(I − β_t φ(k_t)φ(k_t)ᵀ) S_{t-1} + β_t φ(k_t) v_tᵀ;   y_t = S_tᵀφ(q_t)
+    S_t = (I − β_t φ(k_t)φ(k_t)ᵀ) exp(a_t)·S_{t-1} + β_t φ(k_t) v_tᵀ;   y_t = S_tᵀφ(q_t)
     out = W_o · (norm(y) ⊙ silu(x·W_z))
 
 `delta` is DeltaNet: φ is the identity, no decay, no gate. `gated-delta` is Gated DeltaNet, with both. It decays the state
-before correcting it; a decay per head commutes with the correction.
+before correcting it; a decay per head commutes with the correction. `gated-delta` with `decay="channel"` is the mechanism of Kimi
+Delta Attention, one decay per key channel, which is a row of the state.
 
 `2mamba-delta` is the delta rule on the features of 2Mamba, φ(k) = the symmetric square with d(d+1)/2 entries, behind its
 softplus decay and its convolution without activation. |k| = 1 makes |φ(k)|² = (k·k)² = 1, so it is as stable as the first
@@ -21,6 +22,7 @@ have, rotate q and k before these are normalised. Published variants: `allow_neg
 Schlag, Irie, Schmidhuber: Linear Transformers Are Secretly Fast Weight Programmers, arXiv 2102.11174, 2021.
 Yang et al.: Parallelizing Linear Transformers with the Delta Rule over Sequence Length, arXiv 2406.06484, 2024.
 Yang, Kautz, Hatamizadeh: Gated Delta Networks: Improving Mamba2 with Delta Rule, arXiv 2412.06464, 2024.
+Kimi Team: Kimi Linear: An Expressive, Efficient Attention Architecture, arXiv 2510.26692, 2025.
 Grazzi et al.: Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues, arXiv 2411.12537, 2024.
 """
 
@@ -48,11 +50,13 @@ LENGTH_EPS = 1e-6
 class Delta(ProjectedMixer):
     """Options beside those of every projected mixer:
 
-    order: of the features of q and k: 1 for q and k themselves, 2 for their symmetric squares.
+    order: of the features of q and k: 1 for q and k themselves, 2 for their symmetric squares. decay="channel" needs order 1.
     allow_negative_eigenvalues: β = 2σ(x·W_β), so that a token may flip the sign of what the state holds for its key.
     norm: "head" is an RMS norm of each head's output with norm_eps, before the gate, or "none".
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     """
+
+    decays_per_channel = True
 
     def __init__(
         self,
@@ -68,6 +72,8 @@ class Delta(ProjectedMixer):
     ) -> None:
         super().__init__(d_model, num_heads, **projection)
         at_least_one("order", order)
+        if self.decay == "channel" and order != 1:
+            raise ValueError(f"decay='channel' needs order 1, got {order}")
         one_of("norm", norm, NORMS)
         self.order = order
         self.largest_beta = 2.0 if allow_negative_eigenvalues else 1.0

@@ -51,3 +51,30 @@ def causal_mask(T: int, S: int, device: torch.device, window: int | None = None)
     queries, keys = (torch.arange(start, S, dtype=torch.long, device=device) for start in (S - T, 0))
     lag = queries[:, None] - keys
     return lag >= 0 if window is None else (lag >= 0) & (lag < window)
+
+
+SMALLEST_HALF = 16  # tokens: the exponentials of all their pairs are few enough to write out
+
+
+def pairs_by_channel(q_NRCK: Tensor, k_NCK: Tensor, sums_NCK: Tensor) -> Tensor:
+    """The weights w_ij = Σ_c q_ic k_jc exp(L_ic - L_jc) of a chunk's own pairs (N,R,C,C), with one decay per channel.
+
+    Splitting the exponential as exp(L_i)·exp(-L_j) would overflow, so the chunk is halved: queries of the second half meet
+    keys of the first through the sum at the middle, where both factors are at most 1, and each half is halved again.
+    """
+    C, dtype = k_NCK.shape[1], q_NRCK.dtype
+    if C <= SMALLEST_HALF:
+        decay_NKCC = between(sums_NCK.transpose(1, 2), sums_NCK.transpose(1, 2), dtype)
+        return torch.einsum("nrck,njk,nkcj->nrcj", q_NRCK, k_NCK, decay_NKCC)
+    half = C // 2
+    middle_N1K = sums_NCK[:, half - 1 : half]
+    first, second = slice(None, half), slice(half, None)
+    cross = torch.einsum(
+        "nrck,njk->nrcj",
+        q_NRCK[:, :, second] * factor(sums_NCK[:, second] - middle_N1K, dtype)[:, None],
+        k_NCK[:, first] * factor(middle_N1K - sums_NCK[:, first], dtype),
+    )
+    top = pairs_by_channel(q_NRCK[:, :, first], k_NCK[:, first], sums_NCK[:, first])
+    bottom = pairs_by_channel(q_NRCK[:, :, second], k_NCK[:, second], sums_NCK[:, second])
+    top = torch.cat([top, top.new_zeros(*top.shape[:-1], C - half)], dim=-1)
+    return torch.cat([top, torch.cat([cross, bottom], dim=-1)], dim=-2)

@@ -1,13 +1,15 @@
 """The delta rule: a state that corrects what it holds under a key instead of adding to it.
 
-    S_t = exp(a_t)·S_{t-1} + β_t φ(k_t) (v_t - exp(a_t)·S_{t-1}ᵀφ(k_t))ᵀ
-        = exp(a_t)·(I - β_t φ(k_t)φ(k_t)ᵀ) S_{t-1} + β_t φ(k_t) v_tᵀ
+    S_t = exp(a_t)·S_{t-1} + β_t φ(k_t) (v_t - (exp(a_t)·S_{t-1})ᵀφ(k_t))ᵀ
+        = (I - β_t φ(k_t)φ(k_t)ᵀ) exp(a_t)·S_{t-1} + β_t φ(k_t) v_tᵀ
     y_t = S_tᵀφ(scale·q_t)
 
 The state decays, then the share β of what it holds under the key is replaced by the value. φ is the identity (order 1),
 or the symmetric power with φ(x)·φ(y) = (x·y)^order. The transition I - βφφᵀ has the eigenvalues 1 and 1 - β|k|^(2·order):
 with keys of unit length and 0 <= β <= 2 nothing can grow. At β = 1 a key is overwritten, above it one eigenvalue is
 negative. With longer keys the recurrence itself may grow without bound, in every form.
+
+A decay is one number per head, or at order 1 one per key channel, which is a row of the state (Kimi Delta Attention).
 
 Padding has the key, value, β and log decay zero: it writes nothing and changes nothing.
 """
@@ -16,23 +18,23 @@ Padding has the key, value, β and log decay zero: it writes nothing and changes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from maclaurin.common.arguments import at_least_one, one_of
-from maclaurin.ops import checks, decay, delta_chunked
+from maclaurin.common.arguments import at_least_one
+from maclaurin.ops import checks, decay, delta_by_channel, delta_chunked, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
-from maclaurin.ops.backends import by_fla, note
-from maclaurin.ops.causality import causally
+from maclaurin.ops.backends import by_fla, note, reason_for_torch
 from maclaurin.ops.chunks import Plan
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.gpu import fla_core
 from maclaurin.ops.one_operator import is_unrolled, one_operator
-from maclaurin.ops.ragged import Inputs, over_documents
+from maclaurin.ops.options import CallOptions, Options, with_options
+from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import DeltaState, State
 from maclaurin.ops.transforms import is_transformed
 
@@ -40,6 +42,7 @@ CHUNKS = {1: 64}  # by order
 CHUNK_OF_HIGHER_ORDERS = 256  # a larger state is better read and written by more tokens at a time
 
 
+@with_options
 def delta_rule(
     q: Tensor,
     k: Tensor,
@@ -50,25 +53,22 @@ def delta_rule(
     order: int = 1,
     scale: float | None = None,
     state: State | None = None,
-    return_state: bool = True,
-    form: str = "auto",
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | Sequence[int] | None = None,
-    lengths: Tensor | None = None,
     chunk_size: int | None = None,
+    **options: Unpack[CallOptions],
 ) -> tuple[Tensor, DeltaState | None]:
     """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), beta and log_decay (B,T,G or H), log_decay <= 0 -> y (B,T,H,V), state.
 
-    Keys should have at most unit length, see above; the op takes them as they are. scale is 1/√K unless given, and is
+    log_decay of order 1 may also be (B,T,G or H,K), for a decay per key channel. Keys should have at most unit length, see above; the op takes them as they are. scale is 1/√K unless given, and is
     taken to the power `order` with the score. Ragged batches and forms as in `linear_attention`: "parallel" is one chunk
     of all tokens. The state is (B,G,F,V), or (B,H,F,V) where beta or log_decay have an entry per query head.
     """
+    call = Options.of(delta_rule, options)
     checks.heads(q, k, v)
-    checks.log_decay(log_decay, q, k)
-    checks.beta(beta, q, k)
-    one_of("form", form, checks.FORMS)
-    checks.scale(scale)
     at_least_one("order", order)
+    checks.log_decay(log_decay, q, k, per_channel=order == 1)
+    checks.beta(beta, q, k)
+    call.check()
+    checks.scale(scale)
     if chunk_size is None:
         chunk_size = CHUNKS.get(order, CHUNK_OF_HIGHER_ORDERS)
     at_least_one("chunk_size", chunk_size)
@@ -83,20 +83,15 @@ def delta_rule(
             f"state must be {state_shape} (heads, features, value channels) per sequence, "
             f"got {tuple(initial.recurrent.shape[1:])}"
         )
-    if form == "auto":
-        form = "recurrent" if q.shape[1] == 1 else "chunked"
-    fla = order == 1 and form == "chunked" and by_fla("auto", q)
-    note("delta_rule", "recurrent" if q.shape[1] == 1 else form, "the delta rule has no kernel", fla=fla)
-    at_once = q.shape[1] if form == "parallel" else chunk_size
-    rule = _Rule(order, default_scale(scale, q), form == "recurrent", at_once, fla)
-    return over_documents(
-        causally(rule.run, form=form, return_state=return_state),
-        (q, k, v, beta, log_decay),
-        initial,
-        attention_mask=attention_mask,
-        cu_seqlens=cu_seqlens,
-        lengths=lengths,
-    )
+    per_channel = log_decay is not None and log_decay.dim() == 4
+    form = "recurrent" if q.shape[1] == 1 else "chunked" if call.form == "auto" else call.form
+    fla = order == 1 and not per_channel and form == "chunked" and by_fla(call.backend, q)
+    no_kernel = None if order <= 2 else "order 1 or 2"
+    reason = reason_for_torch(call.backend, q, torch.promote_types(q.dtype, torch.float32), no_kernel=no_kernel)
+    note("delta_rule", form, reason, q, fla=fla)
+    at_once = call.at_once(q.shape[1], chunk_size)
+    rule = _Rule(order, default_scale(scale, q), form == "recurrent", at_once, fla, natively=reason is None)
+    return call.causally(rule.run, (q, k, v, beta, log_decay), initial)
 
 
 @dataclass(frozen=True)
@@ -108,6 +103,7 @@ class _Rule:
     recurrent: bool
     chunk_size: int
     by_fla: bool
+    natively: bool
 
     @without_autocast
     def run(
@@ -116,6 +112,10 @@ class _Rule:
         q = inputs[0]
         assert q is not None
         start = None if state is None else state.recurrent
+        if self.natively:
+            tensors = (None if x is None else x.float() for x in (*inputs, start))
+            y, _, end = native.call("delta", *tensors, self.scale, self.order, self.chunk_size, return_state)
+            return y.to(q.dtype), DeltaState(end) if return_state else None
         attend: Callable[..., tuple[Tensor, Any]] = _as_operator if is_unrolled(q) else _attend
         y, end = attend(*inputs, start, self.order, self.scale, self.recurrent, self.chunk_size, self.by_fla, return_state)
         return y, DeltaState(end) if return_state else None
@@ -150,6 +150,8 @@ def _attend(
     tokens = (q_NRTK, k_NTK, v_NTV, beta_NT, a_NT)
     if recurrent:
         y_NRTV, state_NFV = _recurrent(*tokens, state_NFV, kernel)
+    elif a_NT is not None and a_NT.dim() == 3:
+        y_NRTV, state_NFV = delta_by_channel.chunked((*tokens, state_NFV), chunk_size)
     else:
         # the state holds φ(k); chunks compute with plain monomials, which the roots turn into φ
         root_F1 = kernel.feature_weights(k.shape[3], v_NTV)[:, None].sqrt()
@@ -190,7 +192,7 @@ def _recurrent(
 ) -> tuple[Tensor, Tensor]:
     """Token by token. Key and queries read the state at once; what the token itself writes, a query sees by its score.
 
-    Autograd keeps the state of every token here: this form is for decoding.
+    The log decays are (N,T), or (N,T,K). Autograd keeps the state of every token here: this form is for decoding.
     """
     if state_NFV is None:
         state_NFV = v_NTV.new_zeros(v_NTV.shape[0], kernel.feature_count(k_NTK.shape[2]), v_NTV.shape[2])
@@ -202,14 +204,13 @@ def _recurrent(
         q_NRK, k_N1K, beta_N11 = q_NRTK[:, :, t], k_NTK[:, t, None], beta_NT[:, t, None, None]
         readers_NKX = torch.cat([k_N1K, q_NRK], dim=1).transpose(1, 2)
         features_NFX = monomials(readers_NKX, kernel.orders) * root_F1
-        read_NXV = torch.bmm(features_NFX.transpose(1, 2), state_NFV)
-        if a_NT is None:
-            kept_NFV = state_NFV.clone()
-        else:
-            left_N11 = decay.factor(a_NT[:, t], v_NTV.dtype)[:, None, None]
-            read_NXV, kept_NFV = read_NXV * left_N11, state_NFV * left_N11
+        decayed_NFX, kept_NFV = features_NFX, None
+        if a_NT is not None:
+            left = decay.factor(a_NT[:, t], v_NTV.dtype).reshape(len(state_NFV), -1, 1)  # (N,1,1) or (N,K,1)
+            decayed_NFX, kept_NFV = features_NFX * left, state_NFV * left
+        read_NXV = torch.bmm(decayed_NFX.transpose(1, 2), state_NFV)
         u_N1V = beta_N11 * (v_NTV[:, t, None] - read_NXV[:, :1])
         own_NR1 = kernel.value(torch.bmm(q_NRK, k_N1K.transpose(1, 2)))
         outputs.append(torch.baddbmm(read_NXV[:, 1:], own_NR1, u_N1V))
-        state_NFV = add_product(kept_NFV, features_NFX[:, :, :1], u_N1V)
+        state_NFV = add_product(state_NFV.clone() if kept_NFV is None else kept_NFV, features_NFX[:, :, :1], u_N1V)
     return torch.stack(outputs, dim=2), state_NFV

@@ -3,9 +3,6 @@
 The state is one matrix per head, S_t = diag(α_t) S_{t-1} + k_t v_tᵀ, whatever the decay. A decay per head is one number per
 pair, so chunks are those of `power_chunked.py` of order 1. A decay per channel does not factor so: its chunks are here.
 
-Inside such a chunk, w_ij = Σ_c q_ic k_jc exp(L_ic - L_jc). Splitting the exponential as exp(L_i)·exp(-L_j) would overflow,
-so the chunk is halved: queries of the second half meet keys of the first through the sum at the middle, where both
-factors are at most 1, and each half is halved again until the exponentials of all pairs are few enough to write out.
 The native kernels take a block of tokens at a time in every form; `form` and `chunk_size` only make it smaller.
 """
 
@@ -37,7 +34,6 @@ from maclaurin.ops.states import LinearState, PowerState, State
 from maclaurin.ops.transforms import recomputed
 
 CHUNK = 64
-SMALLEST_HALF = 16  # pairs of this many tokens are written out
 PARALLEL_UP_TO = 256  # tokens: below it the T x T matrix is faster than the state (`maclaurin bench attention`)
 
 
@@ -276,7 +272,7 @@ def _all_chunks(
     states_NKIW = decay.between(ends_NKI, ends_NKI, dtype) @ terms_NKIW
     states_MKW = states_NKIW[:, :, :-1].transpose(1, 2).flatten(0, 1)
     y_MRCW = torch.einsum("mrck,mkw->mrcw", q_MRCK * decay.factor(sums_MCK, dtype)[:, None], states_MKW)
-    y_MRCW = y_MRCW + torch.einsum("mrcj,mjw->mrcw", _within(q_MRCK, k_MCK, sums_MCK), v_MCW)
+    y_MRCW = y_MRCW + torch.einsum("mrcj,mjw->mrcw", decay.pairs_by_channel(q_MRCK, k_MCK, sums_MCK), v_MCW)
     y_NRTW = y_MRCW.unflatten(0, (N, -1)).transpose(1, 2).reshape(N, R, T + extra, W)[:, :, :T]
     return y_NRTW, states_NKIW[:, :, -1]
 
@@ -286,27 +282,7 @@ def _chunk(q_NRCK: Tensor, k_NCK: Tensor, v_NCW: Tensor, a_NCK: Tensor, state_NK
     sums_NCK = decay.cumulative(a_NCK, 1)
     end_N1K = sums_NCK[:, -1:]
     read_NRCW = torch.einsum("nrck,nkw->nrcw", q_NRCK * decay.factor(sums_NCK, dtype)[:, None], state_NKW)
-    y_NRCW = read_NRCW + torch.einsum("nrcj,njw->nrcw", _within(q_NRCK, k_NCK, sums_NCK), v_NCW)
+    y_NRCW = read_NRCW + torch.einsum("nrcj,njw->nrcw", decay.pairs_by_channel(q_NRCK, k_NCK, sums_NCK), v_NCW)
     left_NCK = k_NCK * decay.factor(end_N1K - sums_NCK, dtype)
     state_NKW = torch.baddbmm(state_NKW * decay.factor(end_N1K, dtype).transpose(1, 2), left_NCK.transpose(1, 2), v_NCW)
     return y_NRCW, state_NKW
-
-
-def _within(q_NRCK: Tensor, k_NCK: Tensor, sums_NCK: Tensor) -> Tensor:
-    """The weights (N,R,C,C) of a chunk's own pairs, by halves."""
-    C, dtype = k_NCK.shape[1], q_NRCK.dtype
-    if C <= SMALLEST_HALF:
-        decay_NKCC = decay.between(sums_NCK.transpose(1, 2), sums_NCK.transpose(1, 2), dtype)
-        return torch.einsum("nrck,njk,nkcj->nrcj", q_NRCK, k_NCK, decay_NKCC)
-    half = C // 2
-    middle_N1K = sums_NCK[:, half - 1 : half]
-    first, second = slice(None, half), slice(half, None)
-    cross = torch.einsum(
-        "nrck,njk->nrcj",
-        q_NRCK[:, :, second] * decay.factor(sums_NCK[:, second] - middle_N1K, dtype)[:, None],
-        k_NCK[:, first] * decay.factor(middle_N1K - sums_NCK[:, first], dtype),
-    )
-    top = _within(q_NRCK[:, :, first], k_NCK[:, first], sums_NCK[:, first])
-    bottom = _within(q_NRCK[:, :, second], k_NCK[:, second], sums_NCK[:, second])
-    top = torch.cat([top, top.new_zeros(*top.shape[:-1], C - half)], dim=-1)
-    return torch.cat([top, torch.cat([cross, bottom], dim=-1)], dim=-2)

@@ -139,14 +139,16 @@ def delta_rule(
     k_BTHK: Tensor,
     v_BTHV: Tensor,
     beta_BTH: Tensor,
-    log_decay_BTH: Tensor | None = None,
+    log_decay: Tensor | None = None,
     *,
     order: int = 1,
     scale: float | None = None,
 ) -> Tensor:
     """The state decays, then token t moves what its key recalls towards its value by the share β_t.
 
-    S_t = exp(a_t) S_{t-1} + β_t φ(k_t) (v_t - exp(a_t) S_{t-1}ᵀ φ(k_t))ᵀ;   y_t = S_tᵀ φ(scale·q_t)
+    S' = exp(a_t) S_{t-1};   S_t = S' + β_t φ(k_t) (v_t - S'ᵀ φ(k_t))ᵀ;   y_t = S_tᵀ φ(scale·q_t)
+
+    a_t is one number per head, log_decay (B,T,H), or at order 1 one per row of the state, (B,T,H,K).
     """
     H = q_BTHK.shape[2]
     k_BTHK, v_BTHV, beta_BTH = (repeat_heads(x, H) for x in (k_BTHK, v_BTHV, beta_BTH))
@@ -155,8 +157,8 @@ def delta_rule(
     state_BHFV = torch.zeros_like(key_BTHF[:, 0, :, :, None] * v_BTHV[:, 0, :, None, :])
     outputs = []
     for t in range(q_BTHK.shape[1]):
-        if log_decay_BTH is not None:
-            state_BHFV = state_BHFV * repeat_heads(log_decay_BTH, H)[:, t, :, None, None].exp()
+        if log_decay is not None:
+            state_BHFV = state_BHFV * repeat_heads(log_decay, H)[:, t].reshape(*state_BHFV.shape[:2], -1, 1).exp()
         error_BHV = v_BTHV[:, t] - torch.einsum("bhf,bhfv->bhv", key_BTHF[:, t], state_BHFV)
         change_BHV = beta_BTH[:, t, :, None] * error_BHV
         state_BHFV = state_BHFV + key_BTHF[:, t, :, :, None] * change_BHV[:, :, None]

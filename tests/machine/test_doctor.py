@@ -162,11 +162,11 @@ def test_what_is_native_is_what_the_ops_decide():
     listed = what_is_native()
     assert listed["power_attention"]["order 2"] == "native for float32, bfloat16, float16: parallel, chunked, recurrent"
     assert listed["power_attention"]["order 3"].startswith("torch: the kernels need order=2")
-    assert listed["delta_rule"]["order 1"] == "torch: the delta rule has no kernel"
+    assert listed["delta_rule"]["order 2"] == "native for float32, bfloat16, float16: parallel, chunked, recurrent"
+    assert listed["delta_rule"]["order 3"] == "torch: the kernels need order 1 or 2"
     with native.using_backend("torch"):
         assert {text for calls in what_is_native().values() for text in calls.values()} <= {
             "torch: MACLAURIN_BACKEND=torch",
-            "torch: the delta rule has no kernel",
             "torch: whole sequences of first order have no kernel but that of a decay",
         }
 

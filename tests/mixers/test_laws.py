@@ -29,6 +29,7 @@ VARIANTS = {
     "luna+selective": ("luna", {"rotary": "selective"}),
     "gla+selective": ("gla", {"rotary": "selective", "tie_decay_pairs": True, "key_dim": 4}),
     "gated-delta+selective": ("gated-delta", {"rotary": "selective"}),
+    "gated-delta+channel": ("gated-delta", {"decay": "channel", "dt_bias": False, "decay_rank": 3, "num_kv_heads": 2}),
     "2mamba+selective": ("2mamba", selective(gate="gla", bias=True)),
     "2mamba+orders": ("2mamba", {"order": (0, 1, 2), "learn_order_weights": True, "num_kv_heads": 2}),
     "2mamba+channel": ("2mamba", {"decay": "channel", "decay_rank": 3, "num_kv_heads": 2, "fold_at": None}),

@@ -277,6 +277,8 @@ ALL = [
     delta("delta", 1),
     delta("delta-decay", 1, "kv"),
     delta("delta-decay-per-query-head", 1, "q", scale=1.0),
+    delta("delta-channel", 1, "channel"),
+    delta("delta-channel-per-query-head", 1, "q-channel"),
     delta("delta-2", 2, scale=1.0),
     delta("delta-2-decay", 2, "kv"),
 ]
@@ -299,6 +301,7 @@ FEW = [
         "selective",
         "conv-4",
         "delta-decay",
+        "delta-channel",
         "delta-2-decay",
     )
 ]

@@ -16,8 +16,6 @@ from tests.ops.helpers import ALL, Sizes, every
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native backend was not built")
 
-WITH_KERNELS = [op for op in ALL if op.function not in (ops.delta_rule,)]
-
 
 def single(op, T=19):
     return op.draw(Sizes(T=T)).to(torch.float32)
@@ -28,7 +26,7 @@ def nothing_said(monkeypatch):
     monkeypatch.setattr(backends, "_said", set())
 
 
-@every(WITH_KERNELS)
+@every(ALL)
 def test_a_wish_for_torch_reaches_every_op(op, monkeypatch):
     def refuse(*_):
         raise AssertionError("a kernel ran")
@@ -50,12 +48,7 @@ def test_a_wish_for_native_leaves_what_has_no_kernel_in_torch(op):
     with native.using_backend("native"), watching() as choices:
         op(single(op))
     for choice in choices:
-        assert (
-            choice.backend == "native"
-            or "order=2" in choice.reason
-            or "softmax" in choice.reason
-            or "delta" in choice.reason
-        )
+        assert choice.backend == "native" or "order=2" in choice.reason or "softmax" in choice.reason
 
 
 def test_a_wish_for_native_says_why_a_kernel_cannot_run():

@@ -71,6 +71,20 @@ class Linear(ctypes.Structure):
     ]
 
 
+class Delta(ctypes.Structure):
+    """MaclaurinDelta, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "T", "H", "G", "K", "V")),
+        *((name, Strided) for name in ("q", "k", "v", "beta", "log_decay", "y", "error")),
+        *((name, Strided) for name in ("dy", "dq", "dk", "dv", "dbeta", "dlog_decay")),
+        *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate", "nan")),
+        ("chunk", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("order", "per_channel", "threads")),
+    ]
+
+
 class Conv(ctypes.Structure):
     """MaclaurinConv, field by field."""
 
@@ -107,6 +121,7 @@ class Selective(ctypes.Structure):
 KERNELS = {  # by what they take
     Attention: ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward"),
     Linear: ("linear_forward", "linear_backward"),
+    Delta: ("delta_forward", "delta_backward"),
     Conv: ("conv_forward", "conv_backward"),
     Scan: ("scan_forward", "scan_backward"),
     Selective: ("selective_forward", "selective_backward"),
@@ -140,7 +155,7 @@ def _check_layout(library: ctypes.CDLL, path: Path) -> None:
     """Sources that changed under a library built before, as after a `git pull`, would read and write beside its structs."""
     layout = 0
     for call in KERNELS:
-        layout = layout * 4096 + ctypes.sizeof(call)
+        layout = (layout * 1021 + ctypes.sizeof(call)) % 2**53
     theirs = getattr(library, "maclaurin_layout", None)
     if theirs is not None:
         theirs.restype = ctypes.c_int64

@@ -19,7 +19,7 @@ from maclaurin.ops.native import library
 _written: ref[Tensor] | None = None
 
 
-def run_looking(kernel: str, call: library.Attention | library.Linear, y: Tensor) -> None:
+def run_looking(kernel: str, call: library.Attention | library.Linear | library.Delta, y: Tensor) -> None:
     """Run a kernel whose output is y, which nothing changes before `any_nan` is asked. Those of one token do not look."""
     global _written
     if y.shape[1] <= 1:
