@@ -197,7 +197,7 @@ class Linear(OfScores):
     def _attend(self, tokens: Tokens, state: State | None, call: Call) -> tuple[Tensor, State | None]:
         """Features of a map are computed segment by segment, so that they stay in the CPU's cache until they are summed."""
         T = tokens[0].shape[1]
-        at_once = not self.causal or call.form == "parallel" or isinstance(self.features, str)
+        at_once = not self.causal or call.form == "parallel" or isinstance(self.features, str) or not tokens[0].is_cpu
         if at_once or torch.compiler.is_compiling() or T <= SEGMENT:  # a compiler would unroll the loop
             return super()._attend(tokens, state, call)
         *qkv, log_decay = tokens

@@ -3,12 +3,14 @@
 from maclaurin.models.auto import register
 from maclaurin.models.cache import StateCache
 from maclaurin.models.config import MaclaurinConfig
+from maclaurin.models.decode_graph import DecodeGraph
 from maclaurin.models.decoder import MaclaurinForCausalLM, MaclaurinModel
 from maclaurin.models.heads import MaclaurinForSequenceClassification, MaclaurinForTokenClassification
 from maclaurin.models.vision import MaclaurinForImageClassification, MaclaurinVisionModel
 from maclaurin.models.vision_config import MaclaurinVisionConfig
 
 __all__ = [
+    "DecodeGraph",
     "MaclaurinConfig",
     "MaclaurinForCausalLM",
     "MaclaurinForImageClassification",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def continue_text(
     length = inputs["input_ids"].shape[1]
     if not length:
         raise ValueError("the prompt is empty: give it at least one character")
-    stream = _Stream(tokenizer, write)
+    stream, finite = _Stream(tokenizer, write), _Finite()
     torch.manual_seed(seed)
     started = time.perf_counter()
     output = model.generate(
@@ -64,9 +65,10 @@ def continue_text(
         max_new_tokens=max_new_tokens,
         prefill_chunk_size=PREFILL_CHUNK if length > PREFILL_CHUNK else None,
         streamer=stream,
-        logits_processor=[_check_finite],
+        logits_processor=[finite],
         return_dict_in_generate=True,
     )
+    finite.check()
     ended = time.perf_counter()
     new = output.sequences[0, length:]
     later = len(new) - 1
@@ -104,13 +106,25 @@ def _nbytes(cache: Any) -> int:
     return sum(value.nbytes for value in held if isinstance(value, Tensor))
 
 
-def _check_finite(ids: Tensor, logits: Tensor) -> Tensor:
-    """A sentence instead of what sampling from NaN would raise."""
-    if not bool(logits.amax(-1).isfinite().all()):
-        raise ValueError(
-            "the model gives logits that are not finite: its weights are damaged, or too large for their precision"
-        )
-    return logits
+class _Finite:
+    """A sentence instead of what sampling from NaN would raise: at once on a CPU, elsewhere after the last token, because a
+    look at every step would wait for the device once more."""
+
+    def __init__(self) -> None:
+        self.all: Tensor | None = None
+
+    def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
+        finite = logits.amax(-1).isfinite().all()
+        self.all = finite if self.all is None else self.all & finite
+        if logits.is_cpu:
+            self.check()
+        return logits if logits.is_cpu else logits.nan_to_num(nan=0.0, neginf=-math.inf)
+
+    def check(self) -> None:
+        if self.all is not None and not bool(self.all):
+            raise ValueError(
+                "the model gives logits that are not finite: its weights are damaged, or too large for their precision"
+            )
 
 
 class _Stream(TextStreamer):

@@ -29,11 +29,12 @@ from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.power import power_attention
+from maclaurin.ops.power_batched import EXPANSION_BYTES
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.tokens import without_padding
 
 Causal = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-SEGMENT = 256  # tokens whose features exist at a time
+SEGMENT = 256  # tokens whose features exist at a time on a CPU
 
 
 def bidirectional_softmax(
@@ -288,19 +289,23 @@ def _decay_between(a_BGRT: Tensor, dtype: torch.dtype) -> Tensor:
 
 @without_autocast
 def _one_power_state(call: _Call, kernel: Kernel) -> Tensor:
-    """Segment by segment, so that features are used while they are in the cache."""
-    B, _T, G = call.k.shape[:3]
+    """Segment by segment, so that features are used while they are in the cache; elsewhere as many as there is room for."""
+    B, T, G = call.k.shape[:3]
+    segment = SEGMENT
+    if not call.q.is_cpu:
+        per_token = B * call.q.shape[2] * kernel.feature_count(call.q.shape[3]) * call.q.element_size()
+        segment = min(T, max(SEGMENT, EXPANSION_BYTES // per_token))
     k_NKT = (call.k * call.scale).permute(0, 2, 3, 1).flatten(0, 1)
     v_NTW = call.counted_values().transpose(1, 2).flatten(0, 1)
     state_NFW: Tensor | None = None
-    for k_NKS, v_NSW in zip(k_NKT.split(SEGMENT, dim=2), v_NTW.split(SEGMENT, dim=1), strict=True):
+    for k_NKS, v_NSW in zip(k_NKT.split(segment, dim=2), v_NTW.split(segment, dim=1), strict=True):
         added = monomials(k_NKS.contiguous(), kernel.orders) @ v_NSW
         state_NFW = added if state_NFW is None else state_NFW + added
     assert state_NFW is not None
     state_NWF = (state_NFW * kernel.feature_weights(call.q.shape[3], state_NFW)[:, None]).transpose(1, 2)
     q_NKRT = call.q.unflatten(2, (G, -1)).permute(0, 2, 4, 3, 1).flatten(0, 1)
     pieces = []
-    for q_NKRS in q_NKRT.split(SEGMENT, dim=3):
+    for q_NKRS in q_NKRT.split(segment, dim=3):
         q_NKS = q_NKRS.flatten(2).contiguous()
         y_NWS = state_NWF @ monomials(q_NKS, kernel.orders)
         if call.normalize and kernel.never_negative:
@@ -320,8 +325,13 @@ def _one_state(call: _Call) -> Tensor:
 def _both_ways(call: _Call, causal: Causal, weight_of: Callable[[Tensor], Tensor]) -> Tensor:
     """The sequence, its reversal, and once less a token's weight on itself."""
     q, k, v_BTGW, a = call.q, call.k, call.counted_values(), call.log_decay
-    forwards = causal(q, k, v_BTGW, a)
-    backwards = causal(q.flip(1), k.flip(1), v_BTGW.flip(1), None if a is None else a.flip(1)).flip(1)
+    turned = (q.flip(1), k.flip(1), v_BTGW.flip(1), None if a is None else a.flip(1))
+    if q.is_cpu:
+        forwards, backwards = causal(q, k, v_BTGW, a), causal(*turned)
+    else:  # one batch of both: half the launches
+        pairs = zip((q, k, v_BTGW, a), turned, strict=True)
+        there_and_back = (None if x is None or y is None else torch.cat([x, y]) for x, y in pairs)
+        forwards, backwards = causal(*there_and_back).chunk(2)  # type: ignore[arg-type]
     score_BTH = (q * repeat_heads(k, q.shape[2])).sum(-1) * call.scale
     own = weight_of(score_BTH)[..., None] * repeat_heads(v_BTGW, q.shape[2])
-    return call.divided(forwards + backwards - own)
+    return call.divided(forwards + backwards.flip(1) - own)

@@ -235,7 +235,7 @@ def monomials(x_NKR: Tensor, orders: tuple[int, ...]) -> Tensor:
     """All monomials of the given orders, differentiable: (N,K,R) -> (N,F,R)."""
     if is_transformed():
         return _products(x_NKR, orders)[0]
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not x_NKR.is_cpu:
         return gathered(x_NKR.transpose(1, 2), orders).transpose(1, 2)
     if not torch.is_grad_enabled():
         return expand(x_NKR, orders)

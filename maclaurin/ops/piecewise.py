@@ -22,7 +22,7 @@ from maclaurin.ops.decay import widest
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.transforms import is_transformed, twice_differentiable
 
-BLOCK = 2**16  # numbers that are looked up at a time, so that what is made for them stays in the cache
+BLOCK = 2**16  # numbers that a CPU looks up at a time, so that what is made for them stays in the cache
 DIRECT_UP_TO = 2  # numbers per hidden unit: for so few, as in decoding, the sum itself is quicker than the table
 
 
@@ -74,7 +74,7 @@ class _Lookup(torch.autograd.Function):
     def forward(ctx: Any, u_n: Tensor, knots_N: Tensor, slope_ML: Tensor, intercept_ML: Tensor) -> Tensor:
         y_nL = u_n.new_empty(u_n.shape[0], slope_ML.shape[1])
         row_n = torch.empty(u_n.shape, dtype=torch.int32, device=u_n.device)
-        for u, row, y in zip(u_n.split(BLOCK), row_n.split(BLOCK), y_nL.split(BLOCK), strict=True):
+        for u, row, y in zip(*_blocks(u_n, row_n, y_nL), strict=True):
             row.copy_(_knots_below(u, knots_N))
             torch.addcmul(intercept_ML.index_select(0, row), slope_ML.index_select(0, row), u[:, None], out=y)
         ctx.save_for_backward(u_n, row_n, slope_ML, intercept_ML)
@@ -88,8 +88,7 @@ class _Lookup(torch.autograd.Function):
             du, dslope, dintercept = twice_differentiable(_at_rows, inputs, (dy_nL,), row_n)
             return du, None, dslope, dintercept
         du_n, dslope_ML, dintercept_ML = (torch.zeros_like(x) for x in (u_n, slope_ML, slope_ML))
-        blocks = (x.split(BLOCK) for x in (u_n, row_n, dy_nL, du_n))
-        for u, row, dy, du in zip(*blocks, strict=True):
+        for u, row, dy, du in zip(*_blocks(u_n, row_n, dy_nL, du_n), strict=True):
             row = row.long()  # torch adds rows by int32 an order of magnitude more slowly
             torch.sum(slope_ML.index_select(0, row).mul_(dy), 1, out=du)
             dintercept_ML.index_add_(0, row, dy)
@@ -107,8 +106,15 @@ def _at_rows(u_n: Tensor, slope_ML: Tensor, intercept_ML: Tensor, row_n: Tensor)
     return (torch.addcmul(intercept_ML[row_n], slope_ML[row_n], u_n[:, None]),)
 
 
+def _blocks(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """Pieces of each that are taken together: all at once where a launch costs more than a cache saves."""
+    return [x.split(BLOCK) if x.is_cpu else (x,) for x in tensors]
+
+
 def _knots_below(u: Tensor, knots_N: Tensor) -> Tensor:
-    """How many of the sorted knots lie below each u: a binary search without branches, faster than `torch.bucketize`."""
+    """How many of the sorted knots lie below each u. On a CPU by a binary search without branches, which is faster."""
+    if not u.is_cpu:
+        return torch.searchsorted(knots_N, u, out_int32=True)
     step = 2 ** (knots_N.shape[0].bit_length() - 1)
     knots = pad(knots_N, (0, 2 * step - 1 - knots_N.shape[0]), value=torch.inf)
     below = torch.zeros_like(u, dtype=torch.int32)

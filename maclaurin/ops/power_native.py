@@ -51,7 +51,7 @@ def second_order(q: Tensor, tokens: Tokens, recurrent: Tensor | None, policy: Po
         y, _, new_state = native.call("chunked", q, k, v, tokens.log_decay, recurrent, *options)
         return y[:, -1:] if with_gradients else y, new_state if folded else recurrent
     else:
-        y, _ = native.call("quadratic", q, k, v, tokens.log_decay, policy.scale, False, policy.normalize)
+        y, _ = native.call("quadratic", q, k, v, tokens.log_decay, policy.scale, False, policy.normalize, 0)
     if folded:
         a = None if tokens.log_decay is None else tokens.log_decay[:, :folded]
         _, _, recurrent = native.call("chunked", q[:, :0], k[:, :folded], v[:, :folded], a, None, *options)

@@ -62,7 +62,8 @@ def softmax_attention(
     window: how many tokens a query sees, itself included.
     numerator: "exp", or "relu" of the score. divisor: "sum" of the weights, "floored-sum" (at least 1), "count" of the
     visible keys, "none". detach_divisor: no gradient flows through the divisor. divisor_epsilon is added to it.
-    backend: "native" (C++ on a CPU) or "triton" (on a GPU) for plain weights with or without decay, "torch", or "auto".
+    backend: "native" (C++ on a CPU) or "triton" (on a GPU, also with a window) for plain weights with or without decay,
+    "torch", or "auto".
     Other arguments as in `power_attention` and `Options`.
     """
     call = Options.of(softmax_attention, options)
@@ -208,7 +209,7 @@ def _dense(
     if reason is None:
         kind = q.dtype if gpu.runs_on(q) else torch.float32  # on a GPU sums alone are float32
         inputs = (q.to(kind), tokens.keys.to(kind), tokens.values.to(kind), tokens.log_decay)
-        y, _ = torch.ops.maclaurin.quadratic(*inputs, weights.scale, True, True)
+        y, _ = torch.ops.maclaurin.quadratic(*inputs, weights.scale, True, True, weights.window or 0)
         return y.to(q.dtype), kept
     at_once = fused and state is None and weights.window is None  # one call of PyTorch's own attention
     if is_unrolled(q) and not at_once:
@@ -258,10 +259,15 @@ def _as_operator(q: Tensor, *arguments: Any) -> Tensor:
 def _reason_for_torch(
     weights: _Weights, q: Tensor, tokens: Tokens, dtype: torch.dtype, form: str, backend: str
 ) -> str | None:
-    """None where the C++ kernel runs: wherever it can, but for what PyTorch's own attention computes."""
-    options = None if weights.plain and weights.window is None else "softmax without window, cap or another divisor"
+    """None where a kernel runs: wherever it can, but for what PyTorch's own attention computes. Windows have one in Triton."""
+    on_gpu = gpu.runs_on(q)
+    words = "softmax without cap or another divisor" if on_gpu else "softmax without window, cap or another divisor"
+    options = None if weights.plain and (on_gpu or weights.window is None) else words
     padding = None if tokens.first is None else "sequences without padding"
-    faster = "PyTorch's own attention is faster without a decay" if tokens.log_decay is None else None
+    banded = on_gpu and q.shape[1] > 1 and weights.window is not None and weights.window < tokens.slots
+    faster = None
+    if tokens.log_decay is None and not banded:  # PyTorch's would compute all pairs of large blocks, and mask them
+        faster = "PyTorch's own attention is faster without a decay"
     small = q.shape[3] <= gpu.LARGEST_KEY
     if form == "recurrent":
         faster = "form='recurrent' is for comparison"

@@ -163,10 +163,10 @@ import os, torch
 from maclaurin.ops import native
 torch.set_num_threads(2)
 x = torch.randn(1, 300, 2, 8)
-y, _ = torch.ops.maclaurin.quadratic(x, x, x, None, 1.0, False, True)
+y, _ = torch.ops.maclaurin.quadratic(x, x, x, None, 1.0, False, True, 0)
 child = os.fork()
 if child == 0:
-    again, _ = torch.ops.maclaurin.quadratic(x, x, x, None, 1.0, False, True)
+    again, _ = torch.ops.maclaurin.quadratic(x, x, x, None, 1.0, False, True, 0)
     os._exit(0 if torch.equal(y, again) else 1)
 assert os.waitpid(child, 0)[1] == 0
 """
@@ -189,8 +189,8 @@ def operator_calls():
     x = [torch.randn(1, 70, heads, channels, requires_grad=True) for heads, channels in ((4, 5), (2, 5), (2, 3))]
     a = (-torch.rand(1, 70, 2)).requires_grad_()
     memory = torch.rand(1, 2, 15, 4, requires_grad=True)
-    yield torch.ops.maclaurin.quadratic.default, (*x, a, 0.5, False, True)
-    yield torch.ops.maclaurin.quadratic.default, (*x, None, 0.5, True, True)
+    yield torch.ops.maclaurin.quadratic.default, (*x, a, 0.5, False, True, 0)
+    yield torch.ops.maclaurin.quadratic.default, (*x, None, 0.5, True, True, 0)
     yield torch.ops.maclaurin.chunked.default, (*x, a, memory, 0.5, True, 32, 40)
     yield torch.ops.maclaurin.chunked.default, (*x, None, None, 0.5, False, 32, 0)
 

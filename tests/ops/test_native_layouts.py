@@ -21,8 +21,8 @@ OUTPUTS = {"y": "BTHV", "total": "BTH"}
 
 # the tensors of each operator, and the options behind them
 OPERATORS = {
-    "quadratic": (ATTENTION, (1.0, False, True)),
-    "quadratic_backward": ({"dy": "BTHV", **ATTENTION, **OUTPUTS}, (1.0, False, True)),
+    "quadratic": (ATTENTION, (1.0, False, True, 0)),
+    "quadratic_backward": ({"dy": "BTHV", **ATTENTION, **OUTPUTS}, (1.0, False, True, 0)),
     "chunked": ({**ATTENTION, "state": "BGFW"}, (1.0, True, 2, 5)),
     "chunked_backward": (
         {"dy": "BTHV", "dnew_state": "BGFW", **ATTENTION, "state": "BGFW", **OUTPUTS, "new_state": "BGFW"},

@@ -42,10 +42,10 @@ gates, dy = -torch.rand(4, 100, 32), torch.randn(1, 100, 6, 16)
 # what takes more than the 64 MB that malloc may have in reserve for a thread: an output, and the blocks of a kernel
 endless, fading = (torch.full((1, 1, 64), value).expand(2, 150_000, 64) for value in (1.0, -1.0))
 q, k, v = torch.randn(3, 1, 2, 2, 1500).unbind()
-outputs = native.call("quadratic", *short, 0.25, False, True)
+outputs = native.call("quadratic", *short, 0.25, False, True, 0)
 calls = {
-    "quadratic": lambda: native.call("quadratic", *short, 0.25, False, True),
-    "quadratic_backward": lambda: native.call("quadratic_backward", dy, *short, *outputs, 0.25, False, True),
+    "quadratic": lambda: native.call("quadratic", *short, 0.25, False, True, 0),
+    "quadratic_backward": lambda: native.call("quadratic_backward", dy, *short, *outputs, 0.25, False, True, 0),
     "chunked": lambda: native.call("chunked", *short, None, 0.25, True, 16, 100),
     "whole": lambda: native.call("whole", *short, 0.25, True),
     "linear": lambda: native.call("linear", *short, memory, 0.25, 1.0, True, 32, True),

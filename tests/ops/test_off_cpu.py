@@ -64,6 +64,11 @@ CALLS = {
     "elementwise recurrence": lambda q, k, v, a: linear_scan(q, k),
     "selective scan": lambda q, k, v, a: selective_scan(q.flatten(2), k.flatten(2), v[0, :16].flatten(1).T, a, a),
     "a window with decay": lambda q, k, v, a: softmax_attention(q, k, v, a, window=256),
+    "second order of whole sequences": lambda q, k, v, a: power_attention(q, k, v, causal=False),
+    "second order of whole sequences with decay": lambda q, k, v, a: power_attention(q, k, v, a, causal=False),
+    "first order by channel of whole sequences": lambda q, k, v, a: linear_attention(
+        q, k, v, a[..., None].expand_as(k), causal=False
+    ),
 }
 
 
@@ -71,12 +76,23 @@ CALLS = {
 def test_few_launches_and_no_look_at_the_numbers(name):
     q, k, v = (torch.empty(1, LENGTH, 16, 64, device="meta", requires_grad=True) for _ in range(3))
     a = torch.empty(1, LENGTH, 16, device="meta", requires_grad=True)
+    assert_few_launches(lambda: CALLS[name](q, k, v, a))
+
+
+def assert_few_launches(call):
     with Launches() as forward:
-        y, _ = CALLS[name](q, k, v, a)
+        y, _ = call()
     with Launches() as backward:
         y.backward(torch.empty_like(y))
     assert forward.count <= 200, f"{forward.count} launches forward"
     assert backward.count <= 600, f"{backward.count} launches backward"
+
+
+@pytest.mark.parametrize("name", available_mixers())
+def test_every_mixer_has_few_launches_and_looks_at_no_number(name):
+    mixer = build_mixer(name, d_model=1024, num_heads=16).to("meta")
+    x = torch.empty(1, LENGTH, 1024, device="meta", requires_grad=True)
+    assert_few_launches(lambda: mixer(x))
 
 
 def heads(T=37, S=45, decay=True, orders=(2,), start=True):

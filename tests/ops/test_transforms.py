@@ -157,7 +157,7 @@ def test_a_native_operator_refuses_tangents():
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(q, q)
         with pytest.raises(NotImplementedError, match="no forward-mode derivatives: use backend='torch'"):
-            torch.ops.maclaurin.quadratic(dual, q, q, None, 1.0, False, True)
+            torch.ops.maclaurin.quadratic(dual, q, q, None, 1.0, False, True, 0)
         with pytest.raises(ValueError, match="backend='native' needs a call without forward-mode"):
             ops.power_attention(dual, q, q, backend="native")
 

@@ -105,12 +105,13 @@ def value_blocks(v: Tensor) -> list[slice]:
 
 
 def quadratic(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, exponential: bool, normalize: bool
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None,
+    scale: float, exponential: bool, normalize: bool, window: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     if exponential:
         from maclaurin.ops.gpu import softmax  # made of what is here
 
-        return softmax.forward(q, k, v, log_decay, scale)
+        return softmax.forward(q, k, v, log_decay, scale, window)
     parts = [_forward(Call.of(q, k, v[..., some], log_decay, scale, normalize)) for some in value_blocks(v)]
     return joined([y for y, _ in parts], -1).to(q.dtype), parts[0][1]
 
@@ -130,12 +131,12 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
 
 def quadratic_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, y: Tensor, total: Tensor,
-    scale: float, exponential: bool, normalize: bool,
+    scale: float, exponential: bool, normalize: bool, window: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     if exponential:
         from maclaurin.ops.gpu import softmax
 
-        return softmax.backward(dy, q, k, v, log_decay, y, total, scale)
+        return softmax.backward(dy, q, k, v, log_decay, y, total, scale, window)
     c, delta = divisors(y, dy, total, scale, normalize)
     found = Gradients()
     for some in value_blocks(v):

@@ -1,7 +1,8 @@
-"""Softmax with a decay as a bias on the scores: a running maximum, no matrix in memory, forward and backward.
+"""Softmax with a decay as a bias on the scores, in a sliding window: a running maximum, no matrix in memory.
 
 Scores are in units of log2: c·q_t·k_s + A_t - A_s with c = scale·log2(e). What a row keeps is the log2 of the sum of its
-weights, from which the backward has them again.
+weights, from which the backward has them again. A query sees itself and window-1 tokens before it; blocks outside of that
+are not visited.
 """
 
 # mypy: disable-error-code="no-untyped-def,misc,untyped-decorator,no-untyped-call"
@@ -23,16 +24,18 @@ from maclaurin.ops.gpu.pieces import (
 
 
 @triton.jit
-def _scores(x, HI, LO, t, s, count, c, DECAY: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Products q·k -> scores in log2, -inf where a key comes after the query or is none."""
+def _scores(x, HI, LO, t, s, count, window, c, DECAY: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Products q·k -> scores in log2, -inf where a key comes after the query, lies before its window or is none."""
     x = x * c
     if TRANSPOSED:
-        seen = (t[None, :] >= s[:, None]) & (s < count)[:, None]
+        lag = t[None, :] - s[:, None]
+        seen = (lag >= 0) & (lag < window) & (s < count)[:, None]
         if DECAY:
             x += vector_of(HI, t, count)[None, :] - vector_of(HI, s, count)[:, None]
             x += vector_of(LO, t, count)[None, :] - vector_of(LO, s, count)[:, None]
     else:
-        seen = (t[:, None] >= s[None, :]) & (s < count)[None, :]
+        lag = t[:, None] - s[None, :]
+        seen = (lag >= 0) & (lag < window) & (s < count)[None, :]
         if DECAY:
             x += vector_of(HI, t, count)[:, None] - vector_of(HI, s, count)[None, :]
             x += vector_of(LO, t, count)[:, None] - vector_of(LO, s, count)[None, :]
@@ -40,10 +43,16 @@ def _scores(x, HI, LO, t, s, count, c, DECAY: tl.constexpr, TRANSPOSED: tl.const
 
 
 @triton.jit
+def _first_block(i, T, S, window, BM: tl.constexpr, BN: tl.constexpr):
+    """The first key block that a query of block i sees."""
+    return max(i * BM + S - T - window + 1, 0) // BN
+
+
+@triton.jit
 def softmax_forward(
     Q, K, V, HI, LO, Y, TOTAL,
     sqb, sqt, sqh, skb, skt, skh, svb, svt, svh, syb, syt, syh,
-    T, S, H, G, c,
+    T, S, H, G, window, c,
     DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     DECAY: tl.constexpr, P: tl.constexpr, EMULATE: tl.constexpr,
 ):  # fmt: skip
@@ -57,14 +66,15 @@ def softmax_forward(
     acc = tl.zeros([BM, DV], dtype=tl.float32)
     total = tl.zeros([BM], dtype=tl.float32)
     highest = tl.zeros([BM], dtype=tl.float32) + float("-inf")
-    for j in range(tl.cdiv(min(i * BM + BM + S - T, S), BN)):
+    for j in range(_first_block(i, T, S, window, BM, BN), tl.cdiv(min(i * BM + BM + S - T, S), BN)):
         keys = j * BN + tl.arange(0, BN)
         k = rows_of(K + b * skb + g * skh, keys, skt, S, DK)
         x = against(q, k, BM, BN, P, EMULATE)
-        x = _scores(x, HI, LO, rows + S - T, keys, S, c, DECAY, False)
+        x = _scores(x, HI, LO, rows + S - T, keys, S, window, c, DECAY, False)
         now = tl.maximum(highest, tl.max(x, 1))
-        before = tl.exp2(highest - now)
-        w = tl.exp2(x - now[:, None])
+        shift = tl.where(now == float("-inf"), 0.0, now)  # a row whose window begins in a later block
+        before = tl.exp2(highest - shift)
+        w = tl.exp2(x - shift[:, None])
         total = total * before + tl.sum(w, 1)
         acc = dot(w, rows_of(V + b * svb + g * svh, keys, svt, S, DV), acc * before[:, None], P, EMULATE)
         highest = now
@@ -78,7 +88,7 @@ def softmax_forward(
 def softmax_backward_kv(
     Q, K, V, HI, LO, LOGS, DY, DELTA, DK_, DV_, SUMS,
     sqb, sqt, sqh, skb, skt, skh, svb, svt, svh, syb, syt, syh,
-    T, S, H, G, c, scale,
+    T, S, H, G, window, c, scale,
     DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     DECAY: tl.constexpr, P: tl.constexpr, EMULATE: tl.constexpr,
 ):  # fmt: skip
@@ -94,12 +104,13 @@ def softmax_backward_kv(
     dv = tl.zeros([BN, DV], dtype=tl.float32)
     sums = tl.zeros([BN], dtype=tl.float32)
     first = max(j * BN - (S - T), 0) // BM
-    for n in range((tl.cdiv(T, BM) - first) * (H // G)):
+    last = tl.cdiv(min(T, max(min(j * BN + BN, S) - 1 + window - (S - T), 0)), BM)
+    for n in range((last - first) * (H // G)):
         rows, at, q, dy, x, dw = meet_queries(
             k, v, Q, DY, DELTA, n, first, b, g, sqb, sqt, sqh, syb, syt, syh, T, H, G, BM, BN, DK, DV, P, EMULATE
         )
         logs = tl.load(LOGS + at + rows, mask=rows < T, other=float("inf"))
-        w = tl.exp2(_scores(x, HI, LO, rows + S - T, keys, S, c, DECAY, True) - logs[None, :])
+        w = tl.exp2(_scores(x, HI, LO, rows + S - T, keys, S, window, c, DECAY, True) - logs[None, :])
         dv = dot(w, dy, dv, P, EMULATE)
         dx = w * dw
         sums += tl.sum(dx, 1)
@@ -114,7 +125,7 @@ def softmax_backward_kv(
 def softmax_backward_q(
     Q, K, V, HI, LO, LOGS, DY, DELTA, DQ, SUMS,
     sqb, sqt, sqh, skb, skt, skh, svb, svt, svh, syb, syt, syh,
-    T, S, H, G, c, scale,
+    T, S, H, G, window, c, scale,
     DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     DECAY: tl.constexpr, P: tl.constexpr, EMULATE: tl.constexpr,
 ):  # fmt: skip
@@ -131,9 +142,9 @@ def softmax_backward_q(
     logs = tl.load(LOGS + (b * H + h) * T + rows, mask=rows < T, other=float("inf"))
     dq = tl.zeros([BM, DK], dtype=tl.float32)
     sums = tl.zeros([BM], dtype=tl.float32)
-    for j in range(tl.cdiv(min(i * BM + BM + S - T, S), BN)):
+    for j in range(_first_block(i, T, S, window, BM, BN), tl.cdiv(min(i * BM + BM + S - T, S), BN)):
         keys, k, x, dw = meet_keys(q, dy, delta, K, V, j, skt, svt, S, BM, BN, DK, DV, P, EMULATE)
-        w = tl.exp2(_scores(x, HI, LO, rows + S - T, keys, S, c, DECAY, False) - logs[:, None])
+        w = tl.exp2(_scores(x, HI, LO, rows + S - T, keys, S, window, c, DECAY, False) - logs[:, None])
         dx = w * dw
         sums += tl.sum(dx, 1)
         dq = dot(dx, k, dq, P, EMULATE)

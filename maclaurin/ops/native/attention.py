@@ -45,6 +45,7 @@ SHAPES = Shapes(
         "at least as many keys as queries": lambda size: size["T"] <= size["S"],
         "a chunk of at least 1": lambda size: size.get("chunk", 1) >= 1,
         "no more folded keys than there are": lambda size: 0 <= size.get("folded", 0) <= size["S"],
+        "no window, which only the Triton kernels have": lambda size: not size.get("window"),
     },
 )
 WHOLE = replace(SHAPES, rules={**SHAPES.rules, "as many keys as queries": lambda size: size["T"] == size["S"]})
@@ -103,7 +104,7 @@ def _gradients(
     return dq, dk, dv, da
 
 
-# --- every query against every earlier key
+# --- every query against every earlier key, or (softmax on a GPU) against those of a window; 0 stands for none
 
 
 def _quadratic_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -113,23 +114,23 @@ def _quadratic_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, T
 def _quadratic_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: checkpointing unpacks them only once
     dq, dk, dv, dlog_decay = torch.ops.maclaurin.quadratic_backward(dy, *saved, *ctx.options)
-    return dq, dk, dv, None if saved[3] is None else dlog_decay, None, None, None
+    return dq, dk, dv, None if saved[3] is None else dlog_decay, None, None, None, None
 
 
-def _quadratic_flops(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    return 2 * _pair_products(q, v, k[1] - q[1] / 2)
+def _quadratic_flops(q: Shape, k: Shape, v: Shape, *options: Any, **__: Any) -> int:
+    return 2 * _pair_products(q, v, _keys_met(q, k, options[-1]))
 
 
 def _quadratic_backward_fake(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
     return _dense_like(q, k, v, a)
 
 
-def _quadratic_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    return 5 * _pair_products(q, v, k[1] - q[1] / 2)
+def _quadratic_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, *options: Any, **__: Any) -> int:
+    return 5 * _pair_products(q, v, _keys_met(q, k, options[-1]))
 
 
 @operator(
-    f"quadratic({INPUTS}, float scale, bool exponential, bool normalize) -> (Tensor, Tensor)",
+    f"quadratic({INPUTS}, float scale, bool exponential, bool normalize, int window) -> (Tensor, Tensor)",
     shapes=SHAPES,
     fake=_quadratic_fake,
     flops=_quadratic_flops,
@@ -138,7 +139,14 @@ def _quadratic_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, *_: Any, 
     on_gpu=gpu.kernel("direct", "quadratic"),
 )
 def _quadratic(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, exponential: bool, normalize: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    scale: float,
+    exponential: bool,
+    normalize: bool,
+    window: int,
 ) -> tuple[Tensor, Tensor]:
     q, k, v = rows(q), rows(k), rows(v)
     y, total = _outputs(q, v)
@@ -148,15 +156,15 @@ def _quadratic(
 
 
 @operator(
-    f"quadratic_backward(Tensor dy, {INPUTS}, Tensor y, Tensor total, float scale, bool exponential, bool normalize) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+    f"quadratic_backward(Tensor dy, {INPUTS}, Tensor y, Tensor total, float scale, bool exponential, bool normalize, "
+    "int window) -> (Tensor, Tensor, Tensor, Tensor)",
     shapes=SHAPES,
     fake=_quadratic_backward_fake,
     flops=_quadratic_backward_flops,
     on_gpu=gpu.kernel("direct", "quadratic_backward"),
 )
 def _quadratic_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved: Any) -> tuple[Tensor, ...]:
-    log_decay, y, total, scale, exponential, normalize = saved
+    log_decay, y, total, scale, exponential, normalize, _ = saved
     given = {"log_decay": log_decay, "y": rows(y), "total": total, "dy": rows(dy)}
     return _gradients("quadratic_backward", (q, k, v), given, scale, normalize, exponential=exponential)
 
@@ -279,6 +287,14 @@ def _goes_direct(q: Tensor) -> bool:
     return q.shape[1] <= longest_direct(rival, q.shape[3] * (q.shape[3] + 1) // 2)
 
 
+def _squared_flops(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
+    return _quadratic_flops(q, k, v, 0)
+
+
+def _squared_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
+    return _quadratic_backward_flops(dy, q, k, v, 0)
+
+
 def _squared_gradients(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     dq, dk, dv, dlog_decay = torch.ops.maclaurin.squared_backward(dy, *saved, *ctx.options)
@@ -289,7 +305,7 @@ def _squared_forward(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, normalize: bool, chunk: int
 ) -> tuple[Tensor, Tensor]:
     if _goes_direct(q):
-        y, total = _quadratic(q, k, v, log_decay, scale, False, normalize)
+        y, total = _quadratic(q, k, v, log_decay, scale, False, normalize, 0)
     else:
         y, total, _ = _chunked(q, k, v, log_decay, None, scale, normalize, chunk, 0)
     return y, total
@@ -299,7 +315,7 @@ def _squared_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved: Any) 
     log_decay, y, total, scale, normalize, chunk = saved
     found: tuple[Tensor, ...]
     if _goes_direct(q):
-        found = _quadratic_backward(dy, q, k, v, log_decay, y, total, scale, False, normalize)
+        found = _quadratic_backward(dy, q, k, v, log_decay, y, total, scale, False, normalize, 0)
         return found
     nothing = q.new_empty(0)
     found = _chunked_backward(dy, None, q, k, v, log_decay, None, y, total, nothing, scale, normalize, chunk, 0)
@@ -310,7 +326,7 @@ operator(
     f"squared({INPUTS}, float scale, bool normalize, int chunk) -> (Tensor, Tensor)",
     shapes=SHAPES,
     fake=_quadratic_fake,
-    flops=_quadratic_flops,
+    flops=_squared_flops,
     save=_save,
     backward=_squared_gradients,
     on_gpu=_squared_forward,
@@ -320,7 +336,7 @@ operator(
     "-> (Tensor, Tensor, Tensor, Tensor)",
     shapes=SHAPES,
     fake=_quadratic_backward_fake,
-    flops=_quadratic_backward_flops,
+    flops=_squared_backward_flops,
     on_gpu=_squared_backward,
 )(_squared_backward)
 
@@ -389,6 +405,12 @@ def _whole_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved: Any) ->
 
 
 # --- multiply-adds
+
+
+def _keys_met(q: Shape, k: Shape, window: int) -> float:
+    """By a query, on average."""
+    every = k[1] - q[1] / 2
+    return min(every, window) if window else every
 
 
 def _pair_products(q: Shape, v: Shape, keys_met: float) -> int:

@@ -30,6 +30,58 @@ def test_outputs_and_gradients_are_those_of_the_oracle(size):
     assert_same_gradients(gradients, rights, 2 * BACKWARD)
 
 
+WINDOWS = [
+    (Sizes(T=70, R=2), 5),
+    (Sizes(T=70, decay=None), 33),
+    pytest.param(Sizes(T=97, B=2, G=2, K=33, V=40), 20, marks=pytest.mark.slow),
+    pytest.param(Sizes(T=40, K=16, V=150), 2, marks=pytest.mark.slow),
+    pytest.param(Sizes(T=70), 100, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("size", "window"), WINDOWS, ids=str)
+def test_a_window_is_that_of_the_oracle(size, window):
+    """Blocks before it, behind it, and such that only some of their queries see."""
+    inputs = [x for x in size.draw() if x is not None]
+    if size.decay is not None:
+        inputs[3][:, 30] = -1e4
+    y, gradients = run(softmax_attention, inputs, backend="triton", return_state=False, window=window)
+    expected, rights = run(reference.softmax_attention, [x.double() for x in inputs], window=window)
+    assert_close(y, expected, FORWARD)
+    assert_same_gradients(gradients, rights, BACKWARD)
+
+
+@pytest.mark.parametrize("decay", [0.05, None])
+def test_windows_carry_over_with_their_gradients(decay):
+    """Three pieces, of which the second is a decoding step, against the torch backend in float64."""
+    found = []
+    for backend, dtype in (("triton", torch.float32), ("torch", torch.float64)):
+        leaves = [x.to(dtype).requires_grad_() for x in Sizes(T=45, R=2, decay=decay).draw() if x is not None]
+        state, outputs = None, []
+        for start, end in ((0, 30), (30, 31), (31, 45)):
+            pieces = [x[:, start:end] for x in leaves]
+            y, state = softmax_attention(*pieces, state=state, backend=backend, window=12)
+            outputs.append(y)
+        y = torch.cat(outputs, 1)
+        (y * torch.sin(torch.arange(y.numel(), dtype=dtype)).view_as(y)).sum().backward()
+        found.append([y.detach(), state.keys.detach(), *(x.grad for x in leaves)])
+    for actual, expected in zip(*found, strict=True):
+        assert_close(actual, expected, BACKWARD)
+
+
+def test_a_window_of_ragged_and_packed_sequences():
+    q, k, v, a = Sizes(T=40, B=2).draw()
+    with torch.no_grad():
+        options = {"backend": "triton", "window": 7, "return_state": False}
+        y, _ = softmax_attention(q, k, v, a, lengths=torch.tensor([25, 40]), **options)
+        packed = [torch.cat([x[0, :25], x[1]])[None] for x in (q, k, v, a)]
+        z, _ = softmax_attention(*packed, cu_seqlens=[0, 25, 65], **options)
+    expected = reference.softmax_attention(*(x[:1, :25].double() for x in (q, k, v, a)), window=7)
+    assert_close(y[:1, :25], expected, FORWARD)
+    assert_close(z[:, :25], expected, FORWARD)
+    assert_close(z[:, 25:], y[1:], FORWARD)
+
+
 def test_states_carry_over():
     inputs = Sizes(T=40).draw()
     expected = reference.softmax_attention(*(x.double() for x in inputs))
