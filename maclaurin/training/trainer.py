@@ -18,7 +18,9 @@ from transformers.utils import logging
 
 from maclaurin.common.files import naming
 from maclaurin.data import StreamedRows
+from maclaurin.data.epochs import Epochs, Filled, WithoutBlanks
 from maclaurin.training.checkpoints import WEIGHTS, checkpoints, put, remove_old, run_of, seal, writing
+from maclaurin.training.ranks import agreed
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -50,28 +52,34 @@ class LanguageTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.remove_callback(PrinterCallback)
         self.keep = keep
-        self.run = self._agreed(run_of(Path(self.args.output_dir)) if self.is_world_process_zero() else "")
+        self.run = agreed(run_of(Path(self.args.output_dir)) if self.is_world_process_zero() else "")
         self._staging = False
+        self.data_collator = WithoutBlanks(self.data_collator)
+        if not isinstance(self.train_dataset, StreamedRows):
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            self.train_dataset = Epochs(self.train_dataset, steps=self.args.max_steps, per_step=self.per_step, seed=seed)
 
     @property
     def staging(self) -> Path:
         """The folder for incomplete files, used by this run alone."""
         return Path(self.args.output_dir) / f".staging-{self.run}"
 
-    def _agreed(self, text: str) -> str:
-        """The value of the first process, in all of them."""
-        texts = [text]
-        if self.args.world_size > 1:
-            torch.distributed.broadcast_object_list(texts, src=0)
-        return texts[0]
+    @property
+    def per_step(self) -> int:
+        """Sequences of a step, of all processes together."""
+        return self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         return super().create_scheduler(self.schedule_steps or num_training_steps, optimizer)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Sequences that are streamed have their order already."""
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        return SequentialSampler(dataset) if isinstance(dataset, StreamedRows) else super()._get_train_sampler(dataset)
+        """Sequences have their order already."""
+        return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Every sequence once: blanks fill the batches of the last processes, where accelerate would repeat the first."""
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        return super().get_eval_dataloader(Filled(rows, self.args.eval_batch_size * self.args.world_size))
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """A resumed run has the intervals that it is given now, not those of its checkpoint."""
@@ -112,9 +120,10 @@ class LanguageTrainer(Trainer):
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         if not bool(loss.isfinite()):
             saved = checkpoints(Path(self.args.output_dir))
+            where = _first_non_finite(self.model, self._prepare_inputs(inputs))
             raise NonFiniteLossError(
                 f"the loss is {loss.item()} at step {self.state.global_step + 1}: "
-                f"the first value that is not finite appears in {_first_non_finite(model, self._prepare_inputs(inputs))}; "
+                f"the first value that is not finite appears in {where}; "
                 f"last good checkpoint: {saved[-1] if saved else 'none yet'}"
             )
         return loss
@@ -150,15 +159,17 @@ class LanguageTrainer(Trainer):
         try:
             with writing(output / name):
                 super()._save_checkpoint(model, trial)
-                self.accelerator.wait_for_everyone()
-                if self.is_world_process_zero():
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                with writing(output / name):
                     seal(self.staging / name, self.run)
                     put(self.staging / name, output, self.run)
                     remove_old(output, self.staging, self.run, self.state.global_step, self.keep)
-                self.accelerator.wait_for_everyone()
+            self.accelerator.wait_for_everyone()
         finally:
             self._staging = False
-            shutil.rmtree(self.staging, ignore_errors=True)
+            if self.is_world_process_zero():
+                shutil.rmtree(self.staging, ignore_errors=True)
 
 
 def _first_non_finite(model: nn.Module, inputs: dict[str, Any]) -> str:
