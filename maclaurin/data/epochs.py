@@ -66,6 +66,25 @@ class Epochs(Dataset[Any]):
         return torch.randperm(len(self.filled.rows), generator=generator, dtype=torch.long, device="cpu")
 
 
+class Shared(Dataset[Any]):
+    """The same batches for `times` processes that follow one another, of which there are `processes` in all.
+
+    Batches of `batch_size` items go to the processes in turn: that is how a DataLoader is shared out.
+    """
+
+    def __init__(self, rows: Any, *, batch_size: int, processes: int, times: int) -> None:
+        self.rows, self.batch_size, self.processes, self.times = rows, batch_size, processes, times
+
+    def __len__(self) -> int:
+        return len(self.rows) * self.times
+
+    def __getitem__(self, index: int) -> Any:
+        batch, place = divmod(index, self.batch_size)
+        turn, process = divmod(batch, self.processes)
+        own = turn * (self.processes // self.times) + process // self.times
+        return self.rows[own * self.batch_size + place]
+
+
 @dataclass(frozen=True)
 class WithoutBlanks:
     """Collates the sequences of a batch. A batch of blanks alone has the first one's row, without labels."""

@@ -35,6 +35,7 @@ from maclaurin.training.checkpoints import (
     step_of,
     writing,
 )
+from maclaurin.training.cuts import Cut
 from maclaurin.training.names import trainer_fields
 from maclaurin.training.provenance import save_provenance
 from maclaurin.training.ranks import agreed, lost_processes_named, rank, shared_out
@@ -111,7 +112,9 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
         raise ValueError(f"{str(output)!r} holds a run already: resume it with --resume, or choose another output")
     checkpoint = agreed(last_whole(output) if resume and not rank() else None)
     first_step = (step_of(checkpoint) or 0) if checkpoint else 0
-    devices, per_process = args.world_size * max(args.n_gpu, 1), recipe.batch_size * recipe.accumulation
+    cut = Cut.of(recipe.sequence_parallel, recipe.sequence_chunks, args.world_size)
+    devices = args.world_size // cut.processes * max(args.n_gpu, 1)
+    per_process = recipe.batch_size * recipe.accumulation
     per_step = devices * per_process
     if checkpoint is not None:
         recipe.check_goes_on(output, first_step)
@@ -137,6 +140,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
         callbacks=[LastStep(), JsonLog(output / LOG), *shown, interrupt, *_windows(recipe, model), *callbacks],
         keep=recipe.keep,
         schedule_steps=recipe.schedule_steps,
+        cut=cut,
     )
     if not rank():
         tokenizer.save_pretrained(output)

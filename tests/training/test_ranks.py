@@ -103,6 +103,16 @@ def test_a_killed_process_ends_the_others_with_a_sentence(folder, capfd):
     assert [path.name for path in (folder / "run").glob("checkpoint-*")] == ["checkpoint-3"]
 
 
+def test_sequences_cut_in_time_take_the_same_steps(folder):
+    fields = {"batch_size": 4, "steps": 3, "eval_every": 3, "mixer": "2mamba,softmax", "num_hidden_layers": 2}
+    train(recipe(folder, **fields, output=str(folder / "whole")))
+    train(recipe(folder, **fields, sequence_chunks=3, output=str(folder / "chunks")))
+    on_ranks(2, lambda rank: train(recipe(folder, **fields, sequence_parallel=2, output=str(folder / "slices"))))
+    for name in ("chunks", "slices"):
+        for figure in ("loss", "eval_loss", "eval_tokens", "grad_norm"):
+            assert losses(folder, name, figure) == pytest.approx(losses(folder, "whole", figure), abs=1e-5), (name, figure)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_torchrun_killed_five_times_ends_with_the_weights_of_an_undisturbed_run(folder, ranks):
