@@ -11,6 +11,7 @@ from maclaurin.commands.output import without
 from maclaurin.evals import runner
 from maclaurin.evals.runner import Event, Worker, load, run
 from maclaurin.evals.summary import summary
+from maclaurin.processes import leases
 from tests.evals.helpers import experiment, outcome
 from tests.ranks import ends_on_ranks
 from tests.shell import typed
@@ -21,11 +22,16 @@ def test_three_processes_train_every_cell_once_though_one_is_killed(tmp_path, mo
     asked = experiment(seeds=3)
     cells, log = asked.cells(3), tmp_path / "trained.txt"
     monkeypatch.setattr(runner, "POLL", 0.05)
+    monkeypatch.setattr(leases, "BEAT", 0.2)
+    monkeypatch.setattr(leases, "EXPIRES", 8.0)  # nobody waits for the process that is killed before the test ends
+    killed = tmp_path / "killed"
 
     def trained(worker, cell):
-        time.sleep(0.05)
-        if os.environ["RANK"] == "2" and cell == cells[5]:
+        if os.environ.get("RANK") == "2":
+            killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        while not killed.exists():
+            time.sleep(0.05)
         with open(log, "a") as stream:
             stream.write(cell.key + "\n")
         worker.events.put(Event(cell, outcome=outcome(cell.learning_rate)))
@@ -37,8 +43,6 @@ def test_three_processes_train_every_cell_once_though_one_is_killed(tmp_path, mo
     assert all(load(cell, tmp_path) is not None for cell in cells)
     assert not (tmp_path / "leases").exists()
 
-    os.environ.pop("RANK", None)
-    monkeypatch.setenv("RANK", "0")
     assert run(cells, tmp_path / "alone", jobs=1) == {}
     assert summary(asked, tmp_path, {}) == summary(asked, tmp_path / "alone", {})
 
