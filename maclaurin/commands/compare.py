@@ -10,6 +10,8 @@ import typer
 
 from maclaurin.commands.output import Json, comma_list, print_json, screen, talk, typed, write_report
 from maclaurin.commands.recipe import takes_recipe
+from maclaurin.commands.sharing import OnlyTable, PrintCommands, Shard, print_commands
+from maclaurin.common.shards import WHOLE
 from maclaurin.training.budgets import BUDGETS, DEFAULT
 
 
@@ -41,20 +43,27 @@ def compare(
     ] = None,
     recall: Annotated[bool, typer.Option("--recall/--no_recall", help="Train small models to recall pairs, too.")] = True,
     jobs: Annotated[int | None, typer.Option(help="Parallel processes; as many as cores for small models.")] = None,
+    shard: Shard = WHOLE,
+    commands: PrintCommands = None,
+    only_table: OnlyTable = False,
     as_json: Json = False,
 ) -> None:
     """Train several mixers at an equal budget and print which models text best, recalls best and costs least; resumes."""
-    from maclaurin.comparison.run import Asked, answered
+    from maclaurin.comparison.run import Asked, answered, so_far
     from maclaurin.processes.command import command_line
     from maclaurin.processes.stopping import STOPS, end_stopped
     from maclaurin.training.configured import compare_recipe
     from maclaurin.training.tables import result_table
 
+    if commands is not None:
+        return print_commands(commands)
     recipe, rates = compare_recipe(given, config, budget=budget, learning_rates=_rates(learning_rates))
     asked = Asked(recipe, rates, BUDGETS[budget].seeds if seeds is None else seeds, mixers, block, budget, recall)
     console = screen()
+    if only_table:
+        return console.print(result_table(so_far(asked), recipe))
     try:
-        found = answered(asked, second_corpus, jobs=jobs, command=typed())
+        found = answered(asked, second_corpus, jobs=jobs, command=typed(), shard=shard)
     except STOPS as stop:
         end_stopped(stop, f"go on with: {command_line()}")
     with talk(as_json=as_json):

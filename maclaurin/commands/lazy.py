@@ -14,6 +14,8 @@ NO = {"no", "false", "f", "n", "0"}
 # --batch_size and --batch-size are one flag, everywhere
 BOTH_SPELLINGS: dict[str, Any] = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
+ALONE = "last"  # the value of a flag that may stand alone, where it does
+
 # help in columns cuts long flags off where the terminal is narrow
 PLAIN: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None}
 
@@ -38,9 +40,13 @@ class LazyGroup(TyperGroup):
 
 
 class Command(TyperCommand):
-    """Flags that are true or false take a value too: `--tied`, `--no-tied` and `--tied false`."""
+    """Flags that are true or false take a value too: `--tied`, `--no-tied` and `--tied false`. Those whose metavar stands in
+    brackets may do without one: `--resume` and `--resume auto`.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        may_stand_alone = {name for option in self.params if (option.metavar or "").startswith("[") for name in option.opts}
+        args = list(_with_values(args, may_stand_alone))
         flags = {_dashed(name) for option in self.params if option.secondary_opts for name in option.opts}
         words = any(option.param_type_name == "argument" for option in self.params)
         return super().parse_args(ctx, list(_as_flags(args, flags, words)))
@@ -53,6 +59,13 @@ def command_of(made: Callable[..., Any] | typer.Typer, name: str) -> Any:
     app = typer.Typer(**PLAIN)
     app.command(name, cls=Command, context_settings=getattr(made, "context_settings", None))(made)
     return get_command(app)
+
+
+def _with_values(args: Sequence[str], alone: Collection[str]) -> Iterator[str]:
+    for word, following in zip(args, [*args[1:], "-"], strict=True):
+        yield word
+        if word in alone and following.startswith("-"):
+            yield ALONE
 
 
 def _as_flags(args: Sequence[str], flags: Collection[str], words: bool) -> Iterator[str]:

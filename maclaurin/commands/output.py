@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -33,8 +33,20 @@ def print_json(content: Any) -> None:
 
 
 def typed() -> str:
-    """The command of this process."""
-    return shlex.join(["maclaurin", *sys.argv[1:]])
+    """The command of this process, without its share of the work: results do not depend on that."""
+    return shlex.join(["maclaurin", *without(sys.argv[1:], "--shard")])
+
+
+def without(words: Sequence[str], flag: str) -> list[str]:
+    """The words of a command but for a flag and its value, in either spelling."""
+    left, rest = [], list(words)
+    while rest:
+        name, equals, _ = rest[0].partition("=")
+        if name.replace("_", "-") == flag:
+            del rest[: 1 if equals else 2]
+        else:
+            left.append(rest.pop(0))
+    return left
 
 
 def comma_list(text: str | None) -> list[str]:

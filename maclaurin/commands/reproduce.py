@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maclaurin.commands.output import Json, print_json, screen, talk, typed
+from maclaurin.commands.sharing import OnlyTable, PrintCommands, Shard, print_commands
+from maclaurin.common.shards import WHOLE
 
 if TYPE_CHECKING:
-    from maclaurin.reproduce.run import Found
+    from maclaurin.reproduce.run import Found, Training
     from maclaurin.reproduce.table import Table
 
 
@@ -32,13 +34,16 @@ def reproduce(
     output: Annotated[
         Path | None, typer.Option(help="Folder of the results; results/reproduce/PAPER-BUDGET if not given.")
     ] = None,
+    shard: Shard = WHOLE,
+    commands: PrintCommands = None,
+    only_table: OnlyTable = False,
     as_json: Json = False,
 ) -> None:
     """Make the tables of a paper again, beside the published numbers: does their order hold? Resumes where it stopped."""
     from maclaurin.common.arguments import at_least_one, one_of
     from maclaurin.common.cores import cores
     from maclaurin.reproduce.papers import MODULES, paper_of, tables_of
-    from maclaurin.reproduce.run import save
+    from maclaurin.reproduce.run import Training, save
     from maclaurin.reproduce.table import BUDGETS
 
     one_of("budget", budget, BUDGETS)
@@ -49,10 +54,13 @@ def reproduce(
         chosen = {name: tables_of(name, table) for name in ([paper] if paper else MODULES)}
         _show_list(chosen, as_json=as_json)
         return
+    if commands is not None:
+        return print_commands(commands)
     tables = tables_of(paper, table)
     folder = output or Path("results/reproduce") / f"{paper}-{budget}"
     with talk(as_json=as_json):
-        found = _made(tables, budget, folder, cores() if jobs is None else jobs, seeds, steps)
+        how = Training(cores() if jobs is None else jobs, None if only_table else shard)
+        found = _made(tables, budget, folder, how, seeds, steps)
         path = save(found, paper, budget, typed(), folder)
         _publish(paper_of(paper).title, budget, found, folder)
         print(f"figures: {path}")
@@ -76,7 +84,7 @@ def _show_list(papers: dict[str, list[Table]], *, as_json: bool) -> None:
 
 
 def _made(
-    tables: Sequence[Table], budget: str, folder: Path, jobs: int, seeds: int | None, steps: int | None
+    tables: Sequence[Table], budget: str, folder: Path, how: Training, seeds: int | None, steps: int | None
 ) -> list[Found]:
     from maclaurin.processes.command import command_line
     from maclaurin.processes.stopping import STOPS, end_stopped
@@ -88,7 +96,9 @@ def _made(
         for table in tables:
             experiment = experiments[table.name]
             if experiment is not None:
-                found.append(_trained(table, experiment, folder, jobs))
+                found.append(_trained(table, experiment, folder, how))
+            elif how.shard is None:
+                print(f"{table.name} has no table before its end", file=sys.stderr)
             elif budget in table.lab:
                 print(f"{table.name}: maclaurin lab {table.lab[budget][0]}", file=sys.stderr)
                 found.append(computed(table, budget, folder))
@@ -102,15 +112,15 @@ def _made(
     return found
 
 
-def _trained(table: Table, experiment: Any, folder: Path, jobs: int) -> Found:
+def _trained(table: Table, experiment: Any, folder: Path, how: Training) -> Found:
     from maclaurin.evals.tables import Watcher
     from maclaurin.reproduce.cost import estimate
     from maclaurin.reproduce.run import trained
 
     cost = estimate(experiment, folder)
-    print(f"{table.name}: {cost.text(jobs)}", file=sys.stderr)
+    print(f"{table.name}: {cost.text(how.jobs)}", file=sys.stderr)
     with Watcher(cost.cells, cost.done) as watch:
-        return trained(table, experiment, folder, jobs=jobs, watch=watch)
+        return trained(table, experiment, folder, how, watch=watch)
 
 
 def _publish(title: str, budget: str, found: Sequence[Found], folder: Path) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maclaurin.commands.output import Json, comma_list, print_json, screen, typed
+from maclaurin.commands.sharing import OnlyTable, PrintCommands, Shard, print_commands
+from maclaurin.common.shards import WHOLE
 
 if TYPE_CHECKING:
     from maclaurin.evals.results import ResultTable, SuiteResult
@@ -36,18 +38,23 @@ def suite(
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Parallel processes; as many as cores if not given.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the results; results/NAME-PRESET if not given.")] = None,
+    shard: Shard = WHOLE,
+    commands: PrintCommands = None,
+    only_table: OnlyTable = False,
     as_json: Json = False,
 ) -> None:
     """Train small models to see what mixers can do: recall, tracking, needles, the Arena. Resumes where it stopped."""
     from maclaurin.evals.planning import plan
     from maclaurin.evals.results import SuiteResult
 
+    if commands is not None:
+        return print_commands(commands)
     rates = [_number("learning_rates", rate) for rate in comma_list(learning_rates)]
     experiments = plan(name, preset, mixers=mixers or (), seeds=seeds, steps=steps, learning_rates=rates, data=data)
     folder = output or Path("results") / f"{name}-{preset}"
     errors: dict[str, str] = {}
     if model is None:
-        train = partial(_trained, folder=folder, jobs=jobs)
+        train = partial(_trained, folder=folder, jobs=jobs, shard=None if only_table else shard)
         tables, errors = _searched(experiments, preset, train) if name == "search" else train(experiments)
     elif name == "needle":
         tables = _tested(model, experiments)
@@ -68,8 +75,10 @@ def _searched(experiments: list[Any], preset: str, train: Any) -> tuple[list[Res
     return halve(experiments, RUNGS[preset], REFERENCES, train)
 
 
-def _trained(experiments: list[Any], folder: Path, jobs: int | None) -> tuple[list[ResultTable], dict[str, str]]:
-    """Train the unfinished cells; returns the tables, and the errors by the key of the cell."""
+def _trained(
+    experiments: list[Any], folder: Path, jobs: int | None, shard: str | None
+) -> tuple[list[ResultTable], dict[str, str]]:
+    """Train the unfinished cells, or none without a shard; returns the tables, and the errors by the key of the cell."""
     from maclaurin.common.cores import cores
     from maclaurin.evals.runner import load, run
     from maclaurin.evals.summary import summary
@@ -81,10 +90,12 @@ def _trained(experiments: list[Any], folder: Path, jobs: int | None) -> tuple[li
         cells = {cell.key: cell for experiment in experiments for cell in experiment.cells(experiment.seeds)}
     except ImportError as error:  # of the library that has a dataset; it says what to install
         raise ValueError(str(error)) from error
+    if shard is None:
+        return [summary(experiment, folder, {}) for experiment in experiments], {}
     done = sum(load(cell, folder) is not None for cell in cells.values())
     try:
         with Watcher(len(cells), done) as watch:
-            errors = run(list(cells.values()), folder, jobs=cores() if jobs is None else jobs, watch=watch)
+            errors = run(list(cells.values()), folder, jobs=cores() if jobs is None else jobs, watch=watch, shard=shard)
     except STOPS as stop:
         end_stopped(stop, f"finished cells are in {folder}; go on with: {command_line()}")
     return [summary(experiment, folder, errors) for experiment in experiments], errors

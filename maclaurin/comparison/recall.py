@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from maclaurin.common.shards import WHOLE
 from maclaurin.evals.cells import Row, Setting
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.planning import check
@@ -62,9 +63,11 @@ def experiment(contenders: Mapping[str, Contender], budget: str) -> Experiment:
     return found
 
 
-def trained(asked: Experiment, folder: Path, *, jobs: int, watch: Watch) -> tuple[ResultTable, dict[str, str]]:
+def trained(
+    asked: Experiment, folder: Path, *, jobs: int, watch: Watch, shard: str = WHOLE
+) -> tuple[ResultTable, dict[str, str]]:
     """The table, and the errors by the key of the cell."""
-    errors = run(asked.cells(asked.seeds), folder, jobs=jobs, watch=watch)
+    errors = run(asked.cells(asked.seeds), folder, jobs=jobs, watch=watch, shard=shard)
     return summary(asked, folder, errors), errors
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from maclaurin.common.arguments import at_least_one
 from maclaurin.common.cores import cores
 from maclaurin.common.files import read_json, write_json
+from maclaurin.common.shards import WHOLE, read
 from maclaurin.common.timing import Timing
 from maclaurin.comparison import answers
 from maclaurin.comparison import recall as recalling
@@ -56,7 +58,15 @@ class Answered:
     content: dict[str, Any]
 
 
-def answered(asked: Asked, second_corpus: str | None, *, jobs: int | None, command: str) -> list[Answered]:
+def so_far(asked: Asked) -> list[Standing]:
+    """The rows over the runs that are done, with nothing but what their training gave."""
+    runs = asked.plan()
+    return summary([*runs, *following(runs, asked.seeds)])
+
+
+def answered(
+    asked: Asked, second_corpus: str | None, *, jobs: int | None, command: str, shard: str = WHOLE
+) -> list[Answered]:
     """One per corpus. What cannot be compared is refused before any training starts."""
     if BUDGETS[asked.budget].corpora > 1 and second_corpus is None:
         raise ValueError(
@@ -71,9 +81,10 @@ def answered(asked: Asked, second_corpus: str | None, *, jobs: int | None, comma
     contenders = chosen(asked.mixers, asked.block)
     experiment = recalling.experiment(contenders, asked.budget) if asked.recall else None
     folder = Path(asked.recipe.output)
-    with locked(folder / "compare.lock", f"comparison {asked.recipe.output!r}"):
-        runs = [_trained(request, own, jobs) for request, own in zip(requests, plans, strict=True)]
-        recalled = {} if experiment is None else _recalled(experiment, folder / recalling.FOLDER, jobs, command)
+    alone = locked(folder / "compare.lock", f"comparison {asked.recipe.output!r}")
+    with alone if read(shard) == read(WHOLE) else nullcontext():
+        runs = [_trained(request, own, jobs, shard) for request, own in zip(requests, plans, strict=True)]
+        recalled = {} if experiment is None else _recalled(experiment, folder / recalling.FOLDER, jobs, command, shard)
         costs = _costs({run.name: run.recipe for run in plans[0]}, folder / "costs.json")
         return [_answered(request, own, recalled, costs, command) for request, own in zip(requests, runs, strict=True)]
 
@@ -84,7 +95,7 @@ def _second(asked: Asked, corpus: str) -> Asked:
     return dataclasses.replace(asked, recipe=recipe)
 
 
-def _trained(asked: Asked, runs: list[Run], jobs: int | None) -> list[Run]:
+def _trained(asked: Asked, runs: list[Run], jobs: int | None, shard: str) -> list[Run]:
     """All runs, with the seeds that follow the choice of the learning rates."""
     with LiveTable(runs, asked.recipe.steps, asked.total(runs)) as table:
         execute(
@@ -92,11 +103,12 @@ def _trained(asked: Asked, runs: list[Run], jobs: int | None) -> list[Run]:
             table,
             jobs=default_jobs(runs) if jobs is None else jobs,
             more=lambda: following(runs, asked.seeds),
+            shard=shard,
         )
     return [*runs, *following(runs, asked.seeds)]
 
 
-def _recalled(experiment: Any, folder: Path, jobs: int | None, command: str) -> dict[str, Recall]:
+def _recalled(experiment: Any, folder: Path, jobs: int | None, command: str, shard: str) -> dict[str, Recall]:
     from maclaurin.evals.results import SuiteResult
     from maclaurin.evals.runner import load
     from maclaurin.evals.tables import Watcher
@@ -104,7 +116,8 @@ def _recalled(experiment: Any, folder: Path, jobs: int | None, command: str) -> 
     cells = experiment.cells(experiment.seeds)
     done = sum(load(cell, folder) is not None for cell in cells)
     with Watcher(len(cells), done) as watch:
-        table, errors = recalling.trained(experiment, folder, jobs=cores() if jobs is None else jobs, watch=watch)
+        most = cores() if jobs is None else jobs
+        table, errors = recalling.trained(experiment, folder, jobs=most, watch=watch, shard=shard)
     if errors:
         raise ValueError(f"recall failed, the first time with: {next(iter(errors.values()))}")
     write_json(folder / "results.json", SuiteResult(command, "recall", [table]).to_json())

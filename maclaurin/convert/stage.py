@@ -6,7 +6,6 @@ A stage is done when its folder contains a model; until then it contains checkpo
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from maclaurin.common.files import read_json, write_json
 from maclaurin.common.records import Record
 from maclaurin.convert.data import Batch
-from maclaurin.processes.stopping import Terminated
+from maclaurin.processes.stopping import TERMINATE, Terminated
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
 from maclaurin.training.checkpoints import deliver, last_whole, remove_own, writing
 from maclaurin.training.trainer import LanguageTrainer, arguments
@@ -87,8 +86,8 @@ class Stage:
         finished = trainer.state.global_step >= self.steps
         if finished:
             self._finish(model, trainer)
-        elif interrupt.requested == signal.SIGTERM:
-            raise Terminated
+        elif interrupt.requested in TERMINATE:
+            raise Terminated(interrupt.requested)
         return finished
 
     def _finish(self, model: PreTrainedModel, trainer: LanguageTrainer) -> None:

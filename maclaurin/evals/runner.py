@@ -2,6 +2,8 @@
 
 The file is named after the cell's settings and contains them, so a run that was interrupted resumes with the cells that have
 no file, and a changed setting is another cell. A cell that fails, or whose process dies, is reported; the others continue.
+Several runs, on several machines, can share a folder: each takes cells that no other one is training, and ends when all
+are done.
 """
 
 from __future__ import annotations
@@ -12,18 +14,22 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from maclaurin.common.arguments import at_least_one
 from maclaurin.common.files import read_json, write_json
+from maclaurin.common.shards import WHOLE, own_first
 from maclaurin.evals.cells import Cell
 from maclaurin.evals.learn import Outcome
 from maclaurin.processes.children import APART
+from maclaurin.processes.leases import Leases
 from maclaurin.processes.waiting import ASLEEP
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"} | ASLEEP  # threads that spin would take the core of another cell
+
+POLL = 1.0  # seconds between two looks for cells that others have left or finished
 
 
 @dataclass(frozen=True)
@@ -58,44 +64,66 @@ def save(cell: Cell, outcome: Outcome, folder: Path) -> None:
     write_json(path_of(cell, folder), {"cell": cell.settings(), "outcome": outcome.to_json()})
 
 
-def run(cells: Sequence[Cell], folder: Path, *, jobs: int, watch: Watch = lambda event: None) -> dict[str, str]:
+def run(
+    cells: Sequence[Cell], folder: Path, *, jobs: int, watch: Watch = lambda event: None, shard: str = WHOLE
+) -> dict[str, str]:
     """Train what is not done yet; the errors by the key of the cell.
 
-    If interrupted, it ends its processes and raises KeyboardInterrupt; finished cells are kept.
+    shard: the cells it begins with. If interrupted, it ends its processes and raises KeyboardInterrupt; finished cells are
+    kept.
     """
     at_least_one("jobs", jobs)
-    todo: queue.SimpleQueue[Cell] = queue.SimpleQueue()
-    missing = {cell.key: cell for cell in cells if load(cell, folder) is None}
-    for cell in missing.values():
-        todo.put(cell)
+    missing = {cell.key: cell for cell in own_first(cells, shard) if load(cell, folder) is None}
     if not missing:
         return {}
     folder.mkdir(parents=True, exist_ok=True)
+    todo: queue.SimpleQueue[Cell | None] = queue.SimpleQueue()
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     workers = [Worker(todo, events, folder / f"worker-{n}.txt") for n in range(min(jobs, len(missing)))]
     errors: dict[str, str] = {}
-    try:
-        for worker in workers:
-            worker.start()
-        left = len(missing)
-        while left:
-            event = events.get()
-            if event.outcome is not None:
-                save(event.cell, event.outcome, folder)
-            elif event.error:
-                errors[event.cell.key] = event.error
-            left -= event.outcome is not None or bool(event.error)
-            watch(event)
-    finally:
-        for worker in workers:
-            worker.stop()
+    with Leases(folder / "leases") as leases:
+        try:
+            for worker in workers:
+                worker.start()
+            while missing:
+                for event in _taken(missing, leases, len(workers), folder):
+                    if event.outcome is None:
+                        todo.put(event.cell)
+                    else:
+                        events.put(event)
+                try:
+                    event = events.get(timeout=POLL)
+                except queue.Empty:
+                    continue
+                key = event.cell.key
+                if event.outcome is not None:
+                    save(event.cell, event.outcome, folder)
+                elif event.error:
+                    errors[key] = event.error
+                if event.outcome is not None or event.error:
+                    del missing[key]
+                    leases.release(key)
+                watch(event)
+        finally:
+            for worker in workers:
+                todo.put(None)
+                worker.stop()
     return errors
+
+
+def _taken(missing: Mapping[str, Cell], leases: Leases, most: int, folder: Path) -> Iterator[Event]:
+    """Of cells that nobody trains, as many as there are workers without one; with the outcome where others have made it."""
+    for key, cell in missing.items():
+        if len(leases.held) >= most:
+            return
+        if key not in leases.held and leases.take(key):
+            yield Event(cell, outcome=load(cell, folder))
 
 
 class Worker(threading.Thread):
     """Drives one process: a new one if it dies."""
 
-    def __init__(self, todo: queue.SimpleQueue[Cell], events: queue.SimpleQueue[Event], log: Path) -> None:
+    def __init__(self, todo: queue.SimpleQueue[Cell | None], events: queue.SimpleQueue[Event], log: Path) -> None:
         super().__init__(daemon=True)
         self.todo, self.events, self.log = todo, events, log
         self.process: subprocess.Popen[str] | None = None
@@ -103,11 +131,7 @@ class Worker(threading.Thread):
         self.starting = threading.Lock()  # so that no process is started after `end`
 
     def run(self) -> None:
-        while not self.stopped:
-            try:
-                cell = self.todo.get_nowait()
-            except queue.Empty:
-                break
+        while (cell := self.todo.get()) is not None and not self.stopped:
             try:
                 self._train(cell)
             except Exception as error:  # the run needs an event for every cell

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.machine.bfloat16 import check_bf16
+from maclaurin.mixers import handover
 from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.conv import short_conv
@@ -115,11 +116,17 @@ class Mixer(nn.Module, ABC):
         attention_mask (B, T): 1 at tokens, 0 at padding, on the left or on the right. cu_seqlens (N+1,): the bounds of N
         documents packed in one sequence; the state then holds N sequences. Padding and other documents have no influence.
         A mixer built with causal=False sees whole sequences: it takes no state and returns None in its place.
+        Where sequences are cut (`handover.py`), the first document goes on from the slice before.
         """
         checks.tensor("x", x, f"batch, time, {self.d_model}")
         if x.shape[2] != self.d_model or x.shape[1] == 0:
             raise ValueError(f"x must have shape (batch, time >= 1, {self.d_model}), got {checks.shape(x)}")
         one_of("form", form, checks.FORMS)
+        cut = None if state is not None or not self.causal else handover.current()
+        documents = None if cu_seqlens is None else len(cu_seqlens) - 1
+        if cut is not None:
+            x, before = cut.receive(self, x)
+            state = before if before is None or documents is None else self._with_new(before, documents - 1)
         if state is not None and getattr(state, "made_by", None) is not self._seal:
             self._check_state(state, x)
         return_state = return_state and self.causal
@@ -129,12 +136,22 @@ class Mixer(nn.Module, ABC):
         def dense(inputs: Inputs, state: MixerState | None, lengths: Tensor | None) -> tuple[Tensor, MixerState | None]:
             (x,) = inputs
             assert x is not None
-            return self.mix(x, state, Call(form, lengths, return_state))
+            return self.mix(x, state, Call(form, lengths, return_state or cut is not None))
 
         y, after = over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
         if after is not None:
             object.__setattr__(after, "made_by", self._seal)  # not a field: a state derived from this one is checked again
-        return y, after
+        if cut is not None:
+            assert after is not None
+            y = cut.send(self, y, after if documents is None else after.select([documents - 1]))
+        return y, after if return_state else None
+
+    def _with_new(self, state: MixerState, count: int) -> MixerState:
+        """The state of a document that goes on, and those of so many that begin behind it."""
+        if not count:
+            return state
+        tensor = next(iter(state.tensors().values()))
+        return MixerState.cat([state, self.init_state(count, device=tensor.device)])
 
     @abstractmethod
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:

@@ -229,9 +229,13 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         seq_idx: Tensor | None = None,
         logits_to_keep: int | Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        shift_labels: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """labels (batch, time) are the input ids, shifted here; −100 is ignored, and so is the first token of a document.
+
+        shift_labels (batch, time): instead of labels, what each token predicts, for slices whose last token predicts the
+        first one of the next slice.
 
         logits_to_keep: how many of the last tokens get logits, or which; 0 for all. With labels, logits are those of all
         tokens too, unless it is given; in training, where the loss has them for LOSS_CHUNK tokens at a time, all of them
@@ -254,17 +258,20 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         loss: Tensor | None = None
         logits: Any = None
         later = self.training and not torch.compiler.is_compiling()  # logits are computed when they are read
-        in_chunks = labels is not None and (later or logits_to_keep is not None)
+        has_targets = labels is not None or shift_labels is not None
+        in_chunks = has_targets and (later or logits_to_keep is not None)
         if logits_to_keep is not None or not in_chunks:
             kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-(logits_to_keep or 0), None)
             logits = self.lm_head(hidden[:, kept])
-        if labels is not None:
-            B, T = labels.shape
-            padding = _padding(attention_mask, T)
-            bounds = document_bounds((B, T), padding, position_ids=position_ids, **packing)
-            targets = _targets(labels, padding, bounds)
+        if has_targets:
             rows, head = (hidden, self.lm_head) if in_chunks else (logits, nn.Identity())
-            loss = _cross_entropy(rows, head, targets, num_items_in_batch)
+            if shift_labels is None:
+                assert labels is not None
+                B, T = labels.shape
+                padding = _padding(attention_mask, T)
+                bounds = document_bounds((B, T), padding, position_ids=position_ids, **packing)
+                rows, shift_labels = rows[:, :-1], _targets(labels, padding, bounds)[:, 1:]
+            loss = _cross_entropy(rows, head, shift_labels, num_items_in_batch)
         rest = {"past_key_values": outputs.past_key_values, "hidden_states": outputs.hidden_states}
         if logits is None:
             return TrainingOutput(loss=loss, logits=when_read(self.lm_head, hidden), **rest)
@@ -320,12 +327,12 @@ def _targets(labels: Tensor, padding: Tensor | None, bounds: Bounds | None) -> T
 
 
 def _cross_entropy(rows: Tensor, head: nn.Module, targets: Tensor, num_items: Tensor | int | None) -> Tensor:
-    """Token-weighted, of every next token, in float32. head: makes logits of the rows, a chunk at a time."""
-    rows, targets = rows[:, :-1].flatten(0, 1), targets[:, 1:].flatten()
+    """Token-weighted, in float32 at least. head: makes logits of the rows, some at a time. targets: what each predicts."""
+    rows, targets = rows.flatten(0, 1), targets.flatten()
     if torch.compiler.is_compiling():
         total = summed_in_graph(head, rows, targets, LOSS_CHUNK)
     else:
-        total = rows.new_zeros((), dtype=torch.float32)
+        total = rows.new_zeros((), dtype=torch.promote_types(rows.dtype, torch.float32))
         for some_rows, some_targets in zip(rows.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
             total = total + recomputed(_summed, head, some_rows, some_targets)
     if num_items is None:
@@ -334,4 +341,6 @@ def _cross_entropy(rows: Tensor, head: nn.Module, targets: Tensor, num_items: Te
 
 
 def _summed(head: nn.Module, rows: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(head(rows).float(), targets, ignore_index=-100, reduction="sum")
+    logits = head(rows)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")

@@ -17,6 +17,7 @@ from maclaurin.ops.scan import linear_scan
 from maclaurin.ops.selective import selective_scan
 from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.states import ConvState, DeltaState, LinearState, MLSTMState, PowerState, ScanState, State, TokenState
+from maclaurin.ops.transitions import decay_transition, delta_transition
 
 __all__ = [
     "ConvState",
@@ -33,7 +34,9 @@ __all__ = [
     "bidirectional_linear",
     "bidirectional_power",
     "bidirectional_softmax",
+    "decay_transition",
     "delta_rule",
+    "delta_transition",
     "fold_length",
     "inline_attention",
     "linear_attention",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from maclaurin.ops import decay
 from maclaurin.ops.fields import BATCH, SLOTS, WHOLE, Axes, Field, fields_of
 from maclaurin.ops.transforms import has_numbers
 
@@ -188,6 +189,14 @@ class State:
             return type(values[0]).cat(values)
         return torch.cat(values)
 
+    def after(self, earlier: Self, transition: Tensor) -> Self:
+        """The state after two slices, of which this one belongs to the second, computed as if nothing came before it.
+
+        earlier: the state after the first slice. transition: what the tokens of the second do to a state, as
+        `transitions.py` computes it. Differentiable in all three.
+        """
+        raise TypeError(f"a {type(self).__name__} cannot be joined with that of an earlier slice: hand it to the next call")
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file; the old file stays whole until the new one is complete."""
         from maclaurin.ops.state_files import save
@@ -242,6 +251,12 @@ def _check_joinable(cls: type[State], states: Sequence[State]) -> None:
                 raise ValueError(f"states must all have the {name} {expected!r} of the first one, got {value!r}")
 
 
+def decayed(recurrent: Tensor, log_decay: Tensor) -> Tensor:
+    """log_decay: one number for each of the first dimensions of a recurrent state."""
+    left = decay.factor(log_decay, recurrent.dtype)
+    return recurrent * left.view(*left.shape, *(1,) * (recurrent.dim() - left.dim()))
+
+
 @dataclass(frozen=True)
 class ConvState(State):
     """The last width-1 inputs of a causal convolution, newest last. L = width-1."""
@@ -255,6 +270,9 @@ class LinearState(State):
 
     recurrent: Annotated[Tensor, Axes("B G K W")]
 
+    def after(self, earlier: Self, transition: Tensor) -> Self:
+        return type(self)(decayed(earlier.recurrent, transition) + self.recurrent)
+
 
 @dataclass(frozen=True)
 class DeltaState(State):
@@ -262,12 +280,18 @@ class DeltaState(State):
 
     recurrent: Annotated[Tensor, Axes("B G F V")]
 
+    def after(self, earlier: Self, transition: Tensor) -> Self:
+        return type(self)(transition @ earlier.recurrent + self.recurrent)
+
 
 @dataclass(frozen=True)
 class ScanState(State):
     """The state of an elementwise recurrence: one number per channel, or per channel and state dimension."""
 
     recurrent: Annotated[Tensor, Axes("B ...")]
+
+    def after(self, earlier: Self, transition: Tensor) -> Self:
+        return type(self)(decayed(earlier.recurrent, transition) + self.recurrent)
 
 
 @dataclass(frozen=True)
@@ -279,6 +303,14 @@ class MLSTMState(State):
 
     recurrent: Annotated[Tensor, Axes("B G K W")]
     log_scale: Annotated[Tensor | None, Axes("B G")] = None
+
+    def after(self, earlier: Self, transition: Tensor) -> Self:
+        if self.log_scale is None or earlier.log_scale is None:
+            return type(self)(decayed(earlier.recurrent, transition) + self.recurrent)
+        kept = transition + earlier.log_scale
+        log_scale = torch.maximum(self.log_scale, kept)
+        recurrent = decayed(earlier.recurrent, kept - log_scale) + decayed(self.recurrent, self.log_scale - log_scale)
+        return type(self)(recurrent, log_scale)
 
 
 @dataclass(frozen=True)
@@ -352,6 +384,16 @@ class PowerState(TokenState):
     """
 
     recurrent: Annotated[Tensor | None, Axes("B G F W", later=True)] = None
+
+    def after(self, earlier: Self, transition: Tensor) -> Self:
+        if earlier.slots or earlier.recurrent is None:
+            raise ValueError(
+                f"the earlier state must hold no tokens, got {earlier.slots}: make it with fold_at=1 and fold_every=1"
+            )
+        if self.log_decay is not None:  # the recurrent state is the one before the tokens that are kept beside it
+            transition = transition - self.log_decay.to(transition.dtype).sum(1)
+        recurrent = decayed(earlier.recurrent, transition)
+        return self._replaced(recurrent=recurrent if self.recurrent is None else recurrent + self.recurrent)
 
     @classmethod
     def within(cls, tokens: TokenViews, slots: int, recurrent: Tensor | None) -> Self:

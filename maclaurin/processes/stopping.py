@@ -1,4 +1,6 @@
-"""Requests to stop: Ctrl-C, and SIGTERM, which schedulers and `kill` send. Running work is cleaned up first."""
+"""Requests to stop: Ctrl-C, SIGTERM, which schedulers and `kill` send, and SIGUSR1, by which Slurm can warn of the end of a
+job. Running work is cleaned up first.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,16 @@ def exit_code(number: int) -> int:
     return 128 + number
 
 
-class Terminated(SystemExit):
-    """SIGTERM."""
+# Windows has no SIGUSR1
+TERMINATE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+SIGNALS = (signal.SIGINT, *TERMINATE)
 
-    def __init__(self) -> None:
-        super().__init__(exit_code(signal.SIGTERM))
+
+class Terminated(SystemExit):
+    """SIGTERM or SIGUSR1."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(exit_code(number))
 
 
 STOPS = (KeyboardInterrupt, Terminated)
@@ -26,14 +33,15 @@ STOPS = (KeyboardInterrupt, Terminated)
 def end_stopped(stop: BaseException, what_now: str) -> NoReturn:
     """The end of a command that was asked to stop: one sentence, and the exit code that shells give the signal."""
     print(f"maclaurin: stopped; {what_now}", file=sys.stderr)
-    raise SystemExit(exit_code(signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)) from None
+    raise SystemExit(stop.code if isinstance(stop, Terminated) else exit_code(signal.SIGINT)) from None
 
 
 def raise_on_terminate() -> None:
-    """From now on SIGTERM raises an exception, so that children are ended, files closed, and a sentence is printed."""
+    """From now on these signals raise an exception, so that children are ended, files closed, and a sentence is printed."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminated)
+        for number in TERMINATE:
+            signal.signal(number, _terminated)
 
 
 def _terminated(number: int, frame: Any) -> None:
-    raise Terminated
+    raise Terminated(number)

@@ -11,6 +11,7 @@ from typing import Any
 
 from maclaurin.common.files import read_json, write_json, write_text
 from maclaurin.common.records import Json, Record
+from maclaurin.common.shards import WHOLE
 from maclaurin.evals.experiment import Experiment
 from maclaurin.evals.planning import check
 from maclaurin.evals.results import ResultTable
@@ -79,10 +80,21 @@ def experiment_of(table: Table, budget: str, *, seeds: int | None = None, steps:
     return experiment
 
 
-def trained(table: Table, experiment: Experiment, folder: Path, *, jobs: int, watch: Watch) -> Found:
+@dataclass(frozen=True)
+class Training:
+    """jobs: parallel processes. shard: the part of the cells to begin with; None to train nothing."""
+
+    jobs: int
+    shard: str | None = WHOLE
+
+
+def trained(table: Table, experiment: Experiment, folder: Path, how: Training, *, watch: Watch) -> Found:
     """Train what is not done yet; cells are in `folder`, which all tables of a paper share."""
-    errors = run(tuning_cells(experiment), folder, jobs=jobs, watch=watch)
-    errors |= run(cells_of_tuned(tuned(experiment, folder)), folder, jobs=jobs, watch=watch)
+    errors: dict[str, str] = {}
+    if how.shard is not None:
+        errors |= run(tuning_cells(experiment), folder, jobs=how.jobs, watch=watch, shard=how.shard)
+        following = cells_of_tuned(tuned(experiment, folder))
+        errors |= run(following, folder, jobs=how.jobs, watch=watch, shard=how.shard)
     found = result(experiment, folder, errors)
     return Found(table, found, verdict(table, found), errors=errors)
 
@@ -145,4 +157,15 @@ def save(found: Sequence[Found], paper: str, budget: str, command: str, folder: 
     return path
 
 
-__all__ = ["BUDGETS", "Found", "Planned", "computed", "experiment_of", "planned", "save", "trained", "unavailable"]
+__all__ = [
+    "BUDGETS",
+    "Found",
+    "Planned",
+    "Training",
+    "computed",
+    "experiment_of",
+    "planned",
+    "save",
+    "trained",
+    "unavailable",
+]

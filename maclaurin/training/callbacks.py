@@ -16,8 +16,9 @@ from transformers import IntervalStrategy, TrainerCallback
 
 from maclaurin.common.files import write_text
 from maclaurin.common.progress import time_text
-from maclaurin.processes.stopping import Terminated
+from maclaurin.processes.stopping import SIGNALS, Terminated
 from maclaurin.training.checkpoints import writing
+from maclaurin.training.ranks import largest
 from maclaurin.training.windows import WindowSchedule, own_windows
 
 
@@ -37,6 +38,8 @@ class JsonLog(TrainerCallback):
         self.path = path
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
         lines = self.path.read_text(errors="replace").splitlines() if self.path.exists() else []
         kept = [line for line in lines if _step_of(line) <= state.global_step] if state.global_step else []
         write_text(self.path, "".join(f"{line}\n" for line in kept))
@@ -104,8 +107,8 @@ class LiveProgress(TrainerCallback):
 
 
 class StopOnInterrupt(TrainerCallback):
-    """Around training: the first Ctrl-C or SIGTERM ends the run after its current step, with a checkpoint; the second one
-    at once. `requested` is then the number of the signal.
+    """Around training: the first Ctrl-C, SIGTERM or SIGUSR1 ends the run after its current step, with a checkpoint; the
+    second one at once. A signal to one process of a run ends all of them at the same step. `requested` is then its number.
     """
 
     def __init__(self) -> None:
@@ -114,7 +117,7 @@ class StopOnInterrupt(TrainerCallback):
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # no other may
-            self.before = {number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)}
+            self.before = {number: signal.signal(number, self._asked) for number in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,6 +125,7 @@ class StopOnInterrupt(TrainerCallback):
             signal.signal(number, handler)
 
     def stop(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.requested = largest(self.requested, args.device)
         if self.requested:
             control.should_save = control.should_training_stop = True
 
@@ -129,7 +133,7 @@ class StopOnInterrupt(TrainerCallback):
 
     def _asked(self, number: int, frame: Any) -> None:
         if self.requested:
-            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+            raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
         self.requested = number
 
 

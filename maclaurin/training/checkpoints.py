@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,8 +24,11 @@ from transformers import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
 from maclaurin.common.files import naming, read_json, write_json
+from maclaurin.common.records import LARGEST
 
 MANIFEST, IDENTITY, STATE = "manifest.json", "run.json", "trainer_state.json"
+Resume = bool | Literal["auto"]
+PER_STEP = "sequences_per_step"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)", re.ASCII)
 
@@ -39,22 +42,42 @@ def run_of(output: Path) -> str:
     return run
 
 
-def identity(output: Path) -> dict[str, str]:
-    """What identifies a run apart from its recipe: `run`, its own name, and `data`, the fingerprint of its corpus."""
+def identity(output: Path) -> dict[str, Any]:
+    """What identifies a run apart from its recipe: `run`, its own name, `data`, the fingerprint of its corpus, and
+    `sequences_per_step`, of all its processes together.
+    """
     file = output / IDENTITY
-    known = read_json(file) if file.exists() else {}
+    known: dict[str, Any] = read_json(file) if file.exists() else {}
     for name, value in known.items():
-        if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{16,64}", value):
+        if name == PER_STEP:
+            if type(value) is not int or not 0 < value < LARGEST:
+                raise ValueError(f"{file} must have a number above 0 as {name}, got {value!r:.40}")
+        elif not isinstance(value, str) or not re.fullmatch("[0-9a-f]{16,64}", value):
             raise ValueError(f"{file} must have hexadecimal digits as {name[:40]}, got {value!r:.40}")
     return known
 
 
-def check_same_data(output: Path, corpus: str, fingerprint: str) -> None:
+def check_same_data(output: Path, corpus: str, fingerprint: str, per_step: int) -> None:
     """A run never goes on with another text, whatever its path; the first start records the fingerprint here."""
-    known = identity(output)
+    known = identity(output) | {PER_STEP: per_step}
     if known.setdefault("data", fingerprint) != fingerprint:
         raise ValueError(f"corpus {corpus!r} is not the text that {str(output)!r} has been trained on: it cannot go on")
     write_json(output / IDENTITY, known)
+
+
+def sequences_per_step(checkpoint: Path, per_process: int) -> int:
+    """Of a run that goes on from this checkpoint: on any number of processes it stays what it was."""
+    # runs from before this was recorded: a checkpoint has one such file for each process
+    processes = len(list(checkpoint.glob("rng_state*.pth")))
+    known: int = identity(checkpoint.parent).get(PER_STEP, per_process * processes)
+    return known
+
+
+def goes_on(output: Path, resume: Resume) -> bool:
+    """Whether a run resumes: "auto" where there is something to resume from."""
+    if resume is True and not checkpoints(output):
+        raise ValueError(f"there is no checkpoint to resume from in {str(output)!r}")
+    return bool(checkpoints(output)) if resume == "auto" else resume
 
 
 def step_of(checkpoint: Path) -> int | None:

@@ -5,6 +5,7 @@ of its own: the recipe is JSON, and the process ends with the one that started i
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -13,27 +14,35 @@ from maclaurin.processes.children import end_with_parent
 from maclaurin.processes.command import command_line
 from maclaurin.processes.exits import errors_as_sentences
 from maclaurin.processes.stopping import STOPS, end_stopped, exit_code, raise_on_terminate
-from maclaurin.training.checkpoints import checkpoints
+from maclaurin.training.checkpoints import Resume, checkpoints
+from maclaurin.training.ranks import rank
 from maclaurin.training.recipe import Recipe, checked
 from maclaurin.training.run import Result, train
 from maclaurin.training.starting import DIVERGED
 from maclaurin.training.trainer import NonFiniteLossError
 
 
-def execute(recipe: Recipe, *, resume: bool) -> Result:
+def execute(recipe: Recipe, *, resume: Resume) -> Result:
+    """Of several processes the first one speaks."""
     keep_freed_memory()
     go_on = f"go on with: {command_line(['train', '--output', recipe.output, '--resume'])}"
     try:
         result = train(recipe, resume=resume)
     except STOPS as stop:  # before its first step, or for the second time
+        if rank():
+            raise SystemExit(exit_code(signal.SIGTERM)) from None
         end_stopped(stop, go_on if checkpoints(Path(recipe.output)) else f"start again with: {command_line()}")
-    if result.finished:
-        print(f"{result.steps} steps, validation loss {result.held_out_loss:.4f}; the model is in {recipe.output}")
-    else:
-        print(f"stopped after step {result.steps}; {go_on}")
-        if result.stopped_by:
-            raise SystemExit(exit_code(result.stopped_by))
+    if not rank():
+        print(_told(result, recipe, go_on))
+    if result.stopped_by and not result.finished:
+        raise SystemExit(exit_code(result.stopped_by))
     return result
+
+
+def _told(result: Result, recipe: Recipe, go_on: str) -> str:
+    if not result.finished:
+        return f"stopped after step {result.steps}; {go_on}"
+    return f"{result.steps} steps, validation loss {result.held_out_loss:.4f}; the model is in {recipe.output}"
 
 
 def main(recipe: Recipe, *, resume: bool) -> None:

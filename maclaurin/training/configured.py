@@ -11,6 +11,7 @@ import yaml
 
 from maclaurin.common.arguments import one_of
 from maclaurin.training.budgets import BUDGETS, DEFAULT
+from maclaurin.training.checkpoints import Resume, goes_on
 from maclaurin.training.names import ALIASES, resolved, trainer_fields
 from maclaurin.training.recipe import FREE_SIZES, Recipe, checked
 
@@ -20,11 +21,11 @@ LARGEST_CONFIG = 2**20  # bytes
 DEEPEST = 4  # a mapping of options by mixer, one of which is a list
 
 
-def train_recipe(given: dict[str, Any], config: Path | None = None, *, resume: bool = False) -> Recipe:
+def train_recipe(given: dict[str, Any], config: Path | None = None, *, resume: Resume = False) -> Recipe:
     """The recipe of `maclaurin train`: with `resume` that of the run, in which given fields may change (more steps, say)."""
     values = _merged(_configured(config), _named(given))
     output = Path(values.get("output", Recipe.output))
-    if resume and (output / "recipe.json").exists():
+    if resume and goes_on(output, resume) and (output / "recipe.json").exists():
         values = _merged(dataclasses.asdict(Recipe.load(output)), {"output": str(output)}, values)
     return Recipe(**values)
 

@@ -11,13 +11,17 @@ from typing import Any
 from maclaurin.common.arguments import at_least_one
 from maclaurin.common.cores import cores
 from maclaurin.common.files import write_json
+from maclaurin.common.progress import Every
+from maclaurin.common.shards import WHOLE, own_first
 from maclaurin.machine.inventory import load
+from maclaurin.processes.leases import Leases
 from maclaurin.training.checkpoints import checkpoints, remove_own
 from maclaurin.training.compare import Run, is_number, last_line, latest
 from maclaurin.training.starting import DIVERGED, FORKS, Alone, End, Process, Server
 
 LARGEST_ALONE = 10_000_000  # parameters of a model that one thread trains; larger ones take turns with all cores
 SECONDS = 0.2  # between two looks at the processes
+OTHERS = 5.0  # seconds between two looks for what follows from runs of other processes
 
 
 class Watch:
@@ -51,52 +55,76 @@ def execute(
     *,
     jobs: int = 1,
     more: Callable[[], Sequence[Run]] = tuple,
+    shard: str = WHOLE,
 ) -> None:
     """Train to their end those that have no result, each from its last checkpoint if it has one.
 
-    more: further runs, asked for as others end. With several jobs each run has one thread. If interrupted, all save a
-    checkpoint and end; if one fails, likewise, and ValueError says how it failed.
+    more: further runs, asked for as others end. shard: the runs it begins with; those that another process trains are
+    waited for. With several jobs each run has one thread. If interrupted, all save a checkpoint and end; if one fails,
+    likewise, and ValueError says how it failed.
     """
     at_least_one("jobs", jobs)
-    todo, seen = [run for run in runs if run.result() is None], {run.recipe.output for run in runs}
+    todo, seen = [run for run in own_first(runs, shard) if run.result() is None], {run.recipe.output for run in runs}
     threads = 1 if jobs > 1 else None
     free: list[Server | None] = [None] * jobs
     servers: list[Server] = []
     active: list[Active] = []
+    due = Every(OTHERS)
 
     def look_for_more() -> None:
-        for run in more():
+        for run in own_first(more(), shard):
             if run.recipe.output not in seen:
                 seen.add(run.recipe.output)
                 todo.extend([run] if run.result() is None else [])
 
-    try:
-        look_for_more()
-        while todo or active:
-            while todo and free:
-                server = free.pop()
-                if server is None and FORKS and len(todo) > jobs:  # one run each: nothing would be saved
-                    server = Server(threads)
-                    servers.append(server)
-                active.append(_start(todo.pop(0), server, threads, watch))
-            for one in list(active):
-                end = one.process.ended()
-                if end is None:
-                    watch.update(one.run, latest(Path(one.run.recipe.output)))
-                    continue
-                active.remove(one)
-                free.append(one.server)
-                _finish(one, end, threads)
-                watch.end(one.run)
-                look_for_more()
-            time.sleep(SECONDS)
-    except BaseException:
-        _stop([one.process for one in active])
-        raise
-    finally:
-        for server in servers:
-            server.close()
-            server.wait()
+    with Leases(Path(runs[0].recipe.output).parent / "leases") as leases:
+        try:
+            look_for_more()
+            while todo or active:
+                while free and (run := _taken(todo, leases)) is not None:
+                    server = free.pop()
+                    if server is None and FORKS and len(todo) >= jobs:  # one run each: nothing would be saved
+                        server = Server(threads)
+                        servers.append(server)
+                    active.append(_start(run, server, threads, watch))
+                for one in list(active):
+                    end = one.process.ended()
+                    if end is None:
+                        watch.update(one.run, latest(Path(one.run.recipe.output)))
+                        continue
+                    active.remove(one)
+                    free.append(one.server)
+                    _finish(one, end, threads)
+                    leases.release(_name(one.run))
+                    watch.end(one.run)
+                    look_for_more()
+                if due():
+                    look_for_more()
+                time.sleep(SECONDS)
+        except BaseException:
+            _stop([one.process for one in active])
+            raise
+        finally:
+            for server in servers:
+                server.close()
+                server.wait()
+
+
+def _name(run: Run) -> str:
+    return Path(run.recipe.output).name
+
+
+def _taken(todo: list[Run], leases: Leases) -> Run | None:
+    """The next run that no other process trains; those that others have finished are left out of `todo`."""
+    for run in list(todo):
+        if run.result() is None and not leases.take(_name(run)):
+            continue
+        todo.remove(run)
+        if run.result() is None:
+            return run
+        if _name(run) in leases.held:  # finished between the two looks
+            leases.release(_name(run))
+    return None
 
 
 def _start(run: Run, server: Server | None, threads: int | None, watch: Watch) -> Active:

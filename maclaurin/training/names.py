@@ -35,6 +35,7 @@ ALIASES = {
 
 _ITS_OWN = "a run sets it itself"
 _BY_TOKEN = "evaluation here is the loss per token, and nothing else"
+_ORDER = "the seed decides the order of sequences"
 _COMPLETE = "a checkpoint here is always complete, and --resume goes on from the last one"
 # fields of TrainingArguments that a run decides itself -> what to use instead
 DECIDED = {
@@ -54,6 +55,7 @@ DECIDED = {
     "hub_strategy": "the model is pushed once, when the run has ended",
     "hub_always_push": "the model is pushed once, when the run has ended",
     "ignore_data_skip": "a resumed run sees the data that it has not seen",
+    **dict.fromkeys(("train_sampling_strategy", "group_by_length", "length_column_name"), _ORDER),
     **dict.fromkeys(("save_only_model", "save_on_each_node", "enable_jit_checkpoint"), _COMPLETE),
     **dict.fromkeys(
         (

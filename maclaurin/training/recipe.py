@@ -31,6 +31,7 @@ SCHEDULES = (
 PRECISIONS = ("auto", "fp32", "bf16")
 ROWS = ("packed", "documents")
 FREE_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+CUTS = ("sequence_parallel", "sequence_chunks")
 TRACKERS = ("tensorboard", "wandb", "trackio")
 # what a resumed run can change; all else determines its weights and data, or is stored in its checkpoint
 MAY_CHANGE = {
@@ -47,6 +48,8 @@ MAY_CHANGE = {
     "long_window_end",
     "precision",
     "gradient_checkpointing",
+    "sequence_parallel",
+    "sequence_chunks",
     "eval_every",
     "eval_rows",
     "save_every",
@@ -109,6 +112,13 @@ class Recipe:
     gradient_checkpointing: bool = field(
         default=False, metadata={"help": "Save memory: recompute layers in the backward pass."}
     )
+    sequence_parallel: int = field(
+        default=1, metadata={"help": "Processes that share each sequence, a slice of its tokens on each."}
+    )
+    sequence_chunks: int = field(
+        default=1,
+        metadata={"help": "Save memory: so many slices of each sequence, one after the other, with exact gradients."},
+    )
     eval_every: int = field(default=0, metadata={"help": "Steps between evaluations; 0 for a tenth of the run."})
     eval_rows: int = field(default=64, metadata={"help": "Validation sequences per evaluation."})
     test_rows: int = field(
@@ -135,7 +145,7 @@ class Recipe:
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("precision", self.precision, PRECISIONS)
         one_of("rows", self.rows, ROWS)
-        for name in ("length", "batch_size", "accumulation", "steps", "eval_rows", "keep"):
+        for name in ("length", "batch_size", "accumulation", "steps", "eval_rows", "keep", *CUTS):
             at_least_one(name, getattr(self, name))
         for name in (
             "learning_rate",
@@ -157,6 +167,11 @@ class Recipe:
         for name in ("short_window_probability", "long_window_end"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
+        if self.sequence_parallel > 1 and self.sequence_chunks > 1:
+            raise ValueError("give sequence_parallel or sequence_chunks, not both")
+        for name in CUTS:
+            if getattr(self, name) > 1 and self.rows != "packed":
+                raise ValueError(f"{name} needs rows 'packed', got {self.rows!r}: padded documents are not cut")
         for tracker in self.trackers():
             one_of("track", tracker, TRACKERS)
         self._spell_out_mixers()

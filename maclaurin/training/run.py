@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,22 @@ from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.processes.lock import locked
 from maclaurin.training import card
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StochasticWindow, StopOnInterrupt
-from maclaurin.training.checkpoints import check_same_data, checkpoints, deliver, identity, last_whole, step_of, writing
+from maclaurin.training.checkpoints import (
+    Resume,
+    check_same_data,
+    checkpoints,
+    deliver,
+    goes_on,
+    identity,
+    last_whole,
+    sequences_per_step,
+    step_of,
+    writing,
+)
+from maclaurin.training.cuts import Cut
 from maclaurin.training.names import trainer_fields
 from maclaurin.training.provenance import save_provenance
+from maclaurin.training.ranks import agreed, lost_processes_named, rank, shared_out
 from maclaurin.training.recipe import FREE_SIZES, Recipe
 from maclaurin.training.text import Text
 from maclaurin.training.trainer import LanguageTrainer, arguments
@@ -48,21 +60,19 @@ class Result:
 
 
 def train(
-    recipe: Recipe, *, resume: bool = False, cache: Path | None = None, callbacks: Sequence[TrainerCallback] = ()
+    recipe: Recipe, *, resume: Resume = False, cache: Path | None = None, callbacks: Sequence[TrainerCallback] = ()
 ) -> Result:
-    """Train until the recipe's last step, or until Ctrl-C or SIGTERM. `resume` goes on from the last whole checkpoint in its
-    folder, which no other process may be training in. `callbacks` are called after the run's own.
+    """Train until the recipe's last step, or until Ctrl-C, SIGTERM or SIGUSR1. `resume` goes on from the last whole
+    checkpoint in its folder, which no other run may be training in; "auto" does so where there is one. `callbacks` are
+    called after the run's own.
     """
     output = Path(recipe.output)
     if not checkpoints(output) and (output / "result.json").exists():
         raise ValueError(
             f"{str(output)!r} holds a finished run of `compare`, which keeps no checkpoint: choose another output"
         )
-    if resume and not checkpoints(output):
-        raise ValueError(f"there is no checkpoint to resume from in {str(output)!r}")
-    if not _is_first():
-        return _train(recipe, output, resume, cache, callbacks)
-    with _own(output):
+    resume = goes_on(output, resume)
+    with lost_processes_named(), nullcontext() if rank() else _own(output):
         return _train(recipe, output, resume, cache, callbacks)
 
 
@@ -100,35 +110,42 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     args = _arguments(recipe)  # before any work: it may refuse them
     if not resume and checkpoints(output):
         raise ValueError(f"{str(output)!r} holds a run already: resume it with --resume, or choose another output")
-    checkpoint = last_whole(output) if resume else None
+    checkpoint = agreed(last_whole(output) if resume and not rank() else None)
     first_step = (step_of(checkpoint) or 0) if checkpoint else 0
+    cut = Cut.of(recipe.sequence_parallel, recipe.sequence_chunks, args.world_size)
+    devices = args.world_size // cut.processes * max(args.n_gpu, 1)
+    per_process = recipe.batch_size * recipe.accumulation
+    per_step = devices * per_process
     if checkpoint is not None:
         recipe.check_goes_on(output, first_step)
+        per_step = sequences_per_step(checkpoint, per_process)
+    args.per_device_train_batch_size, args.gradient_accumulation_steps = shared_out(per_step, devices, recipe.batch_size)
 
     text = Text(recipe, identity(output).get("data", ""))
-    if _is_first():
-        check_same_data(output, recipe.corpus, text.fingerprint)
-    per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    if not rank():
+        check_same_data(output, recipe.corpus, text.fingerprint, per_step)
     sequences = text.sequences(cache, recipe.steps * per_step)
     tokenizer = sequences.tokenizer
     disable_progress_bar()
     set_seed(recipe.seed)
     model = _model(recipe, tokenizer, checkpoint)
-    interrupt, progress = StopOnInterrupt(), LiveProgress(recipe.tokens_per_step)
-    asked_for = [*_windows(recipe, model), *_trackers(recipe, first_step), *callbacks]
+    interrupt, progress = StopOnInterrupt(), LiveProgress(per_step * recipe.length)
+    shown = [] if rank() else [progress, *_trackers(recipe, first_step)]
     trainer = LanguageTrainer(
         model=model,
         args=args,
         train_dataset=sequences.train,
         eval_dataset=_first(sequences.validation, recipe.eval_rows),
         data_collator=sequences.train.collate,
-        callbacks=[LastStep(), JsonLog(output / LOG), progress, interrupt, *asked_for],
+        callbacks=[LastStep(), JsonLog(output / LOG), *shown, interrupt, *_windows(recipe, model), *callbacks],
         keep=recipe.keep,
         schedule_steps=recipe.schedule_steps,
+        cut=cut,
     )
-    tokenizer.save_pretrained(output)
-    recipe.save(output)
-    save_provenance(output, first_step=first_step)
+    if not rank():
+        tokenizer.save_pretrained(output)
+        recipe.save(output)
+        save_provenance(output, first_step=first_step)
     if checkpoint is not None and first_step >= recipe.steps:
         # it stopped between its last checkpoint and the end: there is nothing left to train
         trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -164,11 +181,6 @@ def _model(recipe: Recipe, tokenizer: Any, checkpoint: Path | None) -> Maclaurin
     if checkpoint is not None:
         _check_same_model(checkpoint, config)
     return MaclaurinForCausalLM(config)
-
-
-def _is_first() -> bool:
-    """Whether this is the first of the processes that torchrun starts."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _save_model(trainer: LanguageTrainer, output: Path, recipe: Recipe, loss: float | None) -> None:

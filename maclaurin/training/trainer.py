@@ -18,7 +18,11 @@ from transformers.utils import logging
 
 from maclaurin.common.files import naming
 from maclaurin.data import StreamedRows
+from maclaurin.data.epochs import Epochs, Filled, Shared, WithoutBlanks
+from maclaurin.distributed import backward_in_chunks
 from maclaurin.training.checkpoints import WEIGHTS, checkpoints, put, remove_old, run_of, seal, writing
+from maclaurin.training.cuts import WHOLE, Cut
+from maclaurin.training.ranks import agreed
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -43,35 +47,50 @@ def arguments(output: str, steps: int, **fields: Any) -> TrainingArguments:
 
 
 class LanguageTrainer(Trainer):
-    """`keep`: how many checkpoints stay. `schedule_steps`: over which the learning rate decays, 0 for those of the run."""
+    """`keep`: how many checkpoints stay. `schedule_steps`: over which the learning rate decays, 0 for those of the run.
+    `cut`: how sequences are cut in time.
+    """
 
-    def __init__(self, *args: Any, keep: int = 2, schedule_steps: int = 0, **kwargs: Any) -> None:
-        self.schedule_steps = schedule_steps
+    def __init__(self, *args: Any, keep: int = 2, schedule_steps: int = 0, cut: Cut = WHOLE, **kwargs: Any) -> None:
+        self.schedule_steps, self.cut = schedule_steps, cut
         super().__init__(*args, **kwargs)
         self.remove_callback(PrinterCallback)
         self.keep = keep
-        self.run = self._agreed(run_of(Path(self.args.output_dir)) if self.is_world_process_zero() else "")
+        self.run = agreed(run_of(Path(self.args.output_dir)) if self.is_world_process_zero() else "")
         self._staging = False
+        self.data_collator = WithoutBlanks(self.data_collator)
+        if not isinstance(self.train_dataset, StreamedRows):
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            self.train_dataset = Epochs(self.train_dataset, steps=self.args.max_steps, per_step=self.per_step, seed=seed)
+        self.train_dataset = self._shared(self.train_dataset, self.args.train_batch_size)
 
     @property
     def staging(self) -> Path:
         """The folder for incomplete files, used by this run alone."""
         return Path(self.args.output_dir) / f".staging-{self.run}"
 
-    def _agreed(self, text: str) -> str:
-        """The value of the first process, in all of them."""
-        texts = [text]
-        if self.args.world_size > 1:
-            torch.distributed.broadcast_object_list(texts, src=0)
-        return texts[0]
+    @property
+    def per_step(self) -> int:
+        """Sequences of a step, of all processes together."""
+        batches = self.args.gradient_accumulation_steps * self.args.world_size // self.cut.processes
+        return self.args.train_batch_size * batches
+
+    def _shared(self, rows: Any, batch_size: int) -> Any:
+        """Processes that have slices of the same sequences get the same batches."""
+        return Shared(rows, batch_size=batch_size, processes=self.args.world_size, times=self.cut.processes)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         return super().create_scheduler(self.schedule_steps or num_training_steps, optimizer)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Sequences that are streamed have their order already."""
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        return SequentialSampler(dataset) if isinstance(dataset, StreamedRows) else super()._get_train_sampler(dataset)
+        """Sequences have their order already."""
+        return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Every sequence once: blanks fill the batches of the last processes, where accelerate would repeat the first."""
+        rows, batch_size = self.eval_dataset if eval_dataset is None else eval_dataset, self.args.eval_batch_size
+        filled = Filled(rows, batch_size * self.args.world_size // self.cut.processes)
+        return super().get_eval_dataloader(self._shared(filled, batch_size))
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """A resumed run has the intervals that it is given now, not those of its checkpoint."""
@@ -106,15 +125,25 @@ class LanguageTrainer(Trainer):
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Nobody reads the logits, of which a compiled model would make those of all tokens."""
-        return super().compute_loss(model, {**inputs, "logits_to_keep": 1}, *args, **kwargs)
+        return super().compute_loss(model, {**self.cut.own(inputs), "logits_to_keep": 1}, *args, **kwargs)
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        loss: Tensor
+        if self.cut.chunks > 1:
+            with self.compute_loss_context_manager():
+                batch = self._prepare_inputs(inputs)
+                loss = backward_in_chunks(model.train(), batch, self.cut.chunks, num_items=num_items_in_batch)
+        else:
+            if self.cut.processes > 1:  # each of them has counted the same labels
+                num_items_in_batch = num_items_in_batch / self.cut.processes
+            with self.cut.handing_over():
+                loss = super().training_step(model, inputs, num_items_in_batch)
         if not bool(loss.isfinite()):
             saved = checkpoints(Path(self.args.output_dir))
+            where = _first_non_finite(self.model, self._prepare_inputs(inputs))
             raise NonFiniteLossError(
                 f"the loss is {loss.item()} at step {self.state.global_step + 1}: "
-                f"the first value that is not finite appears in {_first_non_finite(model, self._prepare_inputs(inputs))}; "
+                f"the first value that is not finite appears in {where}; "
                 f"last good checkpoint: {saved[-1] if saved else 'none yet'}"
             )
         return loss
@@ -124,12 +153,13 @@ class LanguageTrainer(Trainer):
         prefix = kwargs.get("metric_key_prefix", "eval")
         model = self.model.eval()
         total, tokens = 0.0, 0
-        with torch.no_grad(), self.compute_loss_context_manager():
+        with torch.no_grad(), self.compute_loss_context_manager(), self.cut.handing_over():
             for batch in dataloader:
-                inputs = self._prepare_inputs(batch)
+                inputs = self.cut.own(self._prepare_inputs(batch))
                 # the logits of all tokens would be the largest tensor there is
                 total += model(**inputs, num_items_in_batch=1, logits_to_keep=1).loss.item()
-                tokens += int((inputs["labels"][:, 1:] != -100).sum())
+                labels = inputs["shift_labels"] if "shift_labels" in inputs else inputs["labels"][:, 1:]
+                tokens += int((labels != -100).sum())
         gathered = self.accelerator.reduce(torch.tensor([total, tokens], dtype=torch.float64, device=self.args.device))
         loss = (gathered[0] / gathered[1]).item()
         metrics = {
@@ -150,15 +180,17 @@ class LanguageTrainer(Trainer):
         try:
             with writing(output / name):
                 super()._save_checkpoint(model, trial)
-                self.accelerator.wait_for_everyone()
-                if self.is_world_process_zero():
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                with writing(output / name):
                     seal(self.staging / name, self.run)
                     put(self.staging / name, output, self.run)
                     remove_old(output, self.staging, self.run, self.state.global_step, self.keep)
-                self.accelerator.wait_for_everyone()
+            self.accelerator.wait_for_everyone()
         finally:
             self._staging = False
-            shutil.rmtree(self.staging, ignore_errors=True)
+            if self.is_world_process_zero():
+                shutil.rmtree(self.staging, ignore_errors=True)
 
 
 def _first_non_finite(model: nn.Module, inputs: dict[str, Any]) -> str:

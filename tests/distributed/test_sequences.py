@@ -1,0 +1,126 @@
+"""Sequences cut over processes, or in time: the loss and every gradient are those of whole sequences."""
+
+import os
+
+import pytest
+import torch
+
+from maclaurin.distributed import backward_in_chunks, sequence_parallel, slice_of, sum_gradients
+from maclaurin.mixers import available_mixers, build_mixer
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from tests.ranks import on_ranks
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forks")
+MIXERS = [name for name in available_mixers() if build_mixer(name, 16, 2).has_states]
+TOKENS = 23
+
+
+def model_of(*mixers):
+    torch.manual_seed(0)
+    config = MaclaurinConfig(
+        vocab_size=11,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=len(mixers),
+        num_attention_heads=2,
+        mixer=list(mixers),
+    )
+    return MaclaurinForCausalLM(config).double().train()
+
+
+def batch_of(packed):
+    torch.manual_seed(1)
+    ids = torch.randint(11, (1 if packed else 2, TOKENS))
+    # documents that cross the borders 7 and 13, or begin there, and one that spans a slice
+    return {"input_ids": ids, "labels": ids} | ({"cu_seqlens": torch.tensor([0, 3, 7, 17, TOKENS])} if packed else {})
+
+
+def whole(model, batch):
+    model(**batch).loss.backward()
+    return gradients(model)
+
+
+def gradients(model):
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def largest_difference(got, expected):
+    assert got.keys() == expected.keys()
+    return max(float((got[name] - expected[name]).abs().max() / expected[name].abs().max().clamp(min=1e-3)) for name in got)
+
+
+def on_slices(model, batch, borders, rank, checkpointing=False):
+    """The gradient of this process, all of them summed, and the bytes it received."""
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    start, stop = borders[rank], borders[rank + 1]
+    bounds = batch.get("cu_seqlens")
+    starts = 1 if bounds is None else len(bounds) - 1
+    items = batch["labels"].numel() - starts * batch["labels"].shape[0]
+    with sequence_parallel() as chain:
+        model(**slice_of(batch, start, stop), num_items_in_batch=items).loss.backward()
+    sum_gradients(model.parameters())
+    return gradients(model), chain.received_bytes
+
+
+@needs_fork
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_mixer_on_two_and_four_processes(packed):
+    """In one job for all mixers: starting processes takes longer than the work."""
+    batch = batch_of(packed)
+    borders = {2: [0, 13, TOKENS], 4: [0, 7, 8, 13, TOKENS]}
+
+    def work(rank, count):
+        worst = {}
+        for name in MIXERS:
+            model = model_of(name, name)
+            expected = whole(model, batch)
+            worst[name] = largest_difference(on_slices(model, batch, borders[count], rank)[0], expected)
+        return worst
+
+    for count in borders:
+        for worst in on_ranks(count, lambda rank, count=count: work(rank, count), group=True):
+            assert {name: found for name, found in worst.items() if not found <= 1e-9} == {}
+
+
+@needs_fork
+def test_hybrids_with_checkpointed_layers_and_bytes_that_do_not_grow():
+    batch, model = batch_of(packed=True), model_of("2mamba", "softmax", "gated-delta")
+    expected = whole(model, batch)
+
+    def received(model, tokens):
+        ids = torch.zeros(1, 2 * tokens, dtype=torch.long)
+        return on_slices(model, {"input_ids": ids, "labels": ids}, [0, tokens, 2 * tokens], int(os.environ["RANK"]))[1]
+
+    def work(rank):
+        again = on_slices(model, batch, [0, 13, TOKENS], rank, checkpointing=True)[0]
+        return largest_difference(again, expected), received(model_of("mamba2"), 20), received(model_of("mamba2"), 40)
+
+    for worst, few, many in on_ranks(2, work, group=True):
+        assert worst <= 1e-9
+        assert 0 < few == many
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_chunks_in_time_give_the_gradients_of_whole_sequences(packed):
+    batch, worst = batch_of(packed), {}
+    for name in MIXERS:
+        model = model_of(name, name)
+        loss = model(**batch).loss
+        loss.backward()
+        expected = gradients(model)
+        got = backward_in_chunks(model, batch, 4)
+        assert float(got) == pytest.approx(float(loss), abs=1e-12)
+        worst[name] = largest_difference(gradients(model), expected)
+    assert {name: found for name, found in worst.items() if not found <= 1e-9} == {}
+
+
+def test_what_cannot_be_cut_is_refused():
+    with pytest.raises(ValueError, match="must have input_ids, labels, cu_seqlens only, got 'attention_mask'"):
+        slice_of(batch_of(False) | {"attention_mask": None}, 0, 4)
+    with pytest.raises(ValueError, match="packed in one sequence to be cut, got 2"):
+        slice_of(batch_of(False) | {"cu_seqlens": torch.tensor([0, 46])}, 0, 4)
+    with pytest.raises(ValueError, match="23 tokens cannot be cut into 24 slices"):
+        backward_in_chunks(model_of("linear"), batch_of(False), 24)

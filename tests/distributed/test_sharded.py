@@ -1,0 +1,70 @@
+"""Parameters spread over processes: the same losses, and checkpoints that load on any number of them."""
+
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from maclaurin.distributed.sharded import consolidate, load_sharded, save_sharded, shard
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from tests.ranks import on_ranks
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forks")
+
+
+def new_model():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return MaclaurinForCausalLM(MaclaurinConfig(vocab_size=11, **sizes, mixer=["2mamba", "gated-delta"])).train()
+
+
+def losses_of(model, count):
+    """Of so many steps, all processes with the same batches."""
+    generator = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    found = []
+    for _ in range(count):
+        ids = torch.randint(11, (2, 12), generator=generator)
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss))
+    return found
+
+
+def test_sharded_models_train_as_whole_ones_and_their_checkpoints_load_anywhere(tmp_path):
+    one = new_model()
+    expected = losses_of(one, 5)
+
+    def trained(rank):
+        model = shard(new_model())
+        found = losses_of(model, 5)
+        save_sharded(model, tmp_path / "sharded")
+        local = sum(parameter.to_local().numel() for parameter in model.parameters())
+        return found, local
+
+    for found, local in on_ranks(2, trained, group=True):
+        assert found == pytest.approx(expected, abs=1e-5)
+        assert local < 0.6 * sum(parameter.numel() for parameter in one.parameters())
+
+    file = consolidate(tmp_path / "sharded", tmp_path / "whole")
+    weights = load_file(file)
+    assert weights.keys() >= {name for name, _ in one.named_parameters()}
+    for name, parameter in one.named_parameters():
+        torch.testing.assert_close(weights[name], parameter.detach(), rtol=0, atol=1e-4)
+
+    def elsewhere(rank):
+        torch.manual_seed(7)
+        model = shard(MaclaurinForCausalLM(new_model().config))
+        load_sharded(model, tmp_path / "sharded")
+        return {name: parameter.full_tensor().detach() for name, parameter in model.named_parameters()}
+
+    for loaded in on_ranks(1, elsewhere, group=True):
+        assert all(torch.equal(loaded[name], weights[name]) for name in loaded)
+
+
+def test_a_model_without_layers_is_refused():
+    with pytest.raises(ValueError, match="Linear names no layers that could be sharded"):
+        shard(torch.nn.Linear(2, 2))

@@ -1,0 +1,135 @@
+"""A run on several processes is the run on one: the same steps, one log, whole checkpoints, an agreed end."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from maclaurin.common.files import read_json
+from maclaurin.training import Recipe, train
+from maclaurin.training import run as run_module
+from maclaurin.training.child import execute
+from maclaurin.training.ranks import shared_out
+from maclaurin.training.trainer import LanguageTrainer
+from tests.ranks import ends_on_ranks, on_ranks
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forks")
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mixer": "2mamba"}
+
+
+def recipe(folder, **fields):
+    """Steps of 4 sequences on two processes; 13 to evaluate, which two processes cannot share equally."""
+    sizes = {"length": 32, "batch_size": 2, "steps": 6, "eval_rows": 13, "save_every": 3, "eval_every": 3, "warmup_steps": 1}
+    place = {"output": str(folder / "run"), "corpus": str(folder / "text"), "trainer": {"logging_steps": 1}}
+    return Recipe(**{**sizes, **SMALL, **place, **fields})
+
+
+def losses(folder, name, figure="loss"):
+    log = [json.loads(line) for line in (folder / name / "log.jsonl").read_text().splitlines()]
+    return {entry["step"]: entry[figure] for entry in log if figure in entry}
+
+
+def weights(folder, name="run"):
+    return load_file(folder / name / "model.safetensors")
+
+
+def assert_same(got, expected):
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+def test_two_processes_take_the_steps_of_one_and_a_run_goes_on_with_any_number(folder):
+    """The text has 1 or 2 steps more than whole epochs, so that some batches are blank."""
+    one = recipe(folder, batch_size=4, output=str(folder / "one"))
+    train(one)
+    on_ranks(2, lambda rank: train(recipe(folder)))
+    for figure in ("loss", "eval_loss", "eval_tokens"):
+        assert losses(folder, "run", figure) == pytest.approx(losses(folder, "one", figure), abs=1e-5)
+    assert sorted(path.name for path in (folder / "run").glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6"]
+    assert len(list((folder / "run" / "tensorboard").iterdir())) == 1
+    assert read_json(folder / "run" / "run.json")["sequences_per_step"] == 4
+
+    expected = weights(folder)
+    shutil.rmtree(folder / "run" / "checkpoint-6")
+    shutil.copytree(folder / "run", folder / "other")
+    on_ranks(2, lambda rank: train(recipe(folder), resume=True))
+    assert_same(weights(folder), expected)
+
+    train(recipe(folder, output=str(folder / "other")), resume=True)
+    assert losses(folder, "other") == pytest.approx(losses(folder, "one"), abs=1e-5)
+    with pytest.raises(ValueError, match="4 sequences, which 3 processes cannot share equally"):
+        shared_out(4, 3, 2)
+
+
+def test_a_signal_to_one_process_ends_all_at_the_same_step_with_one_checkpoint(folder, capfd):
+    def stopped(rank):
+        class Signalled(LanguageTrainer):
+            def training_step(self, *args, **kwargs):
+                if rank == 1 and self.state.global_step == 1:
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                return super().training_step(*args, **kwargs)
+
+        run_module.LanguageTrainer = Signalled
+        execute(recipe(folder), resume="auto")
+
+    assert ends_on_ranks(2, stopped) == [128 + signal.SIGUSR1] * 2
+    assert [path.name for path in (folder / "run").glob("checkpoint-*")] == ["checkpoint-2"]
+    assert capfd.readouterr().out.count("stopped after step 2; go on with") == 1
+
+
+def test_a_killed_process_ends_the_others_with_a_sentence(folder, capfd):
+    from maclaurin.processes.exits import errors_as_sentences
+
+    def killed(rank):
+        class Killed(LanguageTrainer):
+            def training_step(self, *args, **kwargs):
+                if rank == 1 and self.state.global_step == 4:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return super().training_step(*args, **kwargs)
+
+        run_module.LanguageTrainer = Killed
+        with errors_as_sentences():
+            execute(recipe(folder), resume="auto")
+
+    assert ends_on_ranks(2, killed) == [2, -signal.SIGKILL]
+    said = capfd.readouterr().err
+    assert said.count("has lost another one") == 1 and "Traceback" not in said
+    assert [path.name for path in (folder / "run").glob("checkpoint-*")] == ["checkpoint-3"]
+
+
+def test_sequences_cut_in_time_take_the_same_steps(folder):
+    fields = {"batch_size": 4, "steps": 3, "eval_every": 3, "mixer": "2mamba,softmax", "num_hidden_layers": 2}
+    train(recipe(folder, **fields, output=str(folder / "whole")))
+    train(recipe(folder, **fields, sequence_chunks=3, output=str(folder / "chunks")))
+    on_ranks(2, lambda rank: train(recipe(folder, **fields, sequence_parallel=2, output=str(folder / "slices"))))
+    for name in ("chunks", "slices"):
+        for figure in ("loss", "eval_loss", "eval_tokens", "grad_norm"):
+            assert losses(folder, name, figure) == pytest.approx(losses(folder, "whole", figure), abs=1e-5), (name, figure)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_torchrun_killed_five_times_ends_with_the_weights_of_an_undisturbed_run(folder, ranks):
+    """A random process is killed each time; the same command goes on."""
+    own = recipe(folder, steps=24, batch_size=1, save_every=2, eval_every=24, trainer={})
+    (folder / "run.yaml").write_text(json.dumps({name: getattr(own, name) for name in own.__dataclass_fields__}))
+    words = ["--config", str(folder / "run.yaml"), "--resume", "auto"]
+    started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    command = [*started, "-m", "maclaurin", "train", *words]
+    subprocess.run([*command, "--output", str(folder / "undisturbed")], check=True, capture_output=True)
+    for kill in range(5):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            while not (folder / "run" / f"checkpoint-{4 * (kill + 1)}").exists():
+                assert process.poll() is None, process.stdout.read().decode()
+                time.sleep(0.05)
+            children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+            os.kill(int(children[kill % len(children)]), signal.SIGKILL)
+            process.communicate()
+    subprocess.run(command, check=True, capture_output=True)
+    assert_same(weights(folder), weights(folder, "undisturbed"))
