@@ -60,7 +60,8 @@ class GridFilter(nn.Conv2d):
 
     def forward(self, v_BTGV: Tensor) -> Tensor:
         image = v_BTGV.flatten(2).transpose(1, 2).unflatten(2, tuple(self.grid))
-        return super().forward(image).flatten(2).transpose(1, 2).unflatten(2, v_BTGV.shape[2:])
+        filtered: Tensor = super().forward(image).flatten(2).transpose(1, 2).unflatten(2, v_BTGV.shape[2:])
+        return filtered
 
 
 class ProjectedMixer(Mixer):

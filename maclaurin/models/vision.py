@@ -45,7 +45,7 @@ def layer_mixer(
         half = {"heads": heads // 2, "head_dim": width // heads}
         return CrossShaped(mixer_in((rows, side), **half), mixer_in((side, columns), **half), grid, side)
     window = min(side, rows), min(side, columns)
-    shift = side // 2 if config.layout == "swin" and index % 2 and window != grid else 0
+    shift = side // 2 if config.layout == "swin" and index % 2 and side < min(grid) else 0
     if config.layout == "swin" and name == "softmax":
         options = config.options_of(name, window, 0)
         return Windows(WindowSoftmax(width, heads, grid=grid, window=window, shift=shift, **options), grid, window, shift)

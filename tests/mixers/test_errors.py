@@ -76,6 +76,7 @@ def selective(**options):
         (("softmax", 32, 4), {"norm": "none"}, "leaves exp\\(score\\) unbounded"),
         (("gated-softmax", 32, 4), {"score_cap": None, "norm": "none"}, "give a score_cap or a norm"),
         (("taylor", 32, 4), {"order": 0}, "order must be at least 1"),
+        (("softmax", 32, 4), {"lepe": (2, 2)}, "lepe needs causal=False: a filter over a grid sees later tokens"),
         (("gated-softmax", 32, 4), {"divisor": "mean"}, "divisor must be one of"),
         (("mamba2", 32, 4), {"n_groups": 3}, "n_groups must divide the 4 heads"),
         (("s6", 32, 4), {"num_kv_heads": 2}, r"no option 'num_kv_heads' \(its heads cannot be grouped\)"),

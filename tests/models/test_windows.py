@@ -94,6 +94,14 @@ def test_a_window_as_large_as_the_grid_is_the_grid():
         torch.testing.assert_close(one(images()).logits, other(images()).logits)
 
 
+def test_windows_as_high_as_the_grid_are_not_shifted():
+    """Their upper and lower halves would no longer see each other."""
+    layers = small("softmax", image_size=[8, 16], layout="swin", windows=[2], pooling="mean").model.stages[0].layers
+    for layer in layers:
+        assert layer.mixer.window == (2, 2) and layer.mixer.shift == 0
+        assert torch.equal(seen(layer, (2, 4)), expected((2, 4), lambda a, b: a[1] // 2 == b[1] // 2))
+
+
 def test_a_mixer_and_a_window_per_layer(tmp_path):
     mixers, windows = ["inline", "softmax", "softmax", "linear"], [8, 4, 4, 2]
     model = small(mixers, layout="swin", windows=windows, **STAGES).eval()

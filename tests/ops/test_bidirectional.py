@@ -65,6 +65,16 @@ def test_softmax_is_the_row_wise_softmax():
     torch.testing.assert_close(ops.bidirectional_softmax(q, k, v), expected)
 
 
+def test_a_bias_is_added_to_the_scores():
+    q, k, v, _ = tensors()
+    bias_HTS = torch.randn(H, T, T, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    bias_HTS[:, :, 3] = -torch.inf  # a key that nobody sees
+    expected = attend((scores(q, k) + bias_HTS.permute(1, 2, 0)).exp(), v, normalize=True)
+    torch.testing.assert_close(ops.bidirectional_softmax(q, k, v, bias=bias_HTS), expected)
+    with pytest.raises(ValueError, match="bias needs sequences of one length"):
+        ops.bidirectional_softmax(q, k, v, bias=bias_HTS, lengths=torch.tensor([17, 3]))
+
+
 @pytest.mark.parametrize("order", [1, 2, (0, 1, 2)])
 @pytest.mark.parametrize("decayed", [False, True])
 @pytest.mark.parametrize("form", FORMS)

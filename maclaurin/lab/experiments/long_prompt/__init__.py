@@ -60,11 +60,10 @@ def long_prompt(
     if layer_steps is not None:
         at_least_one("layer_steps", layer_steps)
         lengths = layer.LENGTHS[::9] if quick else layer.LENGTHS
-        settings = {"steps": layer_steps, "of": layer.STEPS, "as_published": as_published, "quick": quick, "seed": seed}
+        chosen = {"steps": layer_steps, "of": layer.STEPS, "as_published": as_published, "quick": quick, "seed": seed}
         trained = layer.part(lengths, layer_steps, seed, as_published)
-        return Result.of(
-            "long-prompt-layer", "The paper's layer, trained on prompts of finite length", settings, [trained], ABOUT_LAYER
-        )
+        title = "The paper's layer, trained on prompts of finite length"
+        return Result.of("long-prompt-layer", title, chosen, [trained], ABOUT_LAYER)
     long = finite.LONG * (1 if quick else 4)  # drawn at each of the long lengths
     prompts, drawn = (1000, 2**21) if quick else (4000, 2**24)  # drawn: tokens of the regression, at each length
     parts = [
