@@ -47,6 +47,7 @@ MAY_CHANGE = {
     "long_window_end",
     "precision",
     "gradient_checkpointing",
+    "peak_tflops",
     "eval_every",
     "eval_rows",
     "save_every",
@@ -109,6 +110,9 @@ class Recipe:
     gradient_checkpointing: bool = field(
         default=False, metadata={"help": "Save memory: recompute layers in the backward pass."}
     )
+    peak_tflops: float = field(
+        default=0.0, metadata={"help": "Peak of the device, for the share of it in the log (mfu); 0 for a known GPU's."}
+    )
     eval_every: int = field(default=0, metadata={"help": "Steps between evaluations; 0 for a tenth of the run."})
     eval_rows: int = field(default=64, metadata={"help": "Validation sequences per evaluation."})
     test_rows: int = field(
@@ -148,6 +152,7 @@ class Recipe:
             "schedule_steps",
             "test_rows",
             "tokens",
+            "peak_tflops",
             *FREE_SIZES,
         ):
             if getattr(self, name) < 0:
