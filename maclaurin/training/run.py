@@ -265,7 +265,7 @@ def _arguments(recipe: Recipe) -> TrainingArguments:
     if recipe.gradient_checkpointing:
         fields[CHECKPOINTING] = True
     try:
-        return arguments(recipe.output, recipe.steps, **fields | _for_device() | recipe.trainer)
+        return arguments(recipe.output, recipe.steps, **fields | _for_device(recipe.trainer) | recipe.trainer)
     except (ValueError, TypeError, ImportError) as error:
         if not recipe.trainer:
             raise
@@ -274,17 +274,17 @@ def _arguments(recipe: Recipe) -> TrainingArguments:
         raise ValueError(f"transformers cannot train with {given}: {line}") from error
 
 
-def _for_device() -> dict[str, Any]:
-    """On a GPU batches are made by other processes, ahead of time, and copied from pinned memory while it computes."""
+def _for_device(asked: dict[str, Any]) -> dict[str, Any]:
+    """On a GPU batches are made by other processes, ahead of time, and copied from pinned memory while it computes.
+
+    asked: fields of the recipe, which go before; without such processes nothing is made ahead.
+    """
     if not torch.cuda.is_available():
         return {}
-    return {
-        "dataloader_num_workers": WORKERS,
-        "dataloader_prefetch_factor": 4,
-        "dataloader_persistent_workers": True,
-        "dataloader_pin_memory": True,
-        "accelerator_config": {"non_blocking": True},
-    }
+    workers = asked.get("dataloader_num_workers", WORKERS)
+    ahead = {"dataloader_prefetch_factor": 4, "dataloader_persistent_workers": True} if workers else {}
+    pinned = {"dataloader_pin_memory": True, "accelerator_config": {"non_blocking": True}}
+    return {"dataloader_num_workers": workers, **ahead, **pinned}
 
 
 def _bf16(precision: str) -> bool:

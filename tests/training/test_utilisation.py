@@ -48,9 +48,10 @@ def test_peaks_by_the_name_of_the_gpu(name, tflops):
 
 def test_on_a_gpu_batches_are_pinned_and_made_ahead(monkeypatch):
     """Where there is none, nothing changes; options of the Trainer go before."""
-    assert run._for_device() == {}
+    assert run._for_device({}) == {}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    found = run._for_device()
+    found = run._for_device({})
+    assert "dataloader_prefetch_factor" not in run._for_device({"dataloader_num_workers": 0})
     assert found["dataloader_pin_memory"] and found["dataloader_num_workers"] and found["dataloader_prefetch_factor"]
     assert found["accelerator_config"] == {"non_blocking": True}
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
