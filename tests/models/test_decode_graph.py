@@ -27,7 +27,7 @@ def test_a_step_of_generate_looks_at_no_number(mixer, padded):
 
 
 @pytest.mark.parametrize(
-    ("mixer", "first"), [("2mamba", 2), ("mamba2", 1), ("gla", 1), ("delta", 1), ("sliding-window", 4), ("softmax", None)]
+    ("mixer", "first"), [("2mamba", 2), ("mamba2", 1), ("gla", 1), ("delta", 1), ("sliding-window", 3), ("softmax", None)]
 )
 def test_steps_on_static_memory_are_those_of_the_model(mixer, first):
     """first: the step from which on the state has one shape, and would be captured."""

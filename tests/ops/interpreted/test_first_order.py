@@ -8,7 +8,7 @@ import torch
 
 from maclaurin.ops import backends, delta_rule, linear_attention
 from maclaurin.ops.gpu import fla_core
-from maclaurin.ops.states import LinearState
+from maclaurin.ops.states import DeltaState, LinearState
 from tests.ops.helpers import assert_close
 
 pytest.importorskip("fla")
@@ -85,7 +85,7 @@ def compare_gradients(op, tensors, **options):
     for dtype in (torch.float32, torch.float64):
         leaves = [None if x is None else x.to(dtype).requires_grad_() for x in tensors]
         before = start.to(dtype).requires_grad_()
-        y, state = op(*leaves, state=LinearState(before), **options)
+        y, state = op(*leaves, state=(DeltaState if op is delta_rule else LinearState)(before), **options)
         loss = sum((x * torch.sin(torch.arange(x.numel(), dtype=dtype)).view_as(x)).sum() for x in (y, state.recurrent))
         given = [x for x in (*leaves, before) if x is not None]
         found.append(torch.autograd.grad(loss, given))
