@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from maclaurin.bench import attention, decode, limits, memory, mixers, peers, training
+from maclaurin.bench import attention, decode, gpu, limits, memory, mixers, peers, roofline, training
 from maclaurin.bench.results import Results, Setting
 from maclaurin.common.arguments import one_of
 from maclaurin.machine.allocator import keep_freed_memory
@@ -25,11 +25,14 @@ PARTS: dict[str, Callable[..., Any]] = {
     "peers": peers.run,
     "memory": memory.run,
     "training": training.run,
+    "roofline": roofline.run,
+    "gpu": gpu.run,
 }
 
 
 def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> Results:
-    """The figures of the named parts, or of all. Results are checked first: no speed of a wrong result is printed."""
+    """The figures of the named parts, or of all that can run here. Results are checked first: no speed of a wrong result is
+    printed."""
     for part in parts:
         one_of("part", part, tuple(PARTS))
     torch.set_num_threads(threads)
@@ -44,7 +47,11 @@ def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> 
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )
     console.print(", ".join(f"{name} {value}" for name, value in setting.to_json().items()))
-    return Results(setting, **{part: PARTS[part](console, long=long) for part in parts or PARTS})
+    return Results(setting, **{part: PARTS[part](console, long=long) for part in parts or _here()})
+
+
+def _here() -> list[str]:
+    return [part for part in PARTS if part != "gpu" or torch.cuda.is_available()]
 
 
 def _correct_first() -> None:

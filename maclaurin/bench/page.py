@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from maclaurin.bench.attention import AttentionRow
 from maclaurin.bench.decode import DecodeRow
 from maclaurin.bench.results import Results
+from maclaurin.bench.roofline import RooflineRow
 from maclaurin.page import figures
 from maclaurin.page.figures import PALETTE, SYMBOLS, Line, Style
 from maclaurin.page.html import Chart, Code, Page, Section
@@ -23,6 +24,8 @@ def page(results: Results) -> Page:
         sections.append(_attention(results.attention))
     if results.decode:
         sections.append(_decode(results.decode))
+    if results.roofline:
+        sections.append(_roofline(results.roofline))
     setting = "\n".join(f"{name}: {value}" for name, value in results.setting.to_json().items())
     sections.append(Section("Setting", "", [Code("Where it was measured", setting)]))
     lead = ["Medians of interleaved repeats in one process; bench.json has them with their quartiles."]
@@ -62,3 +65,20 @@ def _decode(rows: Sequence[DecodeRow]) -> Section:
     lines = [Line(name, SERIES[name], contexts, [ms / 1000 for ms in values]) for name, values in times.items()]
     figure = figures.against_length(lines, "time of one token", "s")
     return Section("Decoding by context", "", [Chart("decode", figure, "One more token, 16 heads of 64 channels.")])
+
+
+def _roofline(rows: Sequence[RooflineRow]) -> Section:
+    settings = dict.fromkeys((row.gpu, row.share) for row in rows)
+    lines = []
+    for (gpu, share), color, symbol in zip(settings, PALETTE, SYMBOLS, strict=False):
+        own = [row for row in rows if (row.gpu, row.share) == (gpu, share)]
+        lines.append(
+            Line(f"{gpu}, {share} of the peak", Style(color, symbol), [row.T for row in own], [row.ratio for row in own])
+        )
+    figure = figures.against_length(lines, "FlashAttention’s time over ours", "x")
+    caption = "Modelled: heads of 64 channels, bfloat16, forward and backward; 1x is FlashAttention."
+    return Section(
+        "On a GPU, modelled",
+        "Products over a share of the peak, bytes over bandwidth.",
+        [Chart("roofline", figure, caption)],
+    )

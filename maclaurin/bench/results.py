@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 from maclaurin.bench.attention import AttentionRow
 from maclaurin.bench.decode import DecodeRow
+from maclaurin.bench.gpu import GpuRow
 from maclaurin.bench.limits import Limits
 from maclaurin.bench.memory import Memory
 from maclaurin.bench.mixers import MixerRow
 from maclaurin.bench.peers import PeerRow
+from maclaurin.bench.roofline import RooflineRow
 from maclaurin.bench.training import TrainingRow
 from maclaurin.common.records import ABSENT, Record
 
@@ -39,3 +41,5 @@ class Results(Record):
     peers: Sequence[PeerRow] | None = field(default=None, metadata=ABSENT)
     memory: Memory | None = field(default=None, metadata=ABSENT)
     training: Sequence[TrainingRow] | None = field(default=None, metadata=ABSENT)
+    roofline: Sequence[RooflineRow] | None = field(default=None, metadata=ABSENT)
+    gpu: Sequence[GpuRow] | None = field(default=None, metadata=ABSENT)

@@ -12,11 +12,15 @@ from maclaurin.commands.output import Json, print_json, screen, talk
 
 def bench(
     parts: Annotated[
-        list[str] | None, typer.Argument(help="limits, attention, decode, mixers, peers, memory, training; all by default.")
+        list[str] | None,
+        typer.Argument(
+            help="limits, attention, decode, mixers, peers, memory, training, roofline, gpu; all that can run by default."
+        ),
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of PyTorch and the kernels; with 1, times are CPU times.")] = 2,
     long: Annotated[bool, typer.Option("--long", help="Also the longest sequences, which take softmax minutes.")] = False,
     output: Annotated[Path, typer.Option(help="Folder of bench.json and of the page with the figures.")] = Path("results"),
+    png: Annotated[Path | None, typer.Option(help="Also write every figure as a PNG file into this folder.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure speed and memory against PyTorch's attention and other peers, side by side in one process."""
@@ -27,7 +31,13 @@ def bench(
     with talk(as_json=as_json):
         results = run(parts or [], threads=threads, long=long, console=screen())
         write_json(output / "bench.json", results.to_json())
-        page(results).write(output / "bench.html")
+        made = page(results)
+        made.write(output / "bench.html")
+        if png is not None:
+            from maclaurin.page.png import export
+
+            for path in export(made.charts(), png):
+                print(path)
         print(output / "bench.json")
         print(output / "bench.html")
     if as_json:

@@ -64,11 +64,12 @@ def _import(checkpoint: Path, output: str, *, rounded_positions: bool) -> None:
 def _convert(plan: Plan, lengths: tuple[int, ...], *, as_json: bool) -> None:
     from maclaurin.convert.result import cost_table, result_table
     from maclaurin.convert.run import convert_all
-    from maclaurin.machine.allocator import keep_freed_memory
+    from maclaurin.machine.allocator import grow_segments, keep_freed_memory
     from maclaurin.processes.command import command_line
     from maclaurin.processes.stopping import STOPS, end_stopped
 
     keep_freed_memory()
+    grow_segments()
     try:
         results = convert_all(plan, partial(print, file=sys.stderr), lengths=lengths)
     except STOPS as stop:  # between stages, or for the second time within one

@@ -7,6 +7,9 @@
 A graph repeats what was launched once, on the same memory, so states are written back to where they were read. While the
 shapes of a state still change, as those of a window that is not full, steps run as ever; those of a KV cache always do.
 Power attention folds every token at once here, after which its state has one shape.
+
+A model compiled with mode="reduce-overhead" makes its own graphs. Here it gets what they need: states that are not in the
+memory of the graph which writes the next ones, and the mark of a new step.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ class DecodeGraph:
         if cache.get_seq_length() == 0:
             raise ValueError("cache must hold the state of at least one token: call the model on the prompt first")
         self.model, self.cache = model, cache
+        self.compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
         self.replay: Callable[[], object] | None = None
         self._ids: Tensor
         self._logits: Tensor
@@ -61,11 +65,11 @@ class DecodeGraph:
         return [{} if state is None else {name: x.shape for name, x in state.tensors().items()} for state in states]
 
     def _prepare(self) -> None:
-        """From here on states keep their memory. Without CUDA the same steps run one by one."""
+        """From here on states keep their memory. Compiled, or without CUDA, the same steps run one by one."""
         for layer in self.cache.layers:
             assert layer.state is not None
             layer.state = layer.state.clone()
-        if not self._ids.is_cuda:
+        if self.compiled or not self._ids.is_cuda:
             self.replay = self._advance
             return
         kept = [layer.state.clone() for layer in self.cache.layers if layer.state is not None]
@@ -84,8 +88,11 @@ class DecodeGraph:
 
     def _advance(self) -> None:
         states = [layer.state for layer in self.cache.layers]
+        if self.compiled:
+            torch.compiler.cudagraph_mark_step_begin()
         with _folding_at_once(self.model):
-            self._logits = self._forward()
+            logits = self._forward()
+        self._logits = logits.clone() if self.compiled else logits
         for layer, state in zip(self.cache.layers, states, strict=True):
             _write(state, layer.state)
             layer.state = state

@@ -259,7 +259,7 @@ def _as_operator(q: Tensor, *arguments: Any) -> Tensor:
 def _reason_for_torch(
     weights: _Weights, q: Tensor, tokens: Tokens, dtype: torch.dtype, form: str, backend: str
 ) -> str | None:
-    """None where a kernel runs: wherever it can, but for what PyTorch's own attention computes. Windows have one in Triton."""
+    """None where a kernel runs: wherever it can, but for what PyTorch's own attention computes. Windows have one on GPUs."""
     on_gpu = gpu.runs_on(q)
     words = "softmax without cap or another divisor" if on_gpu else "softmax without window, cap or another divisor"
     options = None if weights.plain and (on_gpu or weights.window is None) else words

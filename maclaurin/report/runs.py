@@ -26,7 +26,7 @@ OWN = ("output", "seed", "mixer", "mixer_options", "intermediate_size")
 # and one more where each has its own by validation, and is judged by a test
 CHOSEN = "learning_rate"
 # fields that do not change what is learned
-HOUSEKEEPING = ("save_every", "keep", "eval_every", "gradient_checkpointing", "track")
+HOUSEKEEPING = ("save_every", "keep", "eval_every", "gradient_checkpointing", "peak_tflops", "track")
 LARGEST = 1e18  # that a number of a file may be
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from maclaurin.machine.allocator import keep_freed_memory
+from maclaurin.machine.allocator import grow_segments, keep_freed_memory
 from maclaurin.processes.children import end_with_parent
 from maclaurin.processes.command import command_line
 from maclaurin.processes.exits import errors_as_sentences
@@ -25,6 +25,7 @@ from maclaurin.training.trainer import NonFiniteLossError
 def execute(recipe: Recipe, *, resume: Resume) -> Result:
     """Of several processes the first one speaks."""
     keep_freed_memory()
+    grow_segments()
     go_on = f"go on with: {command_line(['train', '--output', recipe.output, '--resume'])}"
     try:
         result = train(recipe, resume=resume)

@@ -50,6 +50,7 @@ MAY_CHANGE = {
     "gradient_checkpointing",
     "sequence_parallel",
     "sequence_chunks",
+    "peak_tflops",
     "eval_every",
     "eval_rows",
     "save_every",
@@ -119,6 +120,9 @@ class Recipe:
         default=1,
         metadata={"help": "Save memory: so many slices of each sequence, one after the other, with exact gradients."},
     )
+    peak_tflops: float = field(
+        default=0.0, metadata={"help": "Peak of the device, for the share of it in the log (mfu); 0 for a known GPU's."}
+    )
     eval_every: int = field(default=0, metadata={"help": "Steps between evaluations; 0 for a tenth of the run."})
     eval_rows: int = field(default=64, metadata={"help": "Validation sequences per evaluation."})
     test_rows: int = field(
@@ -158,6 +162,7 @@ class Recipe:
             "schedule_steps",
             "test_rows",
             "tokens",
+            "peak_tflops",
             *FREE_SIZES,
         ):
             if getattr(self, name) < 0:

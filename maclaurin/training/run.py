@@ -42,11 +42,13 @@ from maclaurin.training.ranks import agreed, lost_processes_named, rank, shared_
 from maclaurin.training.recipe import FREE_SIZES, Recipe
 from maclaurin.training.text import Text
 from maclaurin.training.trainer import LanguageTrainer, arguments
+from maclaurin.training.utilisation import Utilisation, flops_per_token, peak_flops
 from maclaurin.training.windows import WindowSchedule
 
 LOG = "log.jsonl"  # begins where training does: until then a run may be refused
 # of the files in the folder of a run
 PUSHED = ("*.safetensors", "*.json", "*.jsonl", "*.txt", "*.model", "*.jinja", card.FILE)
+WORKERS = 2  # processes that make batches for a GPU
 # newer versions of transformers warn about the older name
 CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in trainer_fields() else "gradient_checkpointing"
 
@@ -137,7 +139,15 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
         train_dataset=sequences.train,
         eval_dataset=_first(sequences.validation, recipe.eval_rows),
         data_collator=sequences.train.collate,
-        callbacks=[LastStep(), JsonLog(output / LOG), *shown, interrupt, *_windows(recipe, model), *callbacks],
+        callbacks=[
+            LastStep(),
+            *_utilisation(recipe, model, per_step * recipe.length, args.world_size * max(args.n_gpu, 1)),
+            JsonLog(output / LOG),
+            *shown,
+            interrupt,
+            *_windows(recipe, model),
+            *callbacks,
+        ],
         keep=recipe.keep,
         schedule_steps=recipe.schedule_steps,
         cut=cut,
@@ -220,6 +230,14 @@ def _check_same_model(checkpoint: Path, config: MaclaurinConfig) -> None:
             raise ValueError(f"{checkpoint} has {name} {saved[name]!r}, the recipe gives {wanted[name]!r}: it cannot go on")
 
 
+def _utilisation(recipe: Recipe, model: MaclaurinForCausalLM, tokens_per_step: int, devices: int) -> list[TrainerCallback]:
+    """Nothing on a device whose peak is not known: there the progress bar has all there is to say."""
+    peak = peak_flops(recipe.peak_tflops)
+    if peak is None:
+        return []
+    return [Utilisation(tokens_per_step, flops_per_token(model.config, recipe.length), devices * peak)]
+
+
 def _windows(recipe: Recipe, model: MaclaurinForCausalLM) -> list[TrainerCallback]:
     if not recipe.short_window:
         return []
@@ -267,13 +285,26 @@ def _arguments(recipe: Recipe) -> TrainingArguments:
     if recipe.gradient_checkpointing:
         fields[CHECKPOINTING] = True
     try:
-        return arguments(recipe.output, recipe.steps, **fields | recipe.trainer)
+        return arguments(recipe.output, recipe.steps, **fields | _for_device(recipe.trainer) | recipe.trainer)
     except (ValueError, TypeError, ImportError) as error:
         if not recipe.trainer:
             raise
         given = ", ".join(f"{name} {value!r:.40}" for name, value in recipe.trainer.items())
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(f"transformers cannot train with {given}: {line}") from error
+
+
+def _for_device(asked: dict[str, Any]) -> dict[str, Any]:
+    """On a GPU batches are made by other processes, ahead of time, and copied from pinned memory while it computes.
+
+    asked: fields of the recipe, which go before; without such processes nothing is made ahead.
+    """
+    if not torch.cuda.is_available():
+        return {}
+    workers = asked.get("dataloader_num_workers", WORKERS)
+    ahead = {"dataloader_prefetch_factor": 4, "dataloader_persistent_workers": True} if workers else {}
+    pinned = {"dataloader_pin_memory": True, "accelerator_config": {"non_blocking": True}}
+    return {"dataloader_num_workers": workers, **ahead, **pinned}
 
 
 def _bf16(precision: str) -> bool:

@@ -9,14 +9,17 @@ import torch
 from rich.console import Console
 
 from maclaurin import bench
-from maclaurin.bench import attention, peers, training, tune
+from maclaurin.bench import attention, gpu, peers, roofline, training, tune
 from maclaurin.bench.attention import AttentionRow, OpTime
 from maclaurin.bench.decode import DecodeRow
 from maclaurin.bench.page import page
 from maclaurin.bench.results import Results, Setting
+from maclaurin.common.timing import Timing
 from maclaurin.ops import native
 from maclaurin.ops.crossover import DIRECT_QUERIES
 from maclaurin.training import Recipe, train
+
+SETTING = Setting("2", "3", 2, "a CPU", None, 0.5)
 
 
 def test_useful_operations_are_those_of_the_definition():
@@ -53,6 +56,44 @@ def test_nothing_is_measured_of_a_wrong_result(monkeypatch):
     monkeypatch.setattr(bench, "power_attention", wrong)
     with pytest.raises(ValueError, match="power_attention is wrong here"):
         bench.run(["limits"], threads=1, long=False, console=Console(file=io.StringIO()))
+
+
+def test_the_roofline_is_that_of_the_docs():
+    """Products per token and head at chunks of 512, and where states and FlashAttention take equal time."""
+    forward, backward = roofline.chunked()
+    assert round(forward.flops / 1000) == 754 and round(backward.flops / 1000) == 2351
+    a100, h100 = roofline.SHARES["A100"][1], roofline.SHARES["H100"][0]
+    assert [round(roofline.crossover(*one) / 100) for one in (("A100", a100), ("H100", h100))] == [87, 80]
+    rows = roofline.run(Console(file=io.StringIO()), long=False)
+    assert all(row.ratio < 1 for row in rows if row.T <= 2048) and all(row.ratio > 5 for row in rows if row.T == 65536)
+    made = page(Results(SETTING, roofline=rows))
+    assert [chart.key for chart in made.charts()] == ["roofline"]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_contenders_on_a_gpu_compute_and_failures_are_said(backward):
+    """On the CPU, with a timer that runs them once."""
+
+    def fails(*_):
+        raise RuntimeError("not on this GPU")
+
+    found = {name: run for name, run in gpu.contenders().items() if "order" in name or name == "SDPA"} | {"peer": fails}
+
+    def once(run):
+        run()
+        return Timing(1.0, 1.0, 1.0)
+
+    row = gpu.measure(found, 24, backward, torch.device("cpu"), once)
+    assert row.ms == dict.fromkeys(found, 1.0) | {"peer": None}
+    assert {"second order", "second order, chunked", "first order", "SDPA"} <= set(row.ms)
+
+
+def test_peers_on_a_gpu_are_those_that_are_installed(monkeypatch):
+    for there, names in ((True, {"fla", "retention", "mamba-ssm"}), (False, set())):
+        monkeypatch.setattr(gpu, "find_spec", lambda package, there=there: object() if there else None)
+        assert {"fla", "retention", "mamba-ssm"} & set(gpu.contenders()) == names
+    with pytest.raises(ValueError, match="the part gpu needs a CUDA or ROCm GPU"):
+        gpu.run(Console(file=io.StringIO()), long=False)
 
 
 def test_a_line_goes_through_both_crossovers():
@@ -98,7 +139,7 @@ def test_the_file_holds_what_was_measured_and_the_page_a_chart_of_every_part():
 
     rows = tuple(row(T, backward) for T in (1024, 8192) for backward in (False, True))
     steps = (DecodeRow(1024, 1.0, 0.5, 2.0, {}, 1), DecodeRow(4096, 4.0, 0.5, 8.0, {"2mamba": 0.1}, 1))
-    results = Results(Setting("2", "3", 2, "a CPU", None, 0.5), attention=rows, decode=steps)
+    results = Results(SETTING, attention=rows, decode=steps)
     values = json.loads(json.dumps(results.to_json()))
     assert values.keys() == {"setting", "attention", "decode"} and values["attention"][0]["second order"]["ratio"] == 1.024
     assert Results.from_json(values) == results

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from maclaurin import available_mixers
 from maclaurin.models import DecodeGraph
@@ -26,7 +27,7 @@ def test_a_step_of_generate_looks_at_no_number(mixer, padded):
 
 
 @pytest.mark.parametrize(
-    ("mixer", "first"), [("2mamba", 2), ("mamba2", 1), ("gla", 1), ("delta", 1), ("sliding-window", 4), ("softmax", None)]
+    ("mixer", "first"), [("2mamba", 2), ("mamba2", 1), ("gla", 1), ("delta", 1), ("sliding-window", 3), ("softmax", None)]
 )
 def test_steps_on_static_memory_are_those_of_the_model(mixer, first):
     """first: the step from which on the state has one shape, and would be captured."""
@@ -45,6 +46,20 @@ def test_steps_on_static_memory_are_those_of_the_model(mixer, first):
     if first is not None:
         assert places == [x.data_ptr() for layer in graph.cache.layers for x in layer.state.tensors().values()]
     assert graph.cache.get_seq_length() == 13
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_one_graph_of_all_steps():
+    torch._dynamo.reset()
+    model = small("2mamba")
+    counter = CompileCounterWithBackend("aot_eager")
+    prompt, new = torch.randint(1, 50, (2, 4)), torch.randint(1, 50, (2, 6))
+    with torch.no_grad():
+        expected = model(torch.cat([prompt, new], 1), use_cache=False).logits[:, 4:]
+        graph = DecodeGraph(torch.compile(model, backend=counter), model(prompt).past_key_values)
+    for t in range(6):
+        torch.testing.assert_close(graph.step(new[:, t : t + 1]), expected[:, t], rtol=1e-4, atol=1e-4)
+    assert graph.replay is not None and counter.frame_count <= 2
 
 
 def test_a_graph_needs_a_prompt():

@@ -14,9 +14,7 @@ from maclaurin.ops.gpu.sums import LOG2E
 SMALLEST_LOG_DECAY = -1e5  # as in `ops/softmax.py`: here a decay competes with scores, which may be large themselves
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, window: int
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, scale: float, window: int) -> tuple[Tensor, Tensor]:
     """window: how many tokens a query sees, itself included; 0 for all."""
     parts = [
         _some_values(Call.of(q, k, v[..., some], log_decay, scale, True, SMALLEST_LOG_DECAY), window)

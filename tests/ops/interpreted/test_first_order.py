@@ -8,10 +8,12 @@ import torch
 
 from maclaurin.ops import backends, delta_rule, linear_attention
 from maclaurin.ops.gpu import fla_core
+from maclaurin.ops.states import DeltaState, LinearState
 from tests.ops.helpers import assert_close
 
 pytest.importorskip("fla")
 pytestmark = pytest.mark.slow  # its import alone takes longer than the other tests
+GRADIENTS = 2e-5
 TOLERANCE = 1e-5  # of kernels that sum log decays of a block in float32
 
 
@@ -72,6 +74,37 @@ def compare(op, tensors, **options):
         found.append((torch.cat(outputs, 1), state.recurrent))
     for actual, expected in zip(*found, strict=True):
         assert_close(actual, expected, TOLERANCE)
+
+
+def compare_gradients(op, tensors, **options):
+    """Of one piece that begins with a state, by all inputs and by that state: from outputs and from the state behind it."""
+    generator = torch.Generator().manual_seed(3)
+    width = 16 + bool(options.get("normalize"))
+    start = torch.rand(1, 1, 16, width, generator=generator)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [None if x is None else x.to(dtype).requires_grad_() for x in tensors]
+        before = start.to(dtype).requires_grad_()
+        y, state = op(*leaves, state=(DeltaState if op is delta_rule else LinearState)(before), **options)
+        loss = sum((x * torch.sin(torch.arange(x.numel(), dtype=dtype)).view_as(x)).sum() for x in (y, state.recurrent))
+        given = [x for x in (*leaves, before) if x is not None]
+        found.append(torch.autograd.grad(loss, given))
+    for actual, expected in zip(*found, strict=True):
+        assert_close(actual, expected, GRADIENTS)
+
+
+@pytest.mark.parametrize("options", [{}, {"channels": True}, {"decay": False}], ids=str)
+def test_gradients_of_linear_attention(options):
+    q, k, v, a = inputs(**options)
+    a = None if a is None else a.clamp(min=-1)  # a decay of -inf has no gradient
+    compare_gradients(linear_attention, (q, k, v, a), normalize=not options)
+
+
+@pytest.mark.parametrize("decay", [True, False])
+def test_gradients_of_the_delta_rule(decay):
+    q, k, v, a = inputs(decay=decay)
+    a = None if a is None else a.clamp(min=-1)
+    compare_gradients(delta_rule, (q, k, v, torch.rand(1, 40, 1, generator=torch.Generator().manual_seed(1)), a))
 
 
 @pytest.mark.parametrize("normalize", [True, False])

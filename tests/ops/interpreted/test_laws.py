@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from maclaurin.ops import power_attention, reference
+from maclaurin.ops import power_attention, reference, softmax_attention
 from maclaurin.ops.backends import watching
 from tests.ops.helpers import assert_close, distance
-from tests.ops.interpreted.helpers import FORWARD, Sizes, assert_right, direct, kernels
+from tests.ops.interpreted.helpers import FORWARD, Sizes, assert_right, direct, errors, kernels
 
 QUICK = [
     Sizes(R=2, G=1, K=16, V=16, form="parallel", T=70),
@@ -122,6 +122,16 @@ def test_a_mean_of_the_keys_costs_the_states_no_digits_in_bfloat16(mean):
     assert distance(through_states, expected) <= allowed, f"{distance(through_states, expected):.1e} against {lost:.1e}"
 
 
+@pytest.mark.parametrize("form", ["parallel", pytest.param("chunked", marks=pytest.mark.slow)])
+def test_float16_is_computed_as_float32(form):
+    """Scores of some hundreds, whose squares leave the range of float16: outputs and gradients are rounded once."""
+    size = Sizes(T=40, K=16, V=16, form=form, dtype=torch.float16)
+    q, k, v, a = size.draw()
+    y, *rest = errors((20 * q, 20 * k, v, a), size)
+    once = torch.finfo(torch.float16).eps
+    assert y <= once and all(error <= 2 * once for error in rest), (y, rest)
+
+
 @pytest.mark.parametrize(
     "options", [{"order": (1, 2), "normalize": False}, {"order": (0, 1, 2), "normalize": False}], ids=str
 )
@@ -137,6 +147,19 @@ def test_lower_orders_are_added(options):
         found.append([y.detach(), state.recurrent.detach(), *(x.grad for x in leaves)])
     for actual, expected in zip(*found, strict=True):
         assert_close(actual, expected, 4e-6)
+
+
+@pytest.mark.parametrize("K", [16, 32, pytest.param(64, marks=pytest.mark.slow), pytest.param(128, marks=pytest.mark.slow)])
+def test_softmax_and_decoding_at_every_key_size(K):
+    """Short sequences: what matters is that channels are padded and tiled."""
+    inputs = Sizes(T=20, K=K, V=8).draw()
+    expected = reference.power_attention(*(x.double() for x in inputs))
+    with torch.no_grad():
+        _, state = power_attention(*(x[:, :19] for x in inputs), backend="triton", fold_at=10, fold_every=4)
+        y, _ = power_attention(*(x[:, 19:] for x in inputs), state=state, backend="triton", fold_at=10, fold_every=4)
+        z, _ = softmax_attention(*inputs, backend="triton", return_state=False, window=9)
+    assert_close(y, expected[:, 19:], 2 * FORWARD)
+    assert_close(z, reference.softmax_attention(*(x.double() for x in inputs), window=9), FORWARD)
 
 
 def test_whole_sequences_are_two_passes():
