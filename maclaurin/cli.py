@@ -29,6 +29,7 @@ COMMANDS = {
     "report": "Write one HTML page about runs, suites, conversions and the lab.",
     "bench": "Measure speed and memory against PyTorch's attention and other peers.",
     "cache": "List the tokenised corpora on this disk, with their size and age; --clear and --limit remove them.",
+    "consolidate": "Make one file of the weights that several processes have saved, each its part.",
     "lm_eval": "Run the lm-evaluation-harness on models of this package.",
 }
 

@@ -62,7 +62,7 @@ def command_of(made: Callable[..., Any] | typer.Typer, name: str) -> Any:
 
 
 def _with_values(args: Sequence[str], alone: Collection[str]) -> Iterator[str]:
-    for word, following in zip(args, [*args[1:], "-"], strict=True):
+    for word, following in zip(args, [*args, "-"][1:], strict=True):
         yield word
         if word in alone and following.startswith("-"):
             yield ALONE

@@ -49,15 +49,15 @@ class Chain:
         self._on_their_way: list[tuple[distributed.Work, Tensor]] = []
         self._received: dict[Mixer, dict[str, Tensor]] = {}  # the last time, for a forward that is done again
 
-    def receive(self, mixer: Mixer, x: Tensor) -> tuple[Tensor, MixerState | None]:
+    def receive(self, mixer: Mixer, device: torch.device) -> MixerState | None:
         if self.rank == 0:
-            return x, None
+            return None
         if not _is_recomputed():
-            places = self._expected(x.device)
-            anchor = torch.zeros((), dtype=torch.float32, device=x.device, requires_grad=torch.is_grad_enabled())
+            places = self._expected(device)
+            anchor = torch.zeros((), dtype=torch.float32, device=device, requires_grad=torch.is_grad_enabled())
             values: Sequence[Tensor] = _Received.apply(self, anchor, *places.values())
             self._received[mixer] = dict(zip(places, values, strict=True))
-        return x, cast(MixerState, rebuilt(mixer.shapes(), self._received[mixer]))
+        return cast(MixerState, rebuilt(mixer.shapes(), self._received[mixer]))
 
     def send(self, mixer: Mixer, y: Tensor, state: MixerState) -> Tensor:
         if self.rank == self.size - 1 or _is_recomputed():

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-WEIGHTS = "model.safetensors"
+METADATA, WEIGHTS = ".metadata", "model.safetensors"
 
 
 def shard(model: nn.Module, mesh: DeviceMesh | None = None, **options: Any) -> nn.Module:
@@ -45,6 +45,8 @@ def load_sharded(model: nn.Module, folder: Path) -> None:
 
 def consolidate(folder: Path, output: Path) -> Path:
     """Of a sharded checkpoint, model.safetensors in `output`; in one process, without a model."""
+    if not (folder / METADATA).is_file():
+        raise ValueError(f"{str(folder)!r} is no checkpoint of torch.distributed.checkpoint: it lacks {METADATA}")
     reader = checkpoint.FileSystemReader(folder)
     described = reader.read_metadata().state_dict_metadata
     sizes = {name: one for name, one in described.items() if hasattr(one, "size")}

@@ -123,10 +123,11 @@ class Mixer(nn.Module, ABC):
             raise ValueError(f"x must have shape (batch, time >= 1, {self.d_model}), got {checks.shape(x)}")
         one_of("form", form, checks.FORMS)
         cut = None if state is not None or not self.causal else handover.current()
-        documents = None if cu_seqlens is None else len(cu_seqlens) - 1
+        documents = None if cut is None or cu_seqlens is None else len(cu_seqlens) - 1
         if cut is not None:
-            x, before = cut.receive(self, x)
-            state = before if before is None or documents is None else self._with_new(before, documents - 1)
+            state = cut.receive(self, x.device)
+            if state is not None and documents is not None:
+                state = self._with_new(state, documents - 1)
         if state is not None and getattr(state, "made_by", None) is not self._seal:
             self._check_state(state, x)
         return_state = return_state and self.causal

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 class Handover(Protocol):
     """Where the state before the first token of a slice comes from, and where that after its last one goes."""
 
-    def receive(self, mixer: Mixer, x: Tensor) -> tuple[Tensor, MixerState | None]:
-        """x as it is, and the state after the slice before this one; None where there is none."""
+    def receive(self, mixer: Mixer, device: torch.device) -> MixerState | None:
+        """The state after the slice before this one; None where there is none."""
 
     def send(self, mixer: Mixer, y: Tensor, state: MixerState) -> Tensor:
         """y as it is, once the state is on its way."""

@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from maclaurin.distributed.sharded import consolidate, load_sharded, save_sharded, shard
+from maclaurin.distributed.sharded import load_sharded, save_sharded, shard
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from tests.ranks import on_ranks
+from tests.shell import typed
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forks")
 
@@ -49,8 +50,8 @@ def test_sharded_models_train_as_whole_ones_and_their_checkpoints_load_anywhere(
         assert found == pytest.approx(expected, abs=1e-5)
         assert local < 0.6 * sum(parameter.numel() for parameter in one.parameters())
 
-    file = consolidate(tmp_path / "sharded", tmp_path / "whole")
-    weights = load_file(file)
+    assert typed("consolidate", tmp_path / "sharded", tmp_path / "whole").returncode == 0
+    weights = load_file(tmp_path / "whole" / "model.safetensors")
     assert weights.keys() >= {name for name, _ in one.named_parameters()}
     for name, parameter in one.named_parameters():
         torch.testing.assert_close(weights[name], parameter.detach(), rtol=0, atol=1e-4)
@@ -68,3 +69,9 @@ def test_sharded_models_train_as_whole_ones_and_their_checkpoints_load_anywhere(
 def test_a_model_without_layers_is_refused():
     with pytest.raises(ValueError, match="Linear names no layers that could be sharded"):
         shard(torch.nn.Linear(2, 2))
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    refused = typed("consolidate", tmp_path, tmp_path)
+    assert (refused.returncode, refused.stderr.splitlines()) == (2, [refused.stderr.strip()])
+    assert "is no checkpoint of torch.distributed.checkpoint: it lacks .metadata" in refused.stderr
