@@ -12,7 +12,8 @@ from maclaurin.commands.output import Json, print_json, screen, talk
 
 def bench(
     parts: Annotated[
-        list[str] | None, typer.Argument(help="limits, attention, decode, mixers, peers, memory, training; all by default.")
+        list[str] | None,
+        typer.Argument(help="limits, attention, forms, decode, mixers, peers, memory, training; all by default."),
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of PyTorch and the kernels; with 1, times are CPU times.")] = 2,
     long: Annotated[bool, typer.Option("--long", help="Also the longest sequences, which take softmax minutes.")] = False,
