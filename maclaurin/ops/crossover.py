@@ -28,9 +28,9 @@ class Line:
 
 
 # Second order: "torch", and "native" by instruction set. `maclaurin bench forms` prints the times of both forms that these
-# come from. The native start is two chunks, because a chunk meets its own keys directly in any case; its slope is that of the
-# multiplications, 2 features (V+1) against T·V. AVX2 lies between a machine with nothing better, where heads of 64 channels
-# cross at about 8000 tokens, and AVX2 on one that has AVX-512 (4200). NEON has not been measured.
+# come from. The native start is two chunks, because a chunk meets its own keys directly in any case; its slope is that of
+# the multiplications, 2 features (V+1) against T·V. AVX2 lies between a machine with nothing better, where heads of 64
+# channels cross at about 8000 tokens, and AVX2 on one that has AVX-512 (4200). NEON has not been measured.
 # "triton" is a model until `--tune` has run on a GPU: products of both forms, forward and backward, at heads of 32 and 64.
 # First order over whole sequences, where `side` counts the features: one state of all tokens, or a pass in either direction
 # where there is a decay. `maclaurin doctor --tune` prints such crossovers.
