@@ -111,7 +111,7 @@ class ForwardWalk : Walk {
     using Walk::Walk;
 
     void run() const {
-        if (call.state != nullptr) add_columns(state, {call, call.state, n}, shape.K, 1 / ROOT);
+        if (call.state != nullptr) add_columns(state, {call, call.state + n * call.state_head}, shape.K, 1 / ROOT);
         for (Span span = spans.from(0);; span = spans.from(span.end)) {
             const float keep = buffers.keys.pack(call, shape, b, g, span);
             if (call.way != MACLAURIN_ALL) queries(span);
@@ -165,7 +165,7 @@ class BackwardWalk : Walk {
             carried = chunk(span, carried);
             end = span.begin;
         }
-        if (call.dstate != nullptr) copy_to_columns({call, call.dstate, n}, state, shape.K, 1 / ROOT);
+        if (call.dstate != nullptr) copy_to_columns({call, call.dstate + n * state_size(call)}, state, shape.K, 1 / ROOT);
     }
 
   private:
@@ -175,7 +175,7 @@ class BackwardWalk : Walk {
         fill(buffers.dk, padded * shape.k_row, 0);
         fill(buffers.dv, padded * shape.v_row, 0);
         if (span.end == call.folded && call.dnew_state != nullptr) {
-            add_columns(state, {call, call.dnew_state, n}, shape.K, ROOT);
+            add_columns(state, {call, call.dnew_state + n * state_size(call)}, shape.K, ROOT);
             carried = true;
         }
         if (carried) keys_of_state(keys);

@@ -129,7 +129,7 @@ inline void forward_part(const MaclaurinAttention& whole, const Part& part, cons
     clear_state(state);
     bool empty = call.state == nullptr;
     if (!empty) {
-        StateColumns<const float> columns(whole, whole.state, n);
+        StateColumns<const float> columns(whole, whole.state + n * whole.state_head);
         columns.values += part.first_column;
         add_columns(state, columns, shape.K, 1 / ROOT);
     }
@@ -149,7 +149,7 @@ inline void forward_part(const MaclaurinAttention& whole, const Part& part, cons
             empty = false;
         }
         if (span.end == call.folded && first_of_head) {
-            StateColumns<float> columns(whole, whole.new_state, n);
+            StateColumns<float> columns(whole, whole.new_state + n * state_size(whole));
             columns.values += part.first_column;
             if (part.first_column > 0) columns.totals = nullptr;
             copy_to_columns(columns, state, shape.K, ROOT);

@@ -96,7 +96,7 @@ class LinearBackward {
 
     void walk_forward() const {
         const LinearState& state = at_.state;
-        const float* before = call_.state == nullptr ? nullptr : call_.state + state_at();
+        const float* before = call_.state == nullptr ? nullptr : call_.state + (b_ * call_.G + g_) * call_.state_head;
         state.read(before, shape_);
         for (int64_t begin = 0; begin < call_.T; begin += step_) {
             const int64_t count = smaller(step_, call_.T - begin);

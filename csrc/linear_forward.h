@@ -73,7 +73,7 @@ bool linear_forward_of_head(const MaclaurinLinear& call, const LinearShape& shap
     using Buffers = LinearForwardBuffers<PER_CHANNEL>;
     return with_buffers<Buffers>(shape, [&](const Buffers& buffers) {
         const int64_t R = call.H / call.G, n = b * call.G + g, step = smaller(call.chunk, Buffers::ROW);
-        const float* before = call.state == nullptr ? nullptr : call.state + n * shape.state_size();
+        const float* before = call.state == nullptr ? nullptr : call.state + n * call.state_head;
         buffers.state.read(before, shape);
         for (int64_t begin = 0; begin < call.T; begin += step) {
             const int64_t count = smaller(step, call.T - begin), padded = round_up(count, larger(LANES, ROWS));

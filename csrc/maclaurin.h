@@ -34,11 +34,12 @@ struct MaclaurinAttention {
     // used; the logarithm of the sum of weights if exponential. May be absent where T = 1 and scores are squared.
     MaclaurinTensor total;
     MaclaurinTensor dy, dq, dk, dv, dlog_decay;
-    // Chunked only: the state before the first key and the one after `folded` keys, dense (B,G,F,W), absent or present.
+    // Chunked only: the state before the first key and the one after `folded` keys, (B,G,F,W), absent or present.
     const float *state, *dnew_state;
     float *new_state, *dstate;
     int32_t* nan;  // becomes 1 if a forward writes a NaN into y; absent where nobody asks, and where T = 1
     int64_t chunk, folded;
+    int64_t state_head;  // from head to head of `state`, at least F·W; all other states are dense
     float scale;
     int32_t exponential;  // scores exp(q·k) instead of (q·k)²
     int32_t normalize;    // divide by the sum of the weights; always so if exponential
@@ -73,10 +74,11 @@ struct MaclaurinLinear {
     MaclaurinTensor y;
     MaclaurinTensor total;  // (B,T,H): the divisor of every row
     MaclaurinTensor dy, dq, dk, dv, dlog_decay;
-    const float *state, *dnew_state;  // dense (B,G,K,W), absent or present
+    const float *state, *dnew_state;  // (B,G,K,W), absent or present
     float *new_state, *dstate;
     int32_t* nan;            // becomes 1 if a forward writes a NaN into y; absent where nobody asks
     int64_t chunk;           // tokens at a time, at most; kernels take fewer
+    int64_t state_head;      // from head to head of `state`, at least K·W; all other states are dense
     float q_scale, k_scale;  // the state holds scaled keys
     int32_t per_channel;
     int32_t normalize;  // divide by the sum of the weights

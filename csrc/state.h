@@ -21,9 +21,9 @@ struct StateColumns {
     // Values without totals.
     StateColumns(Float* values, int64_t row) : values(values), totals(nullptr), row(row) {}
 
-    // All columns of head n, counted over the batch.
-    StateColumns(const MaclaurinAttention& call, Float* state, int64_t n)
-        : values(state + n * state_size(call)),
+    // All columns of a head.
+    StateColumns(const MaclaurinAttention& call, Float* of_head)
+        : values(of_head),
           totals(call.normalize ? values + call.V : nullptr),
           row(state_width(call)) {}
 };

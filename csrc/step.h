@@ -43,6 +43,7 @@ inline MaclaurinAttention as_attention(const MaclaurinBuffer& buffer, const Macl
     call.state = buffer.state;
     call.new_state = token.new_state;
     call.chunk = 1;
+    call.state_head = buffer.K * (buffer.K + 1) / 2 * (buffer.V + (buffer.normalize ? 1 : 0));
     call.folded = token.new_state != nullptr ? token.S : 0;
     call.scale = buffer.scale;
     call.normalize = buffer.normalize;

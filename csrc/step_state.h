@@ -121,7 +121,7 @@ inline void step_state(const MaclaurinAttention& call, const StepBuffers& at, co
                   vectors = round_up(W, LANES) / LANES;
     const int64_t careful =
         round_up(vectors * LANES, W) / W - 1;  // rows at the end from which whole vectors would reach out
-    const float* state = call.state + (b * call.G + g) * F * W;
+    const float* state = call.state + (b * call.G + g) * call.state_head;
     float* new_state = call.folded ? call.new_state + (b * call.G + g) * F * W : nullptr;
     for (int64_t r = 0; r < R; ++r) step_features(at.features + r * F, at.q + r * at.k_row, call.K);
     fill(at.read, R * at.w_row, 0);
@@ -147,7 +147,7 @@ inline bool step_use(const MaclaurinAttention& call, const StepBuffers& at, int6
     float* sums = at.sums + r * at.s_row;
     if (call.normalize) {
         const int64_t W = call.V + 1;
-        const float* state = call.state + (b * call.G + g) * monomial_count(call.K) * W;
+        const float* state = call.state + (b * call.G + g) * call.state_head;
         float trace = 0;
         for (int64_t p = 0, f = 0; p < call.K; f += call.K - p, ++p) trace += state[f * W + call.V];
         if (!(read[call.V] > ROUNDING * static_cast<float>(dot(q, q, call.K)) * trace)) return false;

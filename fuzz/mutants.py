@@ -65,6 +65,12 @@ MUTANTS: tuple[Kernel | Check, ...] = (
         "for (int64_t c = whole; c + 1 < call.C; ++c) {",
     ),
     Kernel(
+        "a token does not see what all earlier ones of its block have written",
+        "delta_block.h",
+        "minus_e.add_product({between + i, 1, ROW}, u + c, shape.v_row, i);",
+        "minus_e.add_product({between + i, 1, ROW}, u + c, shape.v_row, smaller(i, ROWS));",
+    ),
+    Kernel(
         "a fold takes its totals from the wrong column of the recurrent state",
         "step_state.h",
         "to[f * W + V] = keep * from[f * W + V] + sum(total);",

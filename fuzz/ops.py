@@ -52,7 +52,8 @@ def case(draw: Draw) -> str:
 
 def draw_op(draw: Draw) -> Op:
     """One of the tests' ops, one whose options nobody wrote down, an mLSTM, or a convolution with its activation."""
-    drawn = draw.choice((_listed, _listed, _listed, _any_orders, _any_orders, _any_softmax, _any_mlstm, _any_conv))(draw)
+    kinds = (_listed, _listed, _listed, _any_orders, _any_orders, _any_softmax, _any_delta, _any_mlstm, _any_conv)
+    drawn = draw.choice(kinds)(draw)
     draw.note("op", drawn.name)
     draw.note("options", drawn.options)
     return drawn
@@ -108,6 +109,12 @@ def _any_softmax(draw: Draw) -> Op:
     options["divisor"] = draw.choice(("sum", "sum", "floored-sum", "count", "none"))
     options["score_cap"] = draw.choice((None, None, 0.0, 0.7, 5.0))
     return helpers.softmax("softmax-any", draw.choice((None, "kv", "q")), **options)
+
+
+def _any_delta(draw: Draw) -> Op:
+    order = draw.choice((1, 1, 1, 2, 2, 3))
+    decay = draw.choice((None, "kv", "q", "channel", "q-channel") if order == 1 else (None, "kv", "q"))
+    return helpers.delta("delta-any", order, decay)
 
 
 def _mlstm_inputs(s: Sizes) -> Batch:

@@ -95,7 +95,7 @@ MaclaurinAttention call_of(const Case& c, const Inputs& in, const Outputs& out, 
     call.dq = out.dq.view(), call.dk = out.dk.view(), call.dv = out.dv.view();
     call.state = in.state.data(), call.dnew_state = in.dnew_state.data();
     call.new_state = out.new_state.data(), call.dstate = out.dstate.data();
-    call.chunk = c.chunk, call.folded = c.folded;
+    call.chunk = c.chunk, call.folded = c.folded, call.state_head = features(c) * width(c);
     call.scale = 0.4f, call.exponential = c.exponential, call.normalize = c.normalize, call.threads = threads;
     return call;
 }

@@ -53,7 +53,7 @@ void run(const LinearCase& c, const char* isa, int threads, int number) {
     call.y = view(y, c.T, c.H, c.V), call.dy = view(dy, c.T, c.H, c.V), call.dq = view(dq, c.T, c.H, c.K);
     call.dk = view(dk, c.T, c.G, c.K), call.dv = view(dv, c.T, c.G, c.V), call.total = view(total, c.T, c.H, 1);
     if (c.decay) call.log_decay = view(a, c.T, c.G, A), call.dlog_decay = view(da, c.T, c.G, A);
-    if (c.state) call.state = state.data(), call.dstate = dstate.data();
+    if (c.state) call.state = state.data(), call.dstate = dstate.data(), call.state_head = c.K * W;
     call.new_state = new_state.data(), call.dnew_state = state.data();
     call.q_scale = 0.5f, call.k_scale = 1, call.per_channel = c.per_channel, call.normalize = c.normalize,
     call.threads = threads;

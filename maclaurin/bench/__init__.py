@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from maclaurin.bench import attention, decode, gpu, limits, memory, mixers, peers, roofline, training
+from maclaurin.bench import attention, decode, forms, gpu, limits, memory, mixers, peers, roofline, training
 from maclaurin.bench.results import Results, Setting
 from maclaurin.common.arguments import one_of
 from maclaurin.machine.allocator import keep_freed_memory
@@ -20,6 +20,7 @@ from maclaurin.ops import linear_attention, native, power_attention, reference
 PARTS: dict[str, Callable[..., Any]] = {
     "limits": limits.run,
     "attention": attention.run,
+    "forms": forms.run,
     "decode": decode.run,
     "mixers": mixers.run,
     "peers": peers.run,

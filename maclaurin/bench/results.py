@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from maclaurin.bench.attention import AttentionRow
 from maclaurin.bench.decode import DecodeRow
+from maclaurin.bench.forms import FormRow
 from maclaurin.bench.gpu import GpuRow
 from maclaurin.bench.limits import Limits
 from maclaurin.bench.memory import Memory
@@ -36,6 +37,7 @@ class Results(Record):
     setting: Setting
     limits: Limits | None = field(default=None, metadata=ABSENT)
     attention: Sequence[AttentionRow] | None = field(default=None, metadata=ABSENT)
+    forms: Sequence[FormRow] | None = field(default=None, metadata=ABSENT)
     decode: Sequence[DecodeRow] | None = field(default=None, metadata=ABSENT)
     mixers: Sequence[MixerRow] | None = field(default=None, metadata=ABSENT)
     peers: Sequence[PeerRow] | None = field(default=None, metadata=ABSENT)

@@ -5,8 +5,8 @@
     out = W_o · (norm(y) ⊙ silu(x·W_z))
 
 `delta` is DeltaNet: φ is the identity, no decay, no gate. `gated-delta` is Gated DeltaNet, with both. It decays the state
-before correcting it; a decay per head commutes with the correction. `gated-delta` with `decay="channel"` is the mechanism of Kimi
-Delta Attention, one decay per key channel, which is a row of the state.
+before correcting it; a decay per head commutes with the correction. With `decay="channel", dt_bias=False` it has one decay
+per key channel, which is a row of the state: the mechanism of Kimi Delta Attention.
 
 `2mamba-delta` is the delta rule on the features of 2Mamba, φ(k) = the symmetric square with d(d+1)/2 entries, behind its
 softplus decay and its convolution without activation. |k| = 1 makes |φ(k)|² = (k·k)² = 1, so it is as stable as the first
@@ -50,7 +50,7 @@ LENGTH_EPS = 1e-6
 class Delta(ProjectedMixer):
     """Options beside those of every projected mixer:
 
-    order: of the features of q and k: 1 for q and k themselves, 2 for their symmetric squares. decay="channel" needs order 1.
+    order: of the features of q and k: 1 for q and k themselves, 2 for their symmetric squares. decay="channel" needs 1.
     allow_negative_eigenvalues: β = 2σ(x·W_β), so that a token may flip the sign of what the state holds for its key.
     norm: "head" is an RMS norm of each head's output with norm_eps, before the gate, or "none".
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import warnings
 from dataclasses import dataclass
 from functools import cache
@@ -26,15 +27,19 @@ class Line:
     per_feature: float
 
 
-# Second order: "torch" and "native". `maclaurin bench attention` prints the times of both forms that these come from. The
-# native start is two chunks, because a chunk meets its own keys directly in any case; its slope is that of the
-# multiplications, 2 features (V+1) against T·V.
+# Second order: "torch", and "native" by instruction set. `maclaurin bench forms` prints the times of both forms that these
+# come from. The native start is two chunks, because a chunk meets its own keys directly in any case; its slope is that of
+# the multiplications, 2 features (V+1) against T·V. AVX2 lies between a machine with nothing better, where heads of 64
+# channels cross at about 8000 tokens, and AVX2 on one that has AVX-512 (4200). NEON has not been measured.
 # "triton" is a model until `--tune` has run on a GPU: products of both forms, forward and backward, at heads of 32 and 64.
 # First order over whole sequences, where `side` counts the features: one state of all tokens, or a pass in either direction
 # where there is a decay. `maclaurin doctor --tune` prints such crossovers.
 DIRECT_QUERIES = {
     "torch": Line(0, 0.25),
-    "native": Line(256, 1.8),
+    "native, avx512": Line(256, 1.8),
+    "native, avx2": Line(256, 2.6),
+    "native, neon": Line(256, 1.8),
+    "native, portable": Line(256, 1.8),
     "triton": Line(880, 2.2),
     "one state": Line(-6, 0.78),
     "native decay": Line(6, 1.8),
@@ -42,20 +47,36 @@ DIRECT_QUERIES = {
 }
 
 
-def longest_direct(rival: str, features: float) -> int:
-    """The largest number of queries for which the direct sum beats a state of so many features."""
-    line = _tuned().get(name_here(rival)) or DIRECT_QUERIES[rival]
-    return line.start + int(line.per_feature * features)
+def longest_direct(rival: str, features: float, *, folds: bool = False) -> int:
+    """The largest number of queries for which the direct sum beats a state of so many features.
+
+    folds: the state is wanted beside the outputs. Chunks have written it, after the direct sum it is still to be written:
+    what the direct sum competes with are only the reads, half of the work.
+    """
+    name = name_here(rival)
+    line = _tuned().get(name) or DIRECT_QUERIES.get(name) or DIRECT_QUERIES[rival]
+    return line.start + int(line.per_feature * features * (0.5 if folds else 1))
+
+
+def name_here(rival: str) -> str:
+    """The kernels of a CPU are measured by instruction set, those of a GPU by its name."""
+    if rival == "native":
+        return f"native, {_instructions()}"
+    return _on_this_gpu() if rival == "triton" else rival
+
+
+def _instructions() -> str:
+    from maclaurin.ops.native import library  # whose package imports this
+
+    isa = library.isa() if library.available() else "portable"
+    return "neon" if isa == "portable" and platform.machine() in ("aarch64", "arm64") else isa
 
 
 @cache
-def name_here(rival: str) -> str:
-    """What is measured on a GPU is stored by the name of the GPU."""
-    if rival != "triton":
-        return rival
+def _on_this_gpu() -> str:
     import torch
 
-    return f"triton, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else rival
+    return f"triton, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "triton"
 
 
 def side(key_channels: int, value_channels: int) -> float:

@@ -58,9 +58,10 @@ def delta_rule(
 ) -> tuple[Tensor, DeltaState | None]:
     """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), beta and log_decay (B,T,G or H), log_decay <= 0 -> y (B,T,H,V), state.
 
-    log_decay of order 1 may also be (B,T,G or H,K), for a decay per key channel. Keys should have at most unit length, see above; the op takes them as they are. scale is 1/√K unless given, and is
-    taken to the power `order` with the score. Ragged batches and forms as in `linear_attention`: "parallel" is one chunk
-    of all tokens. The state is (B,G,F,V), or (B,H,F,V) where beta or log_decay have an entry per query head.
+    log_decay of order 1 may also be (B,T,G or H,K), for a decay per key channel. Keys should have at most unit length, see
+    above; the op takes them as they are. scale is 1/√K unless given, and is taken to the power `order` with the score.
+    Ragged batches and forms as in `linear_attention`: "parallel" is one chunk of all tokens. The state is (B,G,F,V), or
+    (B,H,F,V) where beta or log_decay have an entry per query head.
     """
     call = Options.of(delta_rule, options)
     checks.heads(q, k, v)

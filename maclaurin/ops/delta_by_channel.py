@@ -1,4 +1,4 @@
-"""The delta rule of order 1 with one decay per key channel, in chunks: the steps of `delta_chunked.py`, where a decay is a vector.
+"""The delta rule of order 1 with one decay per key channel, in chunks: the steps of `delta_chunked.py`.
 
 A decay per channel is no number per pair, so the weights are those of `decay.pairs_by_channel`. Nothing is kept for the
 backward but the inputs of a chunk: autograd runs it again.

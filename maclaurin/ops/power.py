@@ -34,7 +34,7 @@ from maclaurin.ops.folding import MOST_FEATURES, buffered, fold_length_of, folds
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, chunked
-from maclaurin.ops.power_native import Policy, second_order, sums_up_to_second_order
+from maclaurin.ops.power_native import Policy, second_order, sums_up_to_second_order, with_lazy_fold
 from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
@@ -154,8 +154,13 @@ class _Engine:
         folded = self._folded(tokens, recurrent is not None) if return_state else 0
 
         reason = self._reason_for_torch(q, dtype, recurrent is not None)
-        through_state = self._through_state(q, kernels_for(q) if reason is None else "torch", recurrent is not None)
+        backend = kernels_for(q) if reason is None else "torch"
+        lazily = folded > 0 and self._folds_lazily(q, backend, (*inputs, recurrent))
+        through_state = self._through_state(q, backend, recurrent is not None, folds=folded > 0 and not lazily)
         note("power_attention", "recurrent" if q.shape[1] == 1 else "chunked" if through_state else "parallel", reason, q)
+        if lazily and not through_state:
+            y, fold = with_lazy_fold(q, tokens, self._policy(folded, through_state))
+            return y.to(q.dtype), PowerState.lazily(tokens.after(folded), fold)
         if reason is None:
             y, recurrent = self._natively(q, tokens, recurrent, folded, through_state)
         else:
@@ -172,10 +177,9 @@ class _Engine:
         return decay.widest(q.device) if orders[-1] > LONG_SERIES else torch.promote_types(q.dtype, torch.float32)
 
     def _reason_for_torch(self, q: Tensor, dtype: torch.dtype, has_state: bool) -> str | None:
-        """None where kernels run. On a CPU few tokens read a recurrent state in torch, except for one token of order 2."""
-        fewest = 2 if self._squared else 1
-        faster = f"torch reads a recurrent state faster for {fewest} to {NATIVE_FROM - 1} tokens"
-        few = has_state and fewest <= q.shape[1] < NATIVE_FROM and kernels_for(q) == "native"
+        """None where kernels run. On a CPU few tokens read a recurrent state in torch; one token has kernels of its own."""
+        faster = f"torch reads a recurrent state faster for 2 to {NATIVE_FROM - 1} tokens"
+        few = has_state and 1 < q.shape[1] < NATIVE_FROM and kernels_for(q) == "native"
         return reason_for_torch(
             self.backend,
             q,
@@ -197,24 +201,33 @@ class _Engine:
     def _squared(self) -> bool:
         return self.weights is None and self.kernel.squared
 
+    def _policy(self, folded: int, through_state: bool) -> Policy:
+        return Policy(self.scale, self.normalize, self.chunk_size, self.form, folded, through_state)
+
+    def _folds_lazily(self, q: Tensor, backend: str, tensors: tuple[Tensor | None, ...]) -> bool:
+        """Whether the recurrent state of a prompt waits until somebody looks at it: where no gradient goes through it."""
+        prompt = tensors[-1] is None and q.shape[1] > 1 and self._squared and backend == "native"
+        return prompt and not is_unrolled(q) and not native.needs_gradients(tensors)
+
     def _natively(
         self, q: Tensor, tokens: Tokens, recurrent: Tensor | None, folded: int, through_state: bool
     ) -> tuple[Tensor, Tensor | None]:
-        policy = Policy(self.scale, self.normalize, self.chunk_size, self.form, folded, through_state)
+        policy = self._policy(folded, through_state)
         if self._squared:
             return second_order(q, tokens, recurrent, policy)
         counted = replace(tokens, values=self._with_ones(tokens, torch.float32))
         y, recurrent = sums_up_to_second_order(q, counted, recurrent, self.kernel, self.weights, policy)
         return safe_divide(y[..., :-1], y[..., -1:]) if self.normalize else y, recurrent
 
-    def _through_state(self, q: Tensor, backend: str, has_state: bool) -> bool:
+    def _through_state(self, q: Tensor, backend: str, has_state: bool, folds: bool) -> bool:
         """Whether chunks go through a recurrent state. The kernels read one in no other way; torch does directly."""
         if has_state and backend != "torch":
             return True
         T, K = q.shape[1], q.shape[3]
         if self.form == "auto" and (T == 1 or is_unrolled(q)):
             return False  # what a compiler sees decides by length when it runs
-        wanted = self.form == "chunked" or (self.form == "auto" and longest_direct(backend, self._features(K)) < T)
+        longest = longest_direct(backend, self._features(K), folds=folds) if self.form == "auto" else T
+        wanted = self.form == "chunked" or longest < T
         if wanted and not self._has_state(K):
             say_once(f"power_attention with {self.kernel} and {K} channels has no recurrent state: its time is quadratic")
         return wanted and self._has_state(K)
@@ -343,7 +356,7 @@ def _operator(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor | None]:
     kernel = Kernel(tuple(orders), tuple(coefficients))
     engine = _Engine(kernel, weights, scale, normalize, chunk, 1, 1, form, "torch")  # when to fold was decided before
     tokens = Tokens(k, v, log_decay, q.shape[1], first, end)
-    through_state = engine._through_state(q, "torch", recurrent is not None)
+    through_state = engine._through_state(q, "torch", recurrent is not None, folds=folded > 0)
     y, after = engine._in_torch(q, tokens, recurrent, folded, _Engine.dtype_of(q, orders), through_state)
     return y, after if folded else None
 

@@ -10,7 +10,9 @@ the sums are divided at the end. A state is the rows of both kernels, one after 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from maclaurin.ops.one_operator import is_unrolled
 from maclaurin.ops.tokens import Tokens
 
 Found = tuple[Tensor, Tensor | None]  # outputs, and the recurrent state
+Fold = Callable[[], Tensor]  # makes a recurrent state
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,21 @@ class Policy:
     form: str
     folded: int
     through_state: bool
+
+
+def with_lazy_fold(q: Tensor, tokens: Tokens, policy: Policy) -> tuple[Tensor, Fold]:
+    """The direct sum over all keys, and what folds the first ones when somebody asks: an answer does not wait for it."""
+    y, _ = second_order(q, tokens, None, replace(policy, folded=0))
+    _, k, v, _ = _single(q, tokens.keys, tokens.values, None)
+    own = (None if x is None else x[:, : policy.folded].clone() for x in (k, v, tokens.log_decay))
+    return y, partial(_fold, q.shape[2], *own, policy)
+
+
+def _fold(heads: int, k: Tensor, v: Tensor, log_decay: Tensor | None, policy: Policy) -> Tensor:
+    nobody = k.new_empty(k.shape[0], 0, heads, k.shape[3])
+    options = (policy.scale, policy.normalize, policy.chunk_size, k.shape[1])
+    recurrent: Tensor = native.call("chunked", nobody, k, v, log_decay, None, *options)[2]
+    return recurrent
 
 
 def second_order(q: Tensor, tokens: Tokens, recurrent: Tensor | None, policy: Policy) -> Found:
@@ -54,7 +72,7 @@ def second_order(q: Tensor, tokens: Tokens, recurrent: Tensor | None, policy: Po
         y, _ = native.call("quadratic", q, k, v, tokens.log_decay, policy.scale, False, policy.normalize, 0)
     if folded:
         a = None if tokens.log_decay is None else tokens.log_decay[:, :folded]
-        _, _, recurrent = native.call("chunked", q[:, :0], k[:, :folded], v[:, :folded], a, None, *options)
+        recurrent = _fold(q.shape[2], k[:, :folded], v[:, :folded], a, policy)
     return y, recurrent
 
 

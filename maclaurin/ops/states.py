@@ -383,7 +383,15 @@ class PowerState(TokenState):
     column of the recurrent state sums the features.
     """
 
-    recurrent: Annotated[Tensor | None, Axes("B G F W", later=True)] = None
+    # by a factory, so that the class has no such attribute and `__getattr__` is asked
+    recurrent: Annotated[Tensor | None, Axes("B G F W", later=True)] = dataclasses.field(default_factory=lambda: None)
+
+    @classmethod
+    def lazily(cls, kept: TokenState, fold: Callable[[], Tensor]) -> Self:
+        """A state whose recurrent state is made when somebody looks at it, as the next token does."""
+        state = object.__new__(cls)
+        state.__dict__.update(keys=kept.keys, values=kept.values, log_decay=kept.log_decay, lengths=kept.lengths, fold=fold)
+        return state
 
     def after(self, earlier: Self, transition: Tensor) -> Self:
         if earlier.slots or earlier.recurrent is None:
@@ -403,6 +411,10 @@ class PowerState(TokenState):
         return state
 
     def __getattr__(self, name: str) -> Any:
+        if name == "recurrent" and "fold" in self.__dict__:
+            self.__dict__["recurrent"] = self.__dict__["fold"]()
+            del self.__dict__["fold"]  # and with it the tokens
+            return self.__dict__["recurrent"]
         if name not in ("keys", "values", "log_decay") or "source" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         tokens, slots = self.__dict__["source"]

@@ -16,7 +16,7 @@ from maclaurin.bench.page import page
 from maclaurin.bench.results import Results, Setting
 from maclaurin.common.timing import Timing
 from maclaurin.ops import native
-from maclaurin.ops.crossover import DIRECT_QUERIES
+from maclaurin.ops.crossover import DIRECT_QUERIES, name_here
 from maclaurin.training import Recipe, train
 
 SETTING = Setting("2", "3", 2, "a CPU", None, 0.5)
@@ -106,7 +106,7 @@ def test_every_crossover_is_looked_for_under_the_name_that_ops_know(monkeypatch)
     monkeypatch.setattr(tune, "_direct_wins", lambda attend, K, V, T, backward: T <= 2 * math.sqrt(K * V))
     heard = []
     lines = tune.measure(heard.append)
-    decays = {"native", "native decay"} if native.available() else {"torch decay"}
+    decays = {name_here("native"), "native decay"} if native.available() else {"torch decay"}
     assert lines.keys() == {"torch", "one state", *decays} <= DIRECT_QUERIES.keys()
     assert len(heard) == 2 * len(lines)
     first_order = lines["one state"]  # to the quarter of an octave to which it is found

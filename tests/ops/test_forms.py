@@ -191,17 +191,20 @@ def test_the_automatic_form_changes_at_a_length_and_not_in_its_result(monkeypatc
 def test_a_tuned_crossover_is_kept_and_a_broken_file_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("MACLAURIN_CACHE", str(tmp_path))
     crossover._tuned.cache_clear()
-    assert crossover.longest_direct("native", 2080) == 256 + int(1.8 * 2080)
-    crossover.store({"native": crossover.Line(10, 0.5)})
+    name = crossover.name_here("native")
+    built_in = crossover.DIRECT_QUERIES[name]
+    assert crossover.longest_direct("native", 2080) == built_in.start + int(built_in.per_feature * 2080)
+    assert crossover.longest_direct("native", 2080, folds=True) == built_in.start + int(built_in.per_feature * 1040)
+    crossover.store({name: crossover.Line(10, 0.5)})
     assert crossover.longest_direct("native", 100) == 60
     assert crossover.longest_direct("torch", 100) == 25
     huge = f"[1{'0' * 400}, 1]"
     lines = ("3", "[10]", "[1, 2, 3]", '["10", 0.5]', "[Infinity, 1]", "[10, NaN]", "[[1], 2]", "[true, 1]", huge)
-    for text in ("", "[]", "{", "[" * 10**5, *(f'{{"native": {line}}}' for line in lines)):
+    for text in ("", "[]", "{", "[" * 10**5, *(f'{{"{name}": {line}}}' for line in lines)):
         crossover.tuned_file().write_text(text)
         crossover._tuned.cache_clear()
         with pytest.warns(UserWarning, match=r"crossover\.json is ignored") as warned:
             found = [crossover.longest_direct("native", 100) for _ in range(2)]
-        assert found == 2 * [256 + 180]
+        assert found == 2 * [built_in.start + int(100 * built_in.per_feature)]
         assert len(warned) == 1, text
     crossover._tuned.cache_clear()

@@ -147,7 +147,10 @@ def test_weak_decays_survive_beside_many_strong_ones(name):
         assert_close(run(op, batch, form, chunk=256), expected, 2e-5, form)
 
 
-@pytest.mark.parametrize("name", ["power-2-decay", "power-2-sums", "linear-decay", "linear-channel", "softmax-decay", "delta-decay", "delta-channel"])
+@pytest.mark.parametrize(
+    "name",
+    ["power-2-decay", "power-2-sums", "linear-decay", "linear-channel", "softmax-decay", "delta-decay", "delta-channel"],
+)
 def test_gradients_survive_mixed_decays(name):
     op = BY_NAME[name]
     batch = op.draw(Sizes(T=20))

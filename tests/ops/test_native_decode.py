@@ -313,3 +313,16 @@ def test_a_step_without_memory_can_be_made_again(fails, fold_every, monkeypatch)
 
 def refuse(*sizes, **options):
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes.")
+
+
+def test_a_prompt_is_folded_when_somebody_looks():
+    """Outputs do not wait for the recurrent state; it is that of an eager fold, whatever becomes of the caller's tensors."""
+    batch = attention_inputs("kv")(Sizes(B=2, T=60, G=2, R=2, K=5, V=4)).to(torch.float32)
+    options = {"fold_at": 9, "fold_every": 4}
+    _, eager = ops.power_attention(**batch.leaves().tokens, **options)
+    _, lazy = ops.power_attention(**batch.tokens, **options)
+    assert "fold" in lazy.__dict__ and "fold" not in eager.__dict__
+    for x in batch.tokens.values():
+        x.zero_()
+    assert torch.equal(copy.deepcopy(lazy).recurrent, eager.recurrent)
+    assert torch.equal(lazy.recurrent, eager.recurrent) and "fold" not in lazy.__dict__

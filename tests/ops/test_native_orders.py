@@ -110,7 +110,8 @@ def test_nan_never_reaches_the_past():
     ],
 )
 def test_auto_takes_the_kernels_where_outputs_are_no_averages(options, backend):
-    mixer = maclaurin.build_mixer("2mamba", 16, 2, **options)
+    mixer = maclaurin.build_mixer("2mamba", 16, 2, fold_at=4, **options)
     with watching() as choices:
-        mixer(torch.randn(1, 9, 16))
-    assert [choice.backend for choice in choices if choice.op == "power_attention"] == [backend]
+        _, state = mixer(torch.randn(1, 9, 16))
+        mixer(torch.randn(1, 1, 16), state=state)
+    assert [choice.backend for choice in choices if choice.op == "power_attention"] == [backend] * 2

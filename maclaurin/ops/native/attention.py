@@ -20,7 +20,7 @@ from torch import Tensor
 from maclaurin.ops import gpu
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.native.layouts import Shapes
-from maclaurin.ops.native.library import Attention, Strided, buffer, pointer, rows, run
+from maclaurin.ops.native.library import Attention, Strided, buffer, pointer, rows, run, state_in
 from maclaurin.ops.native.nan import run_looking
 from maclaurin.ops.native.operators import operator
 
@@ -233,11 +233,11 @@ def _chunked(
     folded: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = rows(q), rows(k), rows(v)
-    state = None if state is None else state.contiguous()
     y, total = _outputs(q, v)
     new_state = buffer(*_state_shape(k, v, normalize, folded))
     call = _call(q, k, v, scale, normalize, {"log_decay": log_decay, "y": y, "total": total}, chunk=chunk, folded=folded)
-    call.state, call.new_state = pointer(state), pointer(new_state)
+    state = state_in(call, state)
+    call.new_state = pointer(new_state)
     run_looking("chunked_forward", call, y)
     return y, total, new_state
 
@@ -267,13 +267,13 @@ def _chunked_backward(
     folded: int,
 ) -> tuple[Tensor, ...]:
     dy, q, k, v, y = rows(dy), rows(q), rows(k), rows(v), rows(y)
-    state, dnew_state = (None if x is None else x.contiguous() for x in (state, dnew_state))
+    dnew_state = None if dnew_state is None else dnew_state.contiguous()
     new_state = new_state.contiguous()
     dq, dk, dv, da, dstate = _dense_like(q, k, v, log_decay, state)
     tensors = {"log_decay": log_decay, "y": y, "total": total, "dy": dy, "dq": dq, "dk": dk, "dv": dv}
     decay = {} if log_decay is None else {"dlog_decay": da}
     call = _call(q, k, v, scale, normalize, {**tensors, **decay}, chunk=chunk, folded=folded)
-    call.state, call.dstate = pointer(state), pointer(dstate)
+    state, call.dstate = state_in(call, state), pointer(dstate)
     call.new_state, call.dnew_state = pointer(new_state), pointer(dnew_state)
     run("chunked_backward", call)
     return dq, dk, dv, da, dstate

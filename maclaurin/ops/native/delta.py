@@ -1,7 +1,8 @@
 """The delta rule as a torch operator: forward, backward, shapes for the compiler, flops.
 
-Decays are absent, one per head (B,T,G), or one per channel (B,T,G,K) for order 1. A state (B,G,F,V) goes in and comes out. The
-forward returns the errors as well, a value less what the state held for its key, from which the backward rebuilds the states.
+Decays are absent, one per head (B,T,G), or one per channel (B,T,G,K) for order 1. A state (B,G,F,V) goes in and comes out.
+The forward returns the errors as well, values less what the state held for their keys: the backward rebuilds states from
+them.
 """
 
 # B batch, T time, H heads, G key-value heads, K, V channels, F = K or K(K+1)/2 features
@@ -100,7 +101,9 @@ def _flops(q: Any, k: Any, v: Any, beta: Any, log_decay: Any, *rest: Any, **_: A
     return 2 * sum(_products(q, k, v, log_decay, rest[2]))
 
 
-def _backward_flops(dy: Any, dnew_state: Any, q: Any, k: Any, v: Any, beta: Any, log_decay: Any, *rest: Any, **_: Any) -> int:
+def _backward_flops(
+    dy: Any, dnew_state: Any, q: Any, k: Any, v: Any, beta: Any, log_decay: Any, *rest: Any, **_: Any
+) -> int:
     state, pairs = _products(q, k, v, log_decay, rest[4])
     return 5 * state + 6 * pairs
 

@@ -52,7 +52,7 @@ class Attention(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("B", "T", "S", "H", "G", "K", "V")),
         *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
         *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate", "nan")),
-        *((name, ctypes.c_int64) for name in ("chunk", "folded")),
+        *((name, ctypes.c_int64) for name in ("chunk", "folded", "state_head")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("exponential", "normalize", "threads", "way")),
     ]
@@ -65,7 +65,7 @@ class Linear(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("B", "T", "H", "G", "K", "V")),
         *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
         *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate", "nan")),
-        ("chunk", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("chunk", "state_head")),
         *((name, ctypes.c_float) for name in ("q_scale", "k_scale")),
         *((name, ctypes.c_int32) for name in ("per_channel", "normalize", "threads")),
     ]
@@ -255,6 +255,20 @@ def raise_again(error: RuntimeError, name: str) -> NoReturn:
 def rows(x: Tensor) -> Tensor:
     """Channels next to each other; any other strides are fine."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def state_in(call: Attention | Linear, state: Tensor | None) -> Tensor | None:
+    """Gives a call the state before its first token, and returns the tensor to keep alive.
+
+    Rows of a larger state, as orders side by side have them, are read where they are; other layouts are copied.
+    """
+    if state is None:
+        return None
+    (B, G, _, W), (batch, head, row, column) = state.shape, state.stride()
+    if column != 1 or row != W or (B > 1 and batch != G * head):
+        state = state.contiguous()
+    call.state, call.state_head = pointer(state), state.stride(1)
+    return state
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.ops.native.layouts import Shapes
-from maclaurin.ops.native.library import Linear, Strided, buffer, buffers_like, pointer, rows, run
+from maclaurin.ops.native.library import Linear, Strided, buffer, buffers_like, pointer, rows, run, state_in
 from maclaurin.ops.native.nan import run_looking
 from maclaurin.ops.native.operators import operator
 
@@ -116,12 +116,12 @@ def linear(
     """y (B,T,H,V), the divisor of every output (B,T,H), and the state after the last token if `keep`."""
     q, k, v = rows(q), rows(k), rows(v)
     log_decay = None if log_decay is None else rows(log_decay)
-    state = None if state is None else state.contiguous()
     y, total, new_state = (buffer(*shape) for shape in _shapes(q, k, v, options[2], options[4]))
     call = _call(q, k, v, log_decay, options, y=y)
     if options[2]:
         call.total = Strided.of(total)
-    call.state, call.new_state = pointer(state), pointer(new_state)
+    state = state_in(call, state)
+    call.new_state = pointer(new_state)
     run_looking("linear_forward", call, y)
     return y, total, new_state
 
@@ -140,7 +140,6 @@ def linear_backward(
     log_decay, state, y, total, new_state, *options = saved
     dy, q, k, v, y = rows(dy), rows(q), rows(k), rows(v), rows(y)
     log_decay = None if log_decay is None else rows(log_decay)
-    state = None if state is None else state.contiguous()
     dnew_state = None if dnew_state is None else dnew_state.contiguous()
     new_state = new_state.contiguous()
     found = buffers_like(q, k, v, log_decay, state)
@@ -149,7 +148,7 @@ def linear_backward(
         call.total = Strided.of(total)
     if log_decay is not None:
         call.dlog_decay = Strided.of(found[3])
-    call.state, call.new_state = pointer(state), pointer(new_state)
+    state, call.new_state = state_in(call, state), pointer(new_state)
     call.dstate, call.dnew_state = pointer(found[4]), pointer(dnew_state)
     run("linear_backward", call)
     return found

@@ -1,0 +1,77 @@
+"""Whether `form="auto"` is the fastest form of second order: a line fails where it is 10 % slower than the best one.
+
+Float32, one sequence, two heads, a weak decay as in `attention.py`, with the native kernels of this machine. The lines of
+maclaurin/ops/crossover.py come from these times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from maclaurin.common.records import Record
+from maclaurin.common.timing import interleaved
+from maclaurin.ops import power_attention
+
+HEADS = 2
+CHANNELS = (32, 64, 96, 128)
+LENGTHS = tuple(2**n for n in range(7, 15))
+FORMS = ("auto", "parallel", "chunked")
+ALLOWED = 1.1  # of the time of the best form
+
+
+@dataclass(frozen=True)
+class FormRow(Record):
+    """ms: by form. slower: the time of "auto" by that of the best form."""
+
+    channels: int
+    T: int
+    backward: bool
+    state: bool
+    ms: Mapping[str, float]
+    slower: float
+    fails: bool
+
+
+def run(console: Console, *, long: bool) -> list[FormRow]:
+    table = Table(title=f"second order by form, {HEADS} heads: ms")
+    for column in ("channels", "T", "what", *FORMS, "auto by the best", ""):
+        table.add_column(column, justify="right")
+    rows = list(_rows())
+    for row in rows:
+        what = f"forward{' + backward' if row.backward else ''}{', state' if row.state else ''}"
+        times = (f"{row.ms[form]:.3g}" for form in FORMS)
+        table.add_row(str(row.channels), str(row.T), what, *times, f"{row.slower:.2f}", "FAIL" if row.fails else "")
+    console.print(table)
+    console.print(f"{sum(row.fails for row in rows)} of {len(rows)} lines fail")
+    return rows
+
+
+def _rows() -> Iterator[FormRow]:
+    for channels, T, backward, state in product(CHANNELS, LENGTHS, (False, True), (False, True)):
+        candidates = {form: _call(form, channels, T, backward, state) for form in FORMS}
+        with torch.set_grad_enabled(backward):
+            times = interleaved(candidates, seconds=1, fewest=3)
+        ms = {form: timing.median for form, timing in times.items()}
+        slower = ms["auto"] / min(ms.values())
+        yield FormRow(channels, T, backward, state, ms, slower, slower > ALLOWED)
+
+
+def _call(form: str, channels: int, T: int, backward: bool, state: bool) -> Callable[[], None]:
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(1, T, HEADS, channels, requires_grad=backward, dtype=torch.float32, device="cpu") for _ in range(3)
+    )
+    log_decay = -1e-4 * torch.rand(1, T, HEADS, dtype=torch.float32, device="cpu")
+
+    def call() -> None:
+        y, _ = power_attention(q, k, v, log_decay, form=form, return_state=state, fold_at=1)
+        if backward:
+            torch.autograd.grad(y.sum(), (q, k, v))
+
+    return call
