@@ -27,6 +27,12 @@ TIMES_TORCH = 4  # what torch loses, as other orders of summation lose more or l
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 SHAPES = ((1, 300, 4, 2, 64, 64), (2, 129, 2, 1, 32, 40), (1, 200, 1, 1, 128, 128), (1, 70, 2, 2, 20, 5))
 SMALL = ((1, 70, 2, 1, 16, 5),)  # for the interpreter
+CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("power_attention", {"form": "parallel", "chunk_size": 64}),
+    ("power_attention", {"form": "chunked", "chunk_size": 64}),
+    ("softmax_attention", {"form": "auto"}),
+    ("softmax_attention", {"form": "auto", "window": 33}),
+)
 
 
 @dataclass(frozen=True)
@@ -70,16 +76,24 @@ def examine(watch: Callable[[str], None]) -> dict[str, Any]:
 def _numerics(device: torch.device) -> Iterator[Finding]:
     for shape in SMALL if gpu.INTERPRETED else SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
-            for op, form in (("power_attention", "parallel"), ("power_attention", "chunked"), ("softmax_attention", "auto")):
-                right = _run(op, form, shape, torch.float64, torch.device("cpu"), "torch", dtype)
+            for op, options in CALLS:
+                right = _run(op, options, shape, torch.float64, torch.device("cpu"), "torch", dtype)
                 lost, torch_lost = (
-                    _distance(_run(op, form, shape, dtype, device, backend, dtype), right) for backend in ("triton", "torch")
+                    _distance(_run(op, options, shape, dtype, device, backend, dtype), right)
+                    for backend in ("triton", "torch")
                 )
+                form = options["form"] + (" window" if "window" in options else "")
                 yield Finding(op, form, str(dtype)[6:], shape, lost, torch_lost)
 
 
 def _run(
-    op: str, form: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, backend: str, drawn: torch.dtype
+    op: str,
+    options: dict[str, Any],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    backend: str,
+    drawn: torch.dtype,
 ) -> list[Tensor]:
     """The output and the gradients by all inputs, which are drawn in the precision `drawn` and computed with in `dtype`."""
     B, T, H, G, K, V = shape
@@ -89,8 +103,7 @@ def _run(
     a = -0.02 * torch.rand(B, T, G, generator=generator, dtype=torch.float32, device="cpu")
     leaves = [x.to(device, dtype).requires_grad_() for x in tokens]
     decay = a.to(device, torch.promote_types(dtype, torch.float32)).requires_grad_()
-    options = {"chunk_size": 64} if op == "power_attention" else {}
-    y, _ = getattr(ops, op)(*leaves, decay, form=form, backend=backend, return_state=False, **options)
+    y, _ = getattr(ops, op)(*leaves, decay, backend=backend, return_state=False, **options)
     dy = torch.randn(y.shape, generator=generator, dtype=torch.float32, device="cpu")
     y.backward(dy.to(y))
     return [y.detach(), *(x.grad for x in (*leaves, decay) if x.grad is not None)]
