@@ -42,7 +42,7 @@ def eval(
 
         new = f"maclaurin suite {suite}" + (f" --model {model}" if model else "")
         print(f"maclaurin: `eval --suite {suite}` will go with the next release, use `{new}`", file=sys.stderr)
-        run(suite, preset, mixers, seeds, steps, learning_rates, data, model, jobs, output, as_json)
+        run(suite, preset, mixers, seeds, steps, learning_rates, data, model, jobs, output, as_json=as_json)
         return
     if model is None:
         raise ValueError("give the folder of a trained model; what mixers can learn is `maclaurin suite NAME`")

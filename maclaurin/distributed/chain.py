@@ -33,7 +33,10 @@ def sequence_parallel(group: Group | None = None) -> Iterator[Chain]:
     Losses are those of the slice, and so are gradients: `sum_gradients` adds them up. Forward and backward must be called
     within, by all processes alike.
     """
-    chain = Chain(distributed.group.WORLD if group is None else group)
+    group = distributed.group.WORLD if group is None else group
+    if group is None:
+        raise ValueError("sequence_parallel needs a process group: call torch.distributed.init_process_group before")
+    chain = Chain(group)
     with handing_over(chain):
         yield chain
     chain.finish()

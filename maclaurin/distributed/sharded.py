@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed import checkpoint
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -28,7 +29,8 @@ def shard(model: nn.Module, mesh: DeviceMesh | None = None, **options: Any) -> n
         raise ValueError(f"{type(model).__name__} names no layers that could be sharded: _no_split_modules is empty")
     for layer in layers:
         fully_shard(layer, mesh=mesh, **options)
-    return fully_shard(model, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model
 
 
 def save_sharded(model: nn.Module, folder: Path) -> None:
@@ -49,8 +51,11 @@ def consolidate(folder: Path, output: Path) -> Path:
         raise ValueError(f"{str(folder)!r} is no checkpoint of torch.distributed.checkpoint: it lacks {METADATA}")
     reader = checkpoint.FileSystemReader(folder)
     described = reader.read_metadata().state_dict_metadata
-    sizes = {name: one for name, one in described.items() if hasattr(one, "size")}
-    weights = {name: torch.empty(one.size, dtype=one.properties.dtype, device="cpu") for name, one in sizes.items()}
+    weights = {
+        name: torch.empty(one.size, dtype=one.properties.dtype, device="cpu")
+        for name, one in described.items()
+        if isinstance(one, TensorStorageMetadata)
+    }
     checkpoint.load(weights, storage_reader=reader, no_dist=True)
     output.mkdir(parents=True, exist_ok=True)
     save_file(weights, output / WEIGHTS, {"format": "pt"})

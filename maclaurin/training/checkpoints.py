@@ -75,8 +75,6 @@ def sequences_per_step(checkpoint: Path, per_process: int) -> int:
 
 def goes_on(output: Path, resume: Resume) -> bool:
     """Whether a run resumes: "auto" where there is something to resume from."""
-    if resume is True and not checkpoints(output):
-        raise ValueError(f"there is no checkpoint to resume from in {str(output)!r}")
     return bool(checkpoints(output)) if resume == "auto" else resume
 
 

@@ -25,7 +25,7 @@ def train_recipe(given: dict[str, Any], config: Path | None = None, *, resume: R
     """The recipe of `maclaurin train`: with `resume` that of the run, in which given fields may change (more steps, say)."""
     values = _merged(_configured(config), _named(given))
     output = Path(values.get("output", Recipe.output))
-    if resume and goes_on(output, resume) and (output / "recipe.json").exists():
+    if goes_on(output, resume) and (output / "recipe.json").exists():
         values = _merged(dataclasses.asdict(Recipe.load(output)), {"output": str(output)}, values)
     return Recipe(**values)
 

@@ -74,6 +74,8 @@ def train(
             f"{str(output)!r} holds a finished run of `compare`, which keeps no checkpoint: choose another output"
         )
     resume = goes_on(output, resume)
+    if resume and not checkpoints(output):
+        raise ValueError(f"there is no checkpoint to resume from in {str(output)!r}")
     with lost_processes_named(), nullcontext() if rank() else _own(output):
         return _train(recipe, output, resume, cache, callbacks)
 

@@ -51,6 +51,9 @@ class LanguageTrainer(Trainer):
     `cut`: how sequences are cut in time.
     """
 
+    data_collator: Any
+    train_dataset: Any
+
     def __init__(self, *args: Any, keep: int = 2, schedule_steps: int = 0, cut: Cut = WHOLE, **kwargs: Any) -> None:
         self.schedule_steps, self.cut = schedule_steps, cut
         super().__init__(*args, **kwargs)
