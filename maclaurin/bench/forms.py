@@ -62,7 +62,7 @@ def _rows() -> Iterator[FormRow]:
         yield FormRow(channels, T, backward, state, ms, slower, slower > ALLOWED)
 
 
-def _call(form: str, channels: int, T: int, backward: bool, state: bool) -> Callable[[], None]:
+def _call(form: str, channels: int, T: int, backward: bool, state: bool) -> Callable[[], object]:
     torch.manual_seed(0)
     q, k, v = (
         torch.randn(1, T, HEADS, channels, requires_grad=backward, dtype=torch.float32, device="cpu") for _ in range(3)

@@ -293,8 +293,8 @@ def _attention_case(op: str, what: str, oracle: Callable[..., Tensor], *, causal
 
 
 def _delta_case(what: str, *, decay: str | None = None, order: int = 1) -> Case:
-    options = {"order": order}
-    return Case("delta_rule", what, partial(_delta, decay=decay), partial(reference.delta_rule, **options), options)
+    oracle = partial(reference.delta_rule, order=order)
+    return Case("delta_rule", what, partial(_delta, decay=decay), oracle, {"order": order})
 
 
 _power = partial(_attention_case, "power_attention", oracle=reference.power_attention)

@@ -116,13 +116,13 @@ def _backward_flops(
     save=_keep,
     backward=_gradients,
 )
-def delta(*arguments: Any) -> tuple[Tensor, ...]:
+def delta(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """y (B,T,H,V), the errors (B,T,G,V), and the state after the last token if `keep`."""
-    *tensors, state = (None if x is None else rows(x) for x in arguments[:TENSORS])
-    options = arguments[TENSORS:]
+    beta, log_decay, state, *options = rest
+    tensors = tuple(None if x is None else rows(x) for x in (q, k, v, beta, log_decay))
     state = None if state is None else state.contiguous()
-    y, error, new_state = (buffer(*shape) for shape in _shapes(tensors[0], tensors[2], options[1], options[3]))
-    call = _call(tuple(tensors), options, y=y, error=error)
+    y, error, new_state = (buffer(*shape) for shape in _shapes(q, v, options[1], options[3]))
+    call = _call(tensors, tuple(options), y=y, error=error)
     call.state, call.new_state = pointer(state), pointer(new_state)
     run_looking("delta_forward", call, y)
     return y, error, new_state
