@@ -75,7 +75,7 @@ def chunked() -> tuple[Work, Work]:
     """Forward and backward through states in bfloat16, which the backward computes again."""
     states = F * D * 2 / C
     forward = Work(2 * 2 * F * D + _pairs(C, 2) + 4 * D * D, 6 * D * 2 + 2 * states + 12)
-    backward = Work(2 * D * (3 * F + 2 * D * D) + _pairs(C, 7) + 8 * D * D, 32 * D + 5 * states + 40)
+    backward = Work(2 * D * (3 * F + 2 * D * D) + _pairs(C, 7) + 8 * D * D, 40 * D + 5 * states + 40)
     return forward, backward
 
 
