@@ -22,7 +22,7 @@ def flops_per_token(config: MaclaurinConfig, length: int) -> float:
     """Of a training step over sequences of so many tokens, counted on the meta device."""
     with torch.device("meta"):
         model = MaclaurinForCausalLM(config).eval()
-        ids = torch.zeros(1, length, dtype=torch.long)
+        ids = torch.zeros(1, length, dtype=torch.long, device="meta")
         with FlopCounterMode(display=False) as counter:
             model(ids, use_cache=False)
     return 3 * counter.get_total_flops() / length
