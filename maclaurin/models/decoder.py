@@ -289,7 +289,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
             model_kwargs["past_key_values"] = StateCache(self.config.num_hidden_layers)
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """generate() always has a mask. It is left out where nothing is padding. Only prompts are looked at for that: a look at
+        """generate() always has a mask. It is left out where nothing is padding. Only prompts are looked at: a look at
         the mask of every step would wait for the device."""
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(*args, **kwargs)
         mask, cache, ids = (inputs.get(name) for name in ("attention_mask", "past_key_values", "input_ids"))
