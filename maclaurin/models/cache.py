@@ -99,9 +99,10 @@ class StateLayer(CacheLayerMixin):
 
 
 class StateCache(Cache):
-    """`past_key_values` of a Maclaurin model: one StateLayer per layer."""
+    """`past_key_values` of a Maclaurin model: one StateLayer per layer. padded: whether generate() found padding."""
 
     layers: list[StateLayer]
+    padded = False
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[StateLayer() for _ in range(num_layers)])

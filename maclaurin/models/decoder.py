@@ -296,15 +296,17 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
             model_kwargs["past_key_values"] = StateCache(self.config.num_hidden_layers)
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """generate() always has a mask. It is left out where it masks nothing: a new token is never padding, and a look at
+        """generate() always has a mask. It is left out where nothing is padding. Only prompts are looked at: a look at
         the mask of every step would wait for the device."""
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(*args, **kwargs)
         mask, cache, ids = (inputs.get(name) for name in ("attention_mask", "past_key_values", "input_ids"))
-        if mask is not None:
-            T = (inputs["inputs_embeds"] if ids is None else ids).shape[1]
-            is_step = T == 1 and cache is not None and cache.get_seq_length() > 0
-            if is_step or bool(mask[:, -T:].all()):
-                inputs["attention_mask"] = None
+        if mask is None or not isinstance(cache, StateCache):
+            return inputs
+        T, began = (inputs["inputs_embeds"] if ids is None else ids).shape[1], cache.get_seq_length() > 0
+        if T > 1 or not began:
+            cache.padded = (began and cache.padded) or not bool(mask[:, -T:].all())
+        if not cache.padded:
+            inputs["attention_mask"] = None
         return inputs
 
     def get_output_embeddings(self) -> nn.Module:
