@@ -42,6 +42,9 @@ def compare(
         str | None, typer.Option(help="Compare on this text too; the budgets hour and night ask for one.")
     ] = None,
     recall: Annotated[bool, typer.Option("--recall/--no_recall", help="Train small models to recall pairs, too.")] = True,
+    recall_steps: Annotated[
+        int | None, typer.Option(help="Steps of these at most; each stops once it recalls; the budget's if not given.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(help="Parallel processes; as many as cores for small models.")] = None,
     shard: Shard = WHOLE,
     commands: PrintCommands = None,
@@ -58,7 +61,8 @@ def compare(
     if commands is not None:
         return print_commands(commands)
     recipe, rates = compare_recipe(given, config, budget=budget, learning_rates=_rates(learning_rates))
-    asked = Asked(recipe, rates, BUDGETS[budget].seeds if seeds is None else seeds, mixers, block, budget, recall)
+    most = BUDGETS[budget].seeds if seeds is None else seeds
+    asked = Asked(recipe, rates, most, mixers, block, budget, recall, recall_steps)
     console = screen()
     if only_table:
         return console.print(result_table(so_far(asked), recipe))

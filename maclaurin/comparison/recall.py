@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from maclaurin.common.arguments import at_least_one
 from maclaurin.common.shards import WHOLE
 from maclaurin.evals.cells import Row, Setting
 from maclaurin.evals.experiment import Experiment
@@ -42,10 +43,13 @@ TASKS = {
 }
 
 
-def experiment(contenders: Mapping[str, Contender], budget: str) -> Experiment:
-    """Trained on all numbers of pairs at once, and tested on each that the budget names."""
+def experiment(contenders: Mapping[str, Contender], budget: str, steps: int | None = None) -> Experiment:
+    """Trained on all numbers of pairs at once, and tested on each that the budget names. steps: at most, if not its own."""
     task = TASKS[budget]
     setting, trained_on = task.setting, few_to_many(task.pairs[-1], task.vocab_size)
+    if steps is not None:
+        at_least_one("recall_steps", steps)
+        setting = replace(setting, steps=steps)
     found = Experiment(
         "mqar",
         f"Recall of key-value pairs (MQAR), {setting.layers} layers of width {setting.width}, {setting.heads} heads: "

@@ -37,6 +37,7 @@ class Asked:
     block: str
     budget: str
     recall: bool = True
+    recall_steps: int | None = None  # the budget's if not given
 
     def plan(self) -> list[Run]:
         return plan(self.recipe, self.mixers, self.seeds, learning_rates=self.learning_rates, block=self.block)
@@ -79,7 +80,7 @@ def answered(
     for own in plans:
         check_starts(own[0].recipe)
     contenders = chosen(asked.mixers, asked.block)
-    experiment = recalling.experiment(contenders, asked.budget) if asked.recall else None
+    experiment = recalling.experiment(contenders, asked.budget, asked.recall_steps) if asked.recall else None
     folder = Path(asked.recipe.output)
     alone = locked(folder / "compare.lock", f"comparison {asked.recipe.output!r}")
     with alone if read(shard) == read(WHOLE) else nullcontext():

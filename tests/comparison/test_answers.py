@@ -26,6 +26,14 @@ def test_every_contender_recalls_in_the_block_of_the_comparison(budget):
     assert [problem.options["pairs"] for problem in asked.test] == list(recall.TASKS[budget].pairs)
 
 
+def test_steps_of_recall_are_those_asked_for():
+    contenders = chosen("softmax", "gated")
+    assert recall.experiment(contenders, "hour", 7).setting.steps == 7
+    assert recall.experiment(contenders, "hour").setting == recall.TASKS["hour"].setting
+    with pytest.raises(ValueError, match="recall_steps must be"):
+        recall.experiment(contenders, "hour", 0)
+
+
 def test_recall_is_that_of_the_table(tmp_path):
     asked = dataclasses.replace(recall.experiment(chosen("softmax,linear", "gated"), "minutes"), seeds=1)
     for cell in asked.cells(1):
