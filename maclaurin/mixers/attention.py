@@ -155,6 +155,10 @@ class Attention(ProjectedMixer):
 
     @property
     def mechanism(self) -> Mechanism:
+        return self.scoring()
+
+    def scoring(self) -> Mechanism:
+        """A method beside the property: in a graph of `torch.compile`, a subclass cannot ask for a property of its base."""
         # cosine features are the score itself; all others are scaled by 1/√d, which a normaliser may cancel
         scale = 1.0 if self.feature_map in ("cosine", OVER_HEADS) else None
         features = "identity" if self.feature_map == OVER_HEADS else self.feature_map  # which has been computed

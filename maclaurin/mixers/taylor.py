@@ -82,10 +82,9 @@ class Taylor(Attention):
         by_order = part.unflatten(-1, (-1, self.separate.dim)).flatten(2, 3)
         return super().turned(by_order, positions).view_as(part)
 
-    @property
-    def mechanism(self) -> Mechanism:
+    def scoring(self) -> Mechanism:
         if self.separate is None:
-            return super().mechanism
+            return super().scoring()
         far = Linear(self.separate, 1.0, self.causal, normalize=False)
         return far if self.near is None else self.near.beside(far)
 

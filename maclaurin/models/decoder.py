@@ -229,7 +229,6 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         seq_idx: Tensor | None = None,
         logits_to_keep: int | Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        shift_labels: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """labels (batch, time) are the input ids, shifted here; −100 is ignored, and so is the first token of a document.
@@ -242,6 +241,8 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         exist only if they are read. A graph cannot wait for that: compiled, logits_to_keep=1 is what saves their memory.
         Other arguments are those of MaclaurinModel.
         """
+        # not in the signature, from which Trainer would conclude that every batch has both kinds of labels
+        shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         packing: dict[str, Any] = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "seq_idx": seq_idx}
         outputs = self.model(
             input_ids=input_ids,

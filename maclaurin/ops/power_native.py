@@ -42,7 +42,7 @@ class Policy:
 def with_lazy_fold(q: Tensor, tokens: Tokens, policy: Policy) -> tuple[Tensor, Fold]:
     """The direct sum over all keys, and what folds the first ones when somebody asks: an answer does not wait for it."""
     q, k, v, _ = _single(q, tokens.keys, tokens.values, None)
-    y, _ = native.call("quadratic", q, k, v, tokens.log_decay, policy.scale, False, policy.normalize)
+    y, _ = native.call("quadratic", q, k, v, tokens.log_decay, policy.scale, False, policy.normalize, 0)
     now, a = slice(policy.folded), tokens.log_decay
     own_a = None if a is None else a[:, now].clone()
     return y, partial(_fold, q.shape[2], k[:, now].clone(), v[:, now].clone(), own_a, policy)

@@ -53,6 +53,9 @@ class Leases:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             return False
+        except FileNotFoundError:  # one that has just ended found no lease here, and took the folder with it
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return self.take(name)
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(f"{os.getpid()} {_place()}")
         self.held[name] = path

@@ -15,8 +15,7 @@ def exit_code(number: int) -> int:
     return 128 + number
 
 
-# Windows has no SIGUSR1
-TERMINATE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+TERMINATE = (signal.SIGTERM, *((signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()))  # which Windows has not
 SIGNALS = (signal.SIGINT, *TERMINATE)
 
 

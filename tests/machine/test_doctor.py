@@ -20,13 +20,29 @@ OPS_OF = {  # which ops run a kernel
     "quadratic": {"power_attention", "softmax_attention"},
     "chunked": {"power_attention", "bidirectional_power"},
     "linear": {"linear_attention", "bidirectional_linear", "inline_attention", "mlstm"},
+    "delta": {"delta_rule"},
     "conv": {"short_conv"},
     "scan": {"linear_scan"},
     "selective": {"selective_scan"},
 }
 OUTPUTS = {
     "forward": ("y", "total", "new_state"),
-    "backward": ("dq", "dk", "dv", "dlog_decay", "dstate", "dx", "dweight", "dbias", "dbefore", "ddt", "db", "dc", "drate"),
+    "backward": (
+        "dq",
+        "dk",
+        "dv",
+        "dbeta",
+        "dlog_decay",
+        "dstate",
+        "dx",
+        "dweight",
+        "dbias",
+        "dbefore",
+        "ddt",
+        "db",
+        "dc",
+        "drate",
+    ),
 }
 
 PLACES = [

@@ -14,6 +14,7 @@ SIZES = {"B": 2, "T": 5, "H": 4, "G": 2, "K": 3, "V": 6, "C": 7, "N": 2}  # and 
 
 ATTENTION = {"q": "BTHK", "k": "BTGK", "v": "BTGV", "log_decay": "BTG"}
 LINEAR = {"q": "BTHK", "k": "BTGK", "v": "BTGV", "log_decay": "BTGK", "state": "BGKW"}
+DELTA = {"q": "BTHK", "k": "BTGK", "v": "BTGV", "beta": "BTG", "log_decay": "BTG", "state": "BGFV"}
 CONV = {"x": "BTC", "weight": "C4", "bias": "C", "before": "B3C"}
 SCAN = {"log_decay": "BTC", "start": "BC"}
 SELECTIVE = {"x": "BTC", "dt": "BTC", "rate": "CN", "b": "BTN", "c": "BTN", "start": "BCN"}
@@ -36,6 +37,11 @@ OPERATORS = {
     "linear_backward": (
         {"dy": "BTHV", "dnew_state": "BGKW", **LINEAR, **OUTPUTS, "new_state": "BGKW"},
         (1.0, 1.0, True, 2, True),
+    ),
+    "delta": (DELTA, (1.0, 2, 2, True)),
+    "delta_backward": (
+        {"dy": "BTHV", "dnew_state": "BGFV", **DELTA, "error": "BTGV", "new_state": "BGFV"},
+        (1.0, 2, 2, True),
     ),
     "short_conv": (CONV, (True,)),
     "short_conv_backward": ({"dy": "BTC", **CONV}, (True,)),
