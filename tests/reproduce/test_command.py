@@ -50,7 +50,7 @@ def reproduce(*arguments):
     return ended.value.code
 
 
-def trained_here(cells, folder, *, jobs, watch):
+def trained_here(cells, folder, *, jobs, watch, **_):
     """In this process, because others take seconds to start."""
     for cell in cells:
         if load(cell, folder) is None:
