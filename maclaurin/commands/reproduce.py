@@ -88,7 +88,7 @@ def _made(
 ) -> list[Found]:
     from maclaurin.processes.command import command_line
     from maclaurin.processes.stopping import STOPS, end_stopped
-    from maclaurin.reproduce.run import computed, experiment_of, planned, unavailable
+    from maclaurin.reproduce.run import computed, experiment_of, kept, planned, unavailable
 
     experiments = {table.name: experiment_of(table, budget, seeds=seeds, steps=steps) for table in tables}
     found = []
@@ -98,7 +98,10 @@ def _made(
             if experiment is not None:
                 found.append(_trained(table, experiment, folder, how))
             elif how.shard is None:
-                print(f"{table.name} has no table before its end", file=sys.stderr)
+                if done := kept(table, folder):
+                    found.append(done)
+                else:
+                    print(f"{table.name} has no table before its end", file=sys.stderr)
             elif budget in table.lab:
                 print(f"{table.name}: maclaurin lab {table.lab[budget][0]}", file=sys.stderr)
                 found.append(computed(table, budget, folder))

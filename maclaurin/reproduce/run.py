@@ -99,15 +99,24 @@ def trained(table: Table, experiment: Experiment, folder: Path, how: Training, *
     return Found(table, found, verdict(table, found), errors=errors)
 
 
+def kept(table: Table, folder: Path) -> Found | None:
+    """The lab's result, if the folder has it."""
+    file = _lab_file(table, folder)
+    return Found(table, computed=Result.from_json(file.read_text(encoding="utf-8"))) if file.is_file() else None
+
+
 def computed(table: Table, budget: str, folder: Path) -> Found:
     """By the lab, unless the folder has the result."""
+    if found := kept(table, folder):
+        return found
     name, options = table.lab[budget]
-    kept = folder / f"{table.name}.lab.json"  # two tables may have one experiment, with other options
-    if kept.is_file():
-        return Found(table, computed=Result.from_json(kept.read_text(encoding="utf-8")))
     result = run_one(name, dict(options), 1)
-    write_text(kept, result.to_json())
+    write_text(_lab_file(table, folder), result.to_json())
     return Found(table, computed=result)
+
+
+def _lab_file(table: Table, folder: Path) -> Path:
+    return folder / f"{table.name}.lab.json"  # two tables may have one experiment, with other options
 
 
 def planned(table: Table, folder: Path, tell: Callable[[str], None]) -> Found:

@@ -9,6 +9,7 @@ from maclaurin.cli import main
 from maclaurin.evals.cells import Row
 from maclaurin.evals.learn import learn
 from maclaurin.evals.runner import load, save
+from maclaurin.lab.result import Result
 from maclaurin.reproduce import cost, papers
 from maclaurin.reproduce.table import Paper, Table
 from tests.evals.helpers import experiment
@@ -120,6 +121,18 @@ def test_published_sizes_are_planned_and_their_losses_collected(paper, tmp_path,
     assert reproduce(*arguments, "--json") == 0
     (table,) = json.loads(capsys.readouterr().out)
     assert table["planned"][0]["loss"] == 2.4 and table["planned"][0]["published"] == 2.5
+
+
+def test_what_the_lab_computed_is_printed_again_and_not_computed(monkeypatch, tmp_path, capsys):
+    computed = Table(name="bytes", where="a figure", shows="Bytes", lab={"minutes": ("memory", {"quick": True})})
+    monkeypatch.setattr(papers, "paper_of", lambda name: Paper.of("A paper of tests", computed))
+    again = ("paper-2", "bytes", "--output", str(tmp_path), "--table")
+
+    assert reproduce(*again) == 0
+    assert "bytes has no table before its end" in capsys.readouterr().err
+    (tmp_path / "bytes.lab.json").write_text(Result("memory", "Bytes of state", {}, (), notes=("A limit of it",)).to_json())
+    assert reproduce(*again) == 0
+    assert "A limit of it" in capsys.readouterr().out
 
 
 def test_a_budget_that_a_table_lacks_is_said(paper, tmp_path, capsys):
