@@ -71,13 +71,14 @@ def test_the_roofline_is_that_of_the_docs():
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_contenders_on_a_gpu_compute_and_failures_are_said(backward):
+def test_contenders_on_a_gpu_compute_and_only_peers_may_fail(backward):
     """On the CPU, with a timer that runs them once."""
 
     def fails(*_):
         raise RuntimeError("not on this GPU")
 
-    found = {name: run for name, run in gpu.contenders().items() if "order" in name or name == "SDPA"} | {"peer": fails}
+    ours = {name: one for name, one in gpu.contenders().items() if one.ours}
+    found = ours | {"SDPA": gpu.contenders()["SDPA"], "peer": gpu.Contender(fails)}
 
     def once(run):
         run()
@@ -85,7 +86,9 @@ def test_contenders_on_a_gpu_compute_and_failures_are_said(backward):
 
     row = gpu.measure(found, 24, backward, torch.device("cpu"), once)
     assert row.ms == dict.fromkeys(found, 1.0) | {"peer": None}
-    assert {"second order", "second order, chunked", "first order", "SDPA"} <= set(row.ms)
+    assert ours.keys() == {"second order", "second order, direct", "second order, chunked", "first order"}
+    with pytest.raises(RuntimeError, match="not on this GPU"):
+        gpu.measure({"second order": gpu.Contender(fails, ours=True)}, 24, backward, torch.device("cpu"), once)
 
 
 def test_peers_on_a_gpu_are_those_that_are_installed(monkeypatch):
