@@ -16,7 +16,7 @@ from maclaurin.bench.page import page
 from maclaurin.bench.results import Results, Setting
 from maclaurin.common.timing import Timing
 from maclaurin.ops import native
-from maclaurin.ops.crossover import DIRECT_QUERIES, name_here
+from maclaurin.ops.crossover import DIRECT_QUERIES, Line, name_here
 from maclaurin.training import Recipe, train
 
 SETTING = Setting("2", "3", 2, "a CPU", None, 0.5)
@@ -60,7 +60,7 @@ def test_nothing_is_measured_of_a_wrong_result(monkeypatch):
 
 def test_the_roofline_is_that_of_the_docs():
     """Products per token and head at chunks of 512, and where states and FlashAttention take equal time."""
-    forward, backward = roofline.chunked()
+    forward, backward = roofline.chunked(roofline.D)
     assert round(forward.flops / 1000) == 754 and round(backward.flops / 1000) == 2351
     a100, h100 = roofline.SHARES["A100"][1], roofline.SHARES["H100"][0]
     assert [round(roofline.crossover(*one) / 100) for one in (("A100", a100), ("H100", h100))] == [87, 80]
@@ -100,7 +100,7 @@ def test_peers_on_a_gpu_are_those_that_are_installed(monkeypatch):
 
 
 def test_a_line_goes_through_both_crossovers():
-    line = tune._through({528: 1500.0, 2080: 4000.0})
+    line = Line.through({528: 1500.0, 2080: 4000.0})
     assert line.start + line.per_feature * 528 == pytest.approx(1500, abs=1)
     assert line.start + line.per_feature * 2080 == pytest.approx(4000, abs=1)
 
