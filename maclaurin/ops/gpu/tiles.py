@@ -44,12 +44,15 @@ BF16_BEFORE_HOPPER = Precision("bf16x", "tf32", torch.bfloat16, 2.0**-10)
 
 @dataclass(frozen=True)
 class Tile:
-    """BM queries by BN keys (BT tokens of a walk, IB of whose 16 channels a program takes), and how it runs."""
+    """BM queries by BN keys (BT tokens of a walk, IB of whose 16 channels a program takes), and its warps and stages."""
 
     bm: int
     bn: int
     warps: int
     stages: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.bm}x{self.bn}, {self.warps}, {self.stages}"
 
 
 @dataclass(frozen=True)
