@@ -2,6 +2,7 @@
 
 import pytest
 
+from maclaurin.cli import main
 from maclaurin.machine import gpu_compile, gpu_table
 
 pytest.importorskip("triton")
@@ -48,3 +49,12 @@ def test_unknown_targets_are_named_in_one_sentence():
         gpu_compile.checked_targets("sm_80,voodoo")
     with pytest.raises(ValueError, match=r"--gpu-compile must be one of 'all', 'kept', .*, got 'voodoo'"):
         gpu_compile.checked_targets("voodoo")
+
+
+def test_the_kept_table_is_printed(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", "--gpu-compile", "kept"])
+    printed = capsys.readouterr().out
+    assert end.value.code == 0
+    assert "sm_80   bf16  64 chunk_forward       tile 128x64, 8, 2" in printed
+    assert "sm_80   backward  54 kernels: " in printed
