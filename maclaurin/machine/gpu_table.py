@@ -34,9 +34,11 @@ class Largest:
 
 def kept(path: Path = KEPT) -> list[Compiled]:
     with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    whole = {"channels", "registers", "spills", "shared"}
-    return [Compiled(**{name: int(text) if name in whole else text for name, text in row.items()}) for row in rows]
+        return [_row(**row) for row in csv.DictReader(file)]
+
+
+def _row(kernel: str, target: str, kind: str, channels: str, tile: str, **numbers: str) -> Compiled:
+    return Compiled(kernel, target, kind, int(channels), tile, **{name: int(text) for name, text in numbers.items()})
 
 
 def keep(rows: Iterable[Compiled], path: Path = KEPT) -> None:
