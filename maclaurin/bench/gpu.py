@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -27,11 +28,17 @@ HEADS, DIM = 16, 64
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 VERY_LONG = 131072
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # q, k, v (B,T,H,D) and log decay (B,T,H)
+MAY_FAIL = (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError)
+
+
+class Contender(NamedTuple):
+    attend: Attend
+    ours: bool = False
 
 
 @dataclass(frozen=True)
 class GpuRow(Record):
-    """ms: medians by contender; None for one that could not run. device: the name of the GPU."""
+    """ms: medians by contender; None for a peer that could not run. device: the name of the GPU."""
 
     device: str
     T: int
@@ -58,7 +65,7 @@ def run(console: Console, *, long: bool) -> list[GpuRow]:
 
 
 def measure(
-    candidates: Mapping[str, Attend], T: int, backward: bool, device: torch.device, timer: Callable[..., Timing]
+    candidates: Mapping[str, Contender], T: int, backward: bool, device: torch.device, timer: Callable[..., Timing]
 ) -> GpuRow:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, T, HEADS, DIM, dtype=torch.bfloat16, device=device, requires_grad=backward) for _ in range(3))
@@ -72,28 +79,32 @@ def measure(
             torch.autograd.grad(y, (q, k, v), dy)
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return GpuRow(name, T, backward, {what: _median(timer, partial(once, run)) for what, run in candidates.items()})
+    ms = {what: _median(timer, partial(once, one.attend), one.ours) for what, one in candidates.items()}
+    return GpuRow(name, T, backward, ms)
 
 
-def _median(timer: Callable[..., Timing], run: Callable[[], None]) -> float | None:
-    """None where a peer does not take these shapes or this GPU: the others are still worth measuring."""
+def _median(timer: Callable[..., Timing], run: Callable[[], None], ours: bool) -> float | None:
+    """None where a peer does not take these shapes or this GPU: the others are still worth measuring. Ours must run."""
     try:
         return timer(run).median
-    except (RuntimeError, ValueError, TypeError, NotImplementedError):
+    except MAY_FAIL:
+        if ours:
+            raise
         return None
 
 
-def contenders() -> dict[str, Attend]:
+def contenders() -> dict[str, Contender]:
     """Ours, PyTorch's, and those that are installed."""
-    ours: dict[str, Attend] = {
+    ours = {
         "second order": partial(_ours, power_attention, "auto"),
         "second order, direct": partial(_ours, power_attention, "parallel"),
         "second order, chunked": partial(_ours, power_attention, "chunked"),
         "first order": partial(_ours, linear_attention, "auto"),
-        "SDPA": _sdpa,
-        "FlashAttention": _flash,
     }
-    return ours | dict(_peers())
+    theirs = {"SDPA": _sdpa, "FlashAttention": _flash} | dict(_peers())
+    return {name: Contender(attend, ours=True) for name, attend in ours.items()} | {
+        name: Contender(attend) for name, attend in theirs.items()
+    }
 
 
 def _peers() -> Iterator[tuple[str, Attend]]:

@@ -14,8 +14,9 @@ from maclaurin.ops import bidirectional_linear, gpu, native, power_attention
 from maclaurin.ops.crossover import Line, name_here, side
 from maclaurin.ops.features import monomial_count
 
-HEADS = 4
-TOKENS = 512  # of a batch at least, so that the overhead of a call does not dominate short sequences
+HEADS = {"cpu": 4, "cuda": 16}
+TOKENS = {"cpu": 512, "cuda": 16384}  # of a batch at least: a short call is overhead, and does not fill a GPU
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}  # in which models are trained there
 LONGEST = {"torch": 2048, "native": 8192}  # the matrix of the torch backend is held whole
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, str], Tensor]  # q, k, v, log_decay and the form
@@ -43,7 +44,7 @@ def measure(watch: Callable[[str], None]) -> dict[str, Line]:
             tokens = math.sqrt(math.prod(_crossover(race, K, V, backward) for backward in (False, True)))
             watch(f"{race.name}, {K} key and {V} value channels: the direct form is faster up to {tokens:.0f} tokens")
             found[race.features(K, V)] = tokens
-        lines[name_here(race.name)] = _through(found)
+        lines[name_here(race.name)] = Line.through(found)
     return lines
 
 
@@ -73,12 +74,6 @@ def _first_order(decayed: bool) -> Attend:
     return attend
 
 
-def _through(found: dict[float, float]) -> Line:
-    (few, first), (many, second) = found.items()
-    slope = max((second - first) / (many - few), 0.0)
-    return Line(max(round(first - slope * few), 0), slope)
-
-
 def _crossover(race: _Race, K: int, V: int, backward: bool) -> float:
     """By bisection of the logarithm of the length, to a quarter of an octave."""
     low, high = math.log2(race.shortest), math.log2(race.longest)
@@ -93,11 +88,10 @@ def _crossover(race: _Race, K: int, V: int, backward: bool) -> float:
 
 def _direct_wins(race: _Race, K: int, V: int, T: int, backward: bool) -> bool:
     torch.manual_seed(0)
-    B = max(1, TOKENS // T)
-    q, k, v = (
-        torch.randn(B, T, HEADS, size, requires_grad=backward, dtype=torch.float32, device=race.device) for size in (K, K, V)
-    )
-    log_decay = -1e-4 * torch.rand(B, T, HEADS, dtype=torch.float32, device=race.device)
+    device = race.device
+    B, H = max(1, TOKENS[device] // T), HEADS[device]
+    q, k, v = (torch.randn(B, T, H, size, requires_grad=backward, dtype=DTYPES[device], device=device) for size in (K, K, V))
+    log_decay = -1e-4 * torch.rand(B, T, H, dtype=torch.float32, device=device)
 
     def run(form: str) -> None:
         y = race.attend(q, k, v, log_decay, form)

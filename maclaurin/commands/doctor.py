@@ -24,7 +24,10 @@ def doctor(
         bool, typer.Option("--gpu", help="Check the Triton kernels on this GPU, measure them, and write maclaurin-gpu.json.")
     ] = False,
     gpu_compile: Annotated[
-        str, typer.Option("--gpu-compile", help="Compile every Triton kernel for sm_80,sm_90,… or all; needs no GPU.")
+        str,
+        typer.Option(
+            "--gpu-compile", help="Compile every Triton kernel for sm_80,sm_90,… or all, without a GPU; kept: as it was."
+        ),
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -72,21 +75,20 @@ def _check_gpu(as_json: bool) -> None:
 
 
 def _compile_for_gpus(targets: str, as_json: bool) -> None:
-    """A row per kernel; the exit code is 1 if one spills more registers than it may."""
+    """A row per kernel, and the largest figures; the exit code is 1 if a kernel spills more registers than it may."""
     from maclaurin.machine.gpu_compile import checked_targets, table
+    from maclaurin.machine.gpu_table import kept, largest
 
     found = []
-    for one in table(checked_targets(targets)):
+    for one in kept() if targets == "kept" else table(checked_targets(targets)):
         found.append(one)
         if not as_json:
-            words = (
-                f"{one.target:7} {one.kind} {one.channels:3} {one.kernel:19} tile {one.tile:10} {one.registers:3} registers"
-            )
-            print(
-                f"{words} {one.spills:4} B spills {one.shared:6} B shared{'' if one.allowed else '  too many'}", flush=True
-            )
+            print(one, flush=True)
     if as_json:
         print_json([asdict(one) for one in found])
+    else:
+        for row in largest(found):
+            print(row)
     if not all(one.allowed for one in found):
         raise typer.Exit(1)
 

@@ -27,11 +27,35 @@ TIMES_TORCH = 4  # what torch loses, as other orders of summation lose more or l
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 SHAPES = ((1, 300, 4, 2, 64, 64), (2, 129, 2, 1, 32, 40), (1, 200, 1, 1, 128, 128), (1, 70, 2, 2, 20, 5))
 SMALL = ((1, 70, 2, 1, 16, 5),)  # for the interpreter
-CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("power_attention", {"form": "parallel", "chunk_size": 64}),
-    ("power_attention", {"form": "chunked", "chunk_size": 64}),
-    ("softmax_attention", {"form": "auto"}),
-    ("softmax_attention", {"form": "auto", "window": 33}),
+Call = Callable[..., Tensor]  # of q, k, v, log_decay and the backend
+
+
+def _attention(op: Callable[..., Any], *inputs: Tensor, **options: Any) -> Tensor:
+    y: Tensor = op(*inputs, return_state=False, **options)[0]
+    return y
+
+
+@torch.no_grad()
+def _step(*inputs: Tensor, backend: str) -> Tensor:
+    """The last token, from a state of those before it and one token that is not in it yet."""
+    options: dict[str, Any] = {"fold_at": 1, "fold_every": 4, "backend": backend}
+    _, state = ops.power_attention(*(x[:, :-2] for x in inputs), **options)
+    _, state = ops.power_attention(*(x[:, -2:-1] for x in inputs), state=state, **options)
+    return ops.power_attention(*(x[:, -1:] for x in inputs), state=state, **options)[0]
+
+
+def _conv(q: Tensor, k: Tensor, v: Tensor, a: Tensor, *, backend: str) -> Tensor:
+    """Queries as tokens, with taps that are queries too."""
+    return ops.short_conv(q.flatten(2), q[0, :4].flatten(1).T, activation="silu", backend=backend)[0]
+
+
+CALLS: tuple[tuple[str, str, Call], ...] = (
+    ("power_attention", "parallel", partial(_attention, ops.power_attention, form="parallel", chunk_size=64)),
+    ("power_attention", "chunked", partial(_attention, ops.power_attention, form="chunked", chunk_size=64)),
+    ("power_attention", "step", _step),
+    ("softmax_attention", "auto", partial(_attention, ops.softmax_attention)),
+    ("softmax_attention", "auto window", partial(_attention, ops.softmax_attention, window=33)),
+    ("short_conv", "4 taps", _conv),
 )
 
 
@@ -76,25 +100,16 @@ def examine(watch: Callable[[str], None]) -> dict[str, Any]:
 def _numerics(device: torch.device) -> Iterator[Finding]:
     for shape in SMALL if gpu.INTERPRETED else SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
-            for op, options in CALLS:
-                right = _run(op, options, shape, torch.float64, torch.device("cpu"), "torch", dtype)
+            for op, form, call in CALLS:
+                right = _run(partial(call, backend="torch"), shape, torch.float64, torch.device("cpu"), dtype)
                 lost, torch_lost = (
-                    _distance(_run(op, options, shape, dtype, device, backend, dtype), right)
+                    _distance(_run(partial(call, backend=backend), shape, dtype, device, dtype), right)
                     for backend in ("triton", "torch")
                 )
-                form = options["form"] + (" window" if "window" in options else "")
                 yield Finding(op, form, str(dtype)[6:], shape, lost, torch_lost)
 
 
-def _run(
-    op: str,
-    options: dict[str, Any],
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    backend: str,
-    drawn: torch.dtype,
-) -> list[Tensor]:
+def _run(call: Call, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, drawn: torch.dtype) -> list[Tensor]:
     """The output and the gradients by all inputs, which are drawn in the precision `drawn` and computed with in `dtype`."""
     B, T, H, G, K, V = shape
     generator = torch.Generator().manual_seed(0)
@@ -103,9 +118,10 @@ def _run(
     a = -0.02 * torch.rand(B, T, G, generator=generator, dtype=torch.float32, device="cpu")
     leaves = [x.to(device, dtype).requires_grad_() for x in tokens]
     decay = a.to(device, torch.promote_types(dtype, torch.float32)).requires_grad_()
-    y, _ = getattr(ops, op)(*leaves, decay, backend=backend, return_state=False, **options)
+    y = call(*leaves, decay)
     dy = torch.randn(y.shape, generator=generator, dtype=torch.float32, device="cpu")
-    y.backward(dy.to(y))
+    if y.requires_grad:
+        y.backward(dy.to(y))
     return [y.detach(), *(x.grad for x in (*leaves, decay) if x.grad is not None)]
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from maclaurin.common.arguments import one_of
 from maclaurin.ops.gpu.availability import INTERPRETED
 from maclaurin.ops.gpu.tiles import BF16, BF16_BEFORE_HOPPER, TF32, Tile, table_of
 
-__all__ = ["INTERPRETED", "TARGETS", "Compiled", "cases", "checked_targets", "compiled", "table"]
+__all__ = ["INTERPRETED", "TARGETS", "Case", "Compiled", "all_cases", "cases", "checked_targets", "compiled", "table"]
+
+Key = tuple[str, str, str, int, str]  # kernel, target, kind, channels, tile
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 KINDS = ("bf16", "tf32")
@@ -50,8 +53,11 @@ class Case:
     kind: str
 
     @property
-    def backward(self) -> bool:
-        return "backward" in self.kernel or bool(self.constants.get("BACKWARD"))
+    def name(self) -> str:
+        return self.kernel + (" backward" if self.constants.get("BACKWARD") else "")
+
+    def key(self, target: str) -> Key:
+        return self.name, target, self.kind, self.channels, str(self.tile)
 
 
 @dataclass(frozen=True)
@@ -68,9 +74,22 @@ class Compiled:
     shared: int
 
     @property
+    def key(self) -> Key:
+        return self.kernel, self.target, self.kind, self.channels, self.tile
+
+    @property
+    def direction(self) -> str:
+        return "backward" if "backward" in self.kernel else "forward"
+
+    @property
     def allowed(self) -> bool:
         fits = self.shared <= SHARED.get(self.target, SMALL_SHARED)
-        return fits and self.spills <= SPILLS_ALLOWED["backward" if "backward" in self.kernel else "forward"]
+        return fits and self.spills <= SPILLS_ALLOWED[self.direction]
+
+    def __str__(self) -> str:
+        what = f"{self.target:7} {self.kind} {self.channels:3} {self.kernel:19} tile {self.tile:12}"
+        found = f"{self.registers:3} registers {self.spills:4} B spills {self.shared:6} B shared"
+        return f"{what} {found}{'' if self.allowed else '  too many'}"
 
 
 def cases(target: str, kind: str, channels: int) -> Iterator[Case]:
@@ -110,22 +129,26 @@ def cases(target: str, kind: str, channels: int) -> Iterator[Case]:
     yield case("step_join", STEP, step)
 
 
-def table(
+def all_cases(
     targets: Sequence[str] = TARGETS, kinds: Sequence[str] = KINDS, channels: Sequence[int] = CHANNELS
-) -> Iterator[Compiled]:
+) -> Iterator[tuple[str, Case]]:
+    """With the target that each is for."""
+    for target, kind, size in product(targets, kinds, channels):
+        for case in cases(target, kind, size):
+            yield target, case
+
+
+def table(targets: Sequence[str] = TARGETS) -> Iterator[Compiled]:
     """One after the other, as they are done: a compilation takes seconds, and Triton keeps those it has made."""
-    for target in targets:
-        for kind in kinds:
-            for size in channels:
-                for case in cases(target, kind, size):
-                    yield compiled(case, target)
+    for target, case in all_cases(targets):
+        yield compiled(case, target)
 
 
 def checked_targets(words: str) -> tuple[str, ...]:
     """Comma-separated targets, or "all"."""
     targets = TARGETS if words == "all" else tuple(words.split(","))
     for target in targets:
-        one_of("--gpu-compile", target, ("all", *TARGETS))
+        one_of("--gpu-compile", target, TARGETS if "," in words else ("all", "kept", *TARGETS))
     if find_spec("triton") is None:
         raise ValueError("--gpu-compile needs Triton, which is not installed")
     return targets
@@ -153,9 +176,7 @@ def compiled(case: Case, target: str) -> Compiled:
     where = GPUTarget("cuda", int(target[3:]), 32) if is_nvidia else GPUTarget("hip", target, 64)
     found = triton.compile(source, target=where, options={"num_warps": case.tile.warps, "num_stages": case.tile.stages})
     registers, spills = _of_nvidia(found) if is_nvidia else _of_amd(found.asm["amdgcn"])
-    name = case.kernel + (" backward" if case.constants.get("BACKWARD") else "")
-    tile = f"{case.tile.bm}x{case.tile.bn}, {case.tile.warps}"
-    return Compiled(name, target, case.kind, case.channels, tile, registers, spills, found.metadata.shared)
+    return Compiled(*case.key(target), registers, spills, found.metadata.shared)
 
 
 def _function(name: str) -> Any:

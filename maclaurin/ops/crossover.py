@@ -26,12 +26,19 @@ class Line:
     start: int
     per_feature: float
 
+    @staticmethod
+    def through(tokens: dict[float, float]) -> Line:
+        """From two numbers of features to the tokens of their crossovers."""
+        (few, first), (many, second) = tokens.items()
+        slope = max((second - first) / (many - few), 0.0)
+        return Line(max(round(first - slope * few), 0), slope)
+
 
 # Second order: "torch", and "native" by instruction set. `maclaurin bench forms` prints the times of both forms that these
 # come from. The native start is two chunks, because a chunk meets its own keys directly in any case; its slope is that of
 # the multiplications, 2 features (V+1) against T·V. AVX2 lies between a machine with nothing better, where heads of 64
 # channels cross at about 8000 tokens, and AVX2 on one that has AVX-512 (4200). NEON has not been measured.
-# "triton" is a model until `--tune` has run on a GPU: products of both forms, forward and backward, at heads of 32 and 64.
+# Those of a GPU, which has a name of its own, are a model until `--tune` has run on it (`gpu/work.py`).
 # First order over whole sequences, where `side` counts the features: one state of all tokens, or a pass in either direction
 # where there is a decay. `maclaurin doctor --tune` prints such crossovers.
 DIRECT_QUERIES = {
@@ -40,7 +47,6 @@ DIRECT_QUERIES = {
     "native, avx2": Line(256, 2.6),
     "native, neon": Line(256, 1.8),
     "native, portable": Line(256, 1.8),
-    "triton": Line(880, 2.2),
     "one state": Line(-6, 0.78),
     "native decay": Line(6, 1.8),
     "torch decay": Line(100, 3.5),
@@ -54,7 +60,7 @@ def longest_direct(rival: str, features: float, *, folds: bool = False) -> int:
     what the direct sum competes with are only the reads, half of the work.
     """
     name = name_here(rival)
-    line = _tuned().get(name) or DIRECT_QUERIES.get(name) or DIRECT_QUERIES[rival]
+    line = _tuned().get(name) or (_modelled(name) if rival == "triton" else DIRECT_QUERIES[name])
     return line.start + int(line.per_feature * features * (0.5 if folds else 1))
 
 
@@ -70,6 +76,15 @@ def _instructions() -> str:
 
     isa = library.isa() if library.available() else "portable"
     return "neon" if isa == "portable" and platform.machine() in ("aarch64", "arm64") else isa
+
+
+@cache
+def _modelled(gpu: str) -> Line:
+    from maclaurin.ops.features import monomial_count
+    from maclaurin.ops.gpu import peaks, work  # whose package is imported with the ops
+
+    peak = peaks.peak_of(gpu)
+    return Line.through({float(monomial_count(D, 2)): float(work.longest_direct(peak, D)) for D in (32, 64)})
 
 
 @cache
@@ -89,8 +104,8 @@ def tuned_file() -> Path:
 
 
 def store(lines: dict[str, Line]) -> None:
-    """What `longest_direct` uses from now on, here and in later processes."""
-    write_json(tuned_file(), {rival: [line.start, line.per_feature] for rival, line in lines.items()})
+    """What `longest_direct` uses from now on, here and in later processes. What other GPUs and CPUs had stored stays."""
+    write_json(tuned_file(), {rival: [line.start, line.per_feature] for rival, line in (_tuned() | lines).items()})
     _tuned.cache_clear()
 
 

@@ -275,9 +275,11 @@ class _Engine:
     def _chunked(self, heads: Heads, folded: int) -> tuple[Tensor, Tensor | None]:
         """Through the recurrent state. It holds φ(k); chunks compute with plain monomials, which the roots turn into φ."""
         q_NRTK, k_NSK, v_NSW, a_NS, state_NFW, weights_NO = heads
+        plan = Plan(self.kernel, self.chunk_size, folded, self._averages)
+        if state_NFW is None and not folded:
+            return chunked((q_NRTK, k_NSK, v_NSW, a_NS, None, weights_NO), plan)
         root_F1 = self.kernel.feature_weights(k_NSK.shape[-1], k_NSK)[:, None].sqrt()
         start_NFW = None if state_NFW is None else state_NFW / root_F1
-        plan = Plan(self.kernel, self.chunk_size, folded, self._averages)
         y_NRTW, end_NFW = chunked((q_NRTK, k_NSK, v_NSW, a_NS, start_NFW, weights_NO), plan)
         return y_NRTW, None if end_NFW is None else end_NFW * root_F1
 

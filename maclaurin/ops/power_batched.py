@@ -9,6 +9,7 @@ decays between them, J x J for J chunks. Nothing is kept for the backward but th
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -29,7 +30,9 @@ def chunked(heads: Heads, plan: Plan) -> Found:
     q_NRTK, k_NSK, v_NSW, log_decay_NS, state_NFW, weights_NO = heads
     N, R, T, K = q_NRTK.shape
     S = k_NSK.shape[1]
-    size = max(1, EXPANSION_BYTES // (plan.kernel.feature_count(K) * S * R * q_NRTK.element_size()))
+    at_most = max(1, EXPANSION_BYTES // (plan.kernel.feature_count(K) * S * R * q_NRTK.element_size()))
+    groups = max(1, math.ceil(N / at_most))
+    size = max(1, math.ceil(N / groups))  # of one size, which takes the least memory
     outputs, states = [], []
     for some in (slice(start, start + size) for start in range(0, N, size)):
         state = None if state_NFW is None else state_NFW[some]
@@ -57,14 +60,14 @@ def _part(q_NRTK: Tensor, k_NSK: Tensor, v_NSW: Tensor, a_NS: Tensor | None, *ot
     T, (N, S) = q_NRTK.shape[2], k_NSK.shape[:2]
     C = min(plan.chunk, S)
     extra = -S % C
-    k_NJCK, v_NJCW = (pad(x, (0, 0, 0, extra)).unflatten(1, (-1, C)) for x in (k_NSK, v_NSW))
-    sums_NJC = None if a_NS is None else decay.cumulative(pad(a_NS, (0, extra)).unflatten(1, (-1, C)), 2)
+    k_NJCK, v_NJCW = (_padded(x, 0, 0, 0, extra).unflatten(1, (-1, C)) for x in (k_NSK, v_NSW))
+    sums_NJC = None if a_NS is None else decay.cumulative(_padded(a_NS, 0, extra).unflatten(1, (-1, C)), 2)
     left_NJCW = v_NJCW if sums_NJC is None else v_NJCW * decay.factor(sums_NJC[..., -1:] - sums_NJC, v_NJCW.dtype)[..., None]
     added_NJFW = gathered(k_NJCK, kernel.orders).transpose(2, 3) @ left_NJCW
     states_NJFW, end_NFW = _states(added_NJFW, sums_NJC, start_NFW)
     if T == 0:
         return v_NSW.new_empty(N, q_NRTK.shape[1], 0, v_NSW.shape[2]), end_NFW
-    q_NRJCK = pad(q_NRTK, (0, 0, S - T, extra)).unflatten(2, (-1, C))
+    q_NRJCK = _padded(q_NRTK, 0, 0, S - T, extra).unflatten(2, (-1, C))
     q_NJRCK = q_NRJCK.transpose(1, 2)
 
     score_NJRCC = q_NJRCK @ k_NJCK[:, :, None].transpose(3, 4)
@@ -97,8 +100,9 @@ def _states(added_NJFW: Tensor, sums_NJC: Tensor | None, start_NFW: Tensor | Non
     """The states before all chunks, and the one behind the last: what came before and every chunk added, decayed."""
     J, dtype = added_NJFW.shape[1], added_NJFW.dtype
     if start_NFW is None:
-        start_NFW = torch.zeros_like(added_NJFW[:, 0])
-    terms_NIFW = torch.cat([start_NFW[:, None], added_NJFW], dim=1)
+        terms_NIFW = pad(added_NJFW, (0, 0, 0, 0, 1, 0))
+    else:
+        terms_NIFW = torch.cat([start_NFW[:, None], added_NJFW], dim=1)
     if sums_NJC is None:
         weight = decay.causal_mask(J + 1, J + 1, added_NJFW.device).to(dtype)
     else:
@@ -106,3 +110,8 @@ def _states(added_NJFW: Tensor, sums_NJC: Tensor | None, start_NFW: Tensor | Non
         weight = decay.between(ends_NI, ends_NI, dtype)
     states_NIFW = (weight @ terms_NIFW.flatten(2)).view_as(terms_NIFW)
     return states_NIFW[:, :J], states_NIFW[:, J]
+
+
+def _padded(x: Tensor, *sides: int) -> Tensor:
+    """As `pad`, which copies all of x even where there is nothing to add."""
+    return pad(x, sides) if any(sides) else x

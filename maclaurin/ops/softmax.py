@@ -208,7 +208,7 @@ def _dense(
     note("softmax_attention", "recurrent" if T == 1 else auto if form == "auto" else form, reason, q)
     if reason is None:
         kind = q.dtype if gpu.runs_on(q) else torch.float32  # on a GPU sums alone are float32
-        inputs = (q.to(kind), tokens.keys.to(kind), tokens.values.to(kind), tokens.log_decay)
+        inputs = (q.to(kind), tokens.keys.to(kind), tokens.values.to(kind), tokens.decay_behind_padding(dtype))
         y, _ = torch.ops.maclaurin.quadratic(*inputs, weights.scale, True, True, weights.window or 0)
         return y.to(q.dtype), kept
     at_once = fused and state is None and weights.window is None  # one call of PyTorch's own attention
@@ -263,7 +263,7 @@ def _reason_for_torch(
     on_gpu = gpu.runs_on(q)
     words = "softmax without cap or another divisor" if on_gpu else "softmax without window, cap or another divisor"
     options = None if weights.plain and (on_gpu or weights.window is None) else words
-    padding = None if tokens.first is None else "sequences without padding"
+    padding = None if on_gpu or tokens.first is None else "sequences without padding"
     banded = on_gpu and q.shape[1] > 1 and weights.window is not None and weights.window < tokens.slots
     faster = None
     if tokens.log_decay is None and not banded:  # PyTorch's would compute all pairs of large blocks, and mask them

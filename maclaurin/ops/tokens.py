@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,16 @@ class Tokens:
             return None
         slot = torch.arange(self.slots, dtype=torch.long, device=self.keys.device)
         return (slot >= self.first[:, None]) & (slot < self.end[:, None])
+
+    def decay_behind_padding(self, dtype: torch.dtype) -> Tensor | None:
+        """The log decay, -inf at the first token of every sequence: nothing is left of the padding in front of it."""
+        if self.first is None:
+            return self.log_decay
+        a_BSG = self.log_decay
+        if a_BSG is None:
+            a_BSG = self.keys.new_zeros(self.keys.shape[:3], dtype=dtype)
+        slot = torch.arange(self.slots, dtype=torch.long, device=self.keys.device)
+        return a_BSG.masked_fill((slot == self.first[:, None])[..., None], -math.inf)
 
     def after(self, start: int) -> TokenState:
         """The tokens in the slots from `start` on, right-aligned."""

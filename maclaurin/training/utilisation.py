@@ -13,8 +13,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import TrainerCallback
 
-from maclaurin.machine.gpus import peak_of
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.ops.gpu.peaks import peak_of
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from maclaurin.bench.page import page
 from maclaurin.bench.results import Results, Setting
 from maclaurin.common.timing import Timing
 from maclaurin.ops import native
-from maclaurin.ops.crossover import DIRECT_QUERIES, name_here
+from maclaurin.ops.crossover import DIRECT_QUERIES, Line, name_here
 from maclaurin.training import Recipe, train
 
 SETTING = Setting("2", "3", 2, "a CPU", None, 0.5)
@@ -60,7 +60,7 @@ def test_nothing_is_measured_of_a_wrong_result(monkeypatch):
 
 def test_the_roofline_is_that_of_the_docs():
     """Products per token and head at chunks of 512, and where states and FlashAttention take equal time."""
-    forward, backward = roofline.chunked()
+    forward, backward = roofline.chunked(roofline.D)
     assert round(forward.flops / 1000) == 754 and round(backward.flops / 1000) == 2351
     a100, h100 = roofline.SHARES["A100"][1], roofline.SHARES["H100"][0]
     assert [round(roofline.crossover(*one) / 100) for one in (("A100", a100), ("H100", h100))] == [87, 80]
@@ -71,13 +71,14 @@ def test_the_roofline_is_that_of_the_docs():
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_contenders_on_a_gpu_compute_and_failures_are_said(backward):
+def test_contenders_on_a_gpu_compute_and_only_peers_may_fail(backward):
     """On the CPU, with a timer that runs them once."""
 
     def fails(*_):
         raise RuntimeError("not on this GPU")
 
-    found = {name: run for name, run in gpu.contenders().items() if "order" in name or name == "SDPA"} | {"peer": fails}
+    ours = {name: one for name, one in gpu.contenders().items() if one.ours}
+    found = ours | {"SDPA": gpu.contenders()["SDPA"], "peer": gpu.Contender(fails)}
 
     def once(run):
         run()
@@ -85,7 +86,9 @@ def test_contenders_on_a_gpu_compute_and_failures_are_said(backward):
 
     row = gpu.measure(found, 24, backward, torch.device("cpu"), once)
     assert row.ms == dict.fromkeys(found, 1.0) | {"peer": None}
-    assert {"second order", "second order, chunked", "first order", "SDPA"} <= set(row.ms)
+    assert ours.keys() == {"second order", "second order, direct", "second order, chunked", "first order"}
+    with pytest.raises(RuntimeError, match="not on this GPU"):
+        gpu.measure({"second order": gpu.Contender(fails, ours=True)}, 24, backward, torch.device("cpu"), once)
 
 
 def test_peers_on_a_gpu_are_those_that_are_installed(monkeypatch):
@@ -97,7 +100,7 @@ def test_peers_on_a_gpu_are_those_that_are_installed(monkeypatch):
 
 
 def test_a_line_goes_through_both_crossovers():
-    line = tune._through({528: 1500.0, 2080: 4000.0})
+    line = Line.through({528: 1500.0, 2080: 4000.0})
     assert line.start + line.per_feature * 528 == pytest.approx(1500, abs=1)
     assert line.start + line.per_feature * 2080 == pytest.approx(4000, abs=1)
 

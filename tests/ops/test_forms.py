@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from maclaurin import ops
 from maclaurin.ops import chunks, conv, crossover
+from maclaurin.ops.gpu import work
+from maclaurin.ops.gpu.peaks import Peak
 from tests.ops.helpers import ALL, BY_NAME, FEW, FORMS, Sizes, assert_close, assert_same_state, distance, every, sizes
 
 HEAD_SIZES = [(48, 48), (96, 64), (192, 33), (17, 80)]
@@ -186,6 +188,23 @@ def test_the_automatic_form_changes_at_a_length_and_not_in_its_result(monkeypatc
         y, state = op(batch)
         assert_close(y, op.reference(batch), 1e-10)
         assert_same_state(state, op(batch, form="recurrent")[1])
+
+
+def test_on_a_gpu_a_model_of_it_chooses_until_it_is_measured(tmp_path, monkeypatch):
+    """Equal products at heads of 64; a GPU with little bandwidth stays with the direct form for longer."""
+    monkeypatch.setenv("MACLAURIN_CACHE", str(tmp_path))
+    crossover._tuned.cache_clear()
+    for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "Voodoo 2"):
+        monkeypatch.setattr(crossover, "_on_this_gpu", lambda name=name: f"triton, {name}")
+        assert crossover.longest_direct("triton", 2080) == pytest.approx(5249, abs=2)
+        assert crossover.longest_direct("triton", 528) == pytest.approx(1857, abs=8)
+    assert work.longest_direct(Peak(1000, 0.3), 64) > 2 * work.longest_direct(Peak(1000, 3.0), 64)
+    crossover.store({"triton, NVIDIA A100-SXM4-80GB": crossover.Line(10, 0.5)})
+    crossover.store({"triton, Voodoo 2": crossover.Line(20, 0.5)})
+    for name, tokens in (("NVIDIA A100-SXM4-80GB", 60), ("Voodoo 2", 70)):
+        monkeypatch.setattr(crossover, "_on_this_gpu", lambda name=name: f"triton, {name}")
+        assert crossover.longest_direct("triton", 100) == tokens
+    crossover._tuned.cache_clear()
 
 
 def test_a_tuned_crossover_is_kept_and_a_broken_file_ignored(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from maclaurin.ops import (
 )
 from maclaurin.ops.chunks import Plan
 from maclaurin.ops.features import Kernel
+from tests.mixers.test_bidirectional import WITHOUT, every_bidirectional_mixer
 from tests.ops.helpers import ALL, FORMS, Sizes, assert_close, every
 
 LENGTH = 8192
@@ -31,7 +32,7 @@ VIEWS = frozenset(
         r"\w+",
         """
         alias as_strided detach diagonal empty empty_like empty_strided expand lift_fresh narrow new_empty
-        permute reshape select slice split split_with_sizes squeeze t transpose unbind unflatten unsqueeze view
+        permute promote_types reshape select slice split split_with_sizes squeeze t transpose unbind unflatten unsqueeze view
         _reshape_alias _unsafe_view
         """,
     )
@@ -64,6 +65,9 @@ CALLS = {
     "elementwise recurrence": lambda q, k, v, a: linear_scan(q, k),
     "selective scan": lambda q, k, v, a: selective_scan(q.flatten(2), k.flatten(2), v[0, :16].flatten(1).T, a, a),
     "a window with decay": lambda q, k, v, a: softmax_attention(q, k, v, a, window=256),
+    "orders 0 to 2 of whole sequences with decay": lambda q, k, v, a: power_attention(
+        q, k, v, a, order=(0, 1, 2), causal=False
+    ),
     "second order of whole sequences": lambda q, k, v, a: power_attention(q, k, v, causal=False),
     "second order of whole sequences with decay": lambda q, k, v, a: power_attention(q, k, v, a, causal=False),
     "first order by channel of whole sequences": lambda q, k, v, a: linear_attention(
@@ -91,6 +95,13 @@ def assert_few_launches(call):
 @pytest.mark.parametrize("name", available_mixers())
 def test_every_mixer_has_few_launches_and_looks_at_no_number(name):
     mixer = build_mixer(name, d_model=1024, num_heads=16).to("meta")
+    x = torch.empty(1, LENGTH, 1024, device="meta", requires_grad=True)
+    assert_few_launches(lambda: mixer(x))
+
+
+@every_bidirectional_mixer
+def test_every_mixer_of_whole_sequences_has_few_launches_and_looks_at_no_number(name):
+    mixer = build_mixer(name, d_model=1024, num_heads=16, causal=False, **WITHOUT.get(name, {})).to("meta")
     x = torch.empty(1, LENGTH, 1024, device="meta", requires_grad=True)
     assert_few_launches(lambda: mixer(x))
 
@@ -182,3 +193,24 @@ def test_every_mixer_knows_its_shapes_on_the_meta_device(name):
     assert y.is_meta and y.shape == x.shape and x.grad.shape == x.shape
     y, _ = mixer(x[:, :1], state)
     assert y.shape == (2, 1, 32)
+
+
+@every_bidirectional_mixer
+def test_every_mixer_of_whole_sequences_knows_its_shapes_on_the_meta_device(name):
+    mixer = build_mixer(name, d_model=32, num_heads=2, causal=False, **WITHOUT.get(name, {})).to("meta")
+    x = torch.empty(2, 9, 32, device="meta", requires_grad=True)
+    y, _ = mixer(x)
+    y.sum().backward()
+    assert y.is_meta and y.shape == x.shape and x.grad.shape == x.shape
+
+
+def test_groups_of_heads_are_computed_as_one(monkeypatch):
+    """Seven heads in groups of at most three, beside all of them."""
+    kernel, inputs = heads(orders=(0, 1, 2))
+    inputs = [x.repeat(3, *(1,) * (x.dim() - 1))[:7] for x in inputs]
+    plan = Plan(kernel, 8, 40, False)
+    y, state = power_batched.chunked(inputs, plan)
+    monkeypatch.setattr(power_batched, "EXPANSION_BYTES", 3 * kernel.feature_count(4) * 45 * 2 * 8)
+    z, other = power_batched.chunked(inputs, plan)
+    assert_close(z, y, 1e-12)
+    assert_close(other, state, 1e-12)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from maclaurin.machine import allocator
-from maclaurin.machine.gpus import peak_of
 from maclaurin.models import MaclaurinConfig
+from maclaurin.ops.gpu.peaks import peak_of
 from maclaurin.training import Recipe, run, train, utilisation
 
 

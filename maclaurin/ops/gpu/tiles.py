@@ -44,12 +44,15 @@ BF16_BEFORE_HOPPER = Precision("bf16x", "tf32", torch.bfloat16, 2.0**-10)
 
 @dataclass(frozen=True)
 class Tile:
-    """BM queries by BN keys (BT tokens of a walk, IB of whose 16 channels a program takes), and how it runs."""
+    """BM queries by BN keys (BT tokens of a walk, IB of whose 16 channels a program takes), and its warps and stages."""
 
     bm: int
     bn: int
     warps: int
     stages: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.bm}x{self.bn}, {self.warps}, {self.stages}"
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,16 @@ AMPERE = {
     ("tf32", 64): _tiles(Tile(64, 32, 8), Tile(32, 64, 8), Tile(64, 32, 8), Tile(32, 8, 4), Tile(64, 64, 8)),
     ("tf32", 128): _tiles(Tile(32, 32, 8), Tile(32, 32, 8), Tile(32, 32, 8), Tile(32, 8, 8), Tile(32, 32, 8)),
 }
+# sm_86 and later with Ampere's instructions: the walk through chunks spilled 24 bytes (64 on sm_120) at 32 keys
+NARROW = _tiles(Tile(64, 16, 8), Tile(32, 64, 8), Tile(64, 32, 8), Tile(32, 8, 8), Tile(32, 64, 8))
+ADA = AMPERE | {("bf16", 128): NARROW}
 HOPPER = AMPERE | {
     ("bf16", 64): _tiles(Tile(128, 64, 8), Tile(64, 64, 8), Tile(128, 64, 8), Tile(64, 16, 8), Tile(128, 64, 8)),
 }
 # Blackwell of consumers multiplies as Ampere does
 BLACKWELL = HOPPER | {
     ("bf16", 64): _tiles(Tile(64, 32, 4), Tile(64, 64, 8), Tile(128, 64, 8), Tile(64, 16, 8), Tile(128, 64, 8)),
+    ("bf16", 128): NARROW,
 }
 # 64 lanes, and one stage: the next tile is loaded into registers, which the direct form has none left for
 CDNA = {
@@ -107,7 +114,8 @@ def table_of(capability: tuple[int, int], amd: bool) -> dict[tuple[str, int], Ti
     """By kind of products and largest number of channels."""
     if amd:
         return CDNA
-    return BLACKWELL if capability >= (12, 0) else HOPPER if capability >= (9, 0) else AMPERE
+    newest_first = (((12, 0), BLACKWELL), ((9, 0), HOPPER), ((8, 6), ADA))
+    return next((table for first, table in newest_first if capability >= first), AMPERE)
 
 
 def precision_of(dtype: torch.dtype, capability: tuple[int, int]) -> Precision:

@@ -8,7 +8,7 @@ import torch
 from maclaurin.ops import power_attention, reference, softmax_attention
 from maclaurin.ops.backends import watching
 from tests.ops.helpers import assert_close, distance
-from tests.ops.interpreted.helpers import FORWARD, Sizes, assert_right, direct, errors, kernels
+from tests.ops.interpreted.helpers import BACKWARD, FORWARD, Sizes, assert_right, direct, errors, gradients, kernels
 
 QUICK = [
     Sizes(R=2, G=1, K=16, V=16, form="parallel", T=70),
@@ -90,6 +90,16 @@ def test_hostile_numbers_stay_what_they_are(form):
         assert_close(y[:, t], expected[:, t], 1e-5, f"token {t}")
 
 
+@pytest.mark.parametrize("form", ["parallel", "chunked"])
+def test_gradients_stay_those_of_the_oracle_beside_hostile_numbers(form):
+    """Where nothing is left of the past, and where queries and keys are zero."""
+    size = Sizes(T=70, form=form)
+    q, k, v, a = size.draw()
+    a[:, 10], a[:, 40:43] = -math.inf, -1e4
+    q[:, 5], k[:, 20:24] = 0, 0
+    assert_right(size, (q, k, v, a))
+
+
 def test_padding_and_packing_never_leak():
     size = Sizes(T=40, B=2)
     q, k, v, a = size.draw()
@@ -120,6 +130,20 @@ def test_a_mean_of_the_keys_costs_the_states_no_digits_in_bfloat16(mean):
     assert lost <= 2 * plain, f"the direct form loses {lost:.1e}, plain PyTorch {plain:.1e}"
     allowed = 2 * (lost if mean else plain)
     assert distance(through_states, expected) <= allowed, f"{distance(through_states, expected):.1e} against {lost:.1e}"
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked"])
+def test_gradients_in_bfloat16_lose_at_most_twice_what_plain_pytorch_does(form):
+    size = Sizes(T=64, K=16, V=16, decay=0.02, form=form, dtype=torch.bfloat16)
+    inputs = size.draw(1)
+    right = gradients(inputs, size, "oracle")
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    plain = reference.power_attention(*leaves[:3], leaves[3].bfloat16())
+    dy = torch.randn(plain.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    plain.backward(dy.bfloat16())
+    allowed = [2 * distance(x, y) for x, y in zip([plain, *(x.grad for x in leaves)], right, strict=True)]
+    lost = [distance(x, y) for x, y in zip(gradients(inputs, size, "kernels"), right, strict=True)]
+    assert all(one <= most for one, most in zip(lost, allowed, strict=True)), (lost, allowed)
 
 
 @pytest.mark.parametrize("form", ["parallel", pytest.param("chunked", marks=pytest.mark.slow)])
@@ -163,10 +187,16 @@ def test_softmax_and_decoding_at_every_key_size(K):
 
 
 def test_whole_sequences_are_two_passes():
-    """Every token sees every token, with a decay in both directions."""
-    inputs = Sizes(T=40).draw()
-    with torch.no_grad(), watching() as choices:
-        y, _ = power_attention(*inputs, causal=False, form="chunked")
-    assert any(choice.backend == "triton" for choice in choices), choices
-    expected = power_attention(*(x.double() for x in inputs), causal=False)[0]
+    """Every token sees every token, with a decay in both directions; gradients go through both."""
+    found = []
+    for dtype, backend in ((torch.float32, "triton"), (torch.float64, "torch")):
+        leaves = [x.to(dtype).requires_grad_() for x in Sizes(T=40).draw()]
+        with watching() as choices:
+            y, _ = power_attention(*leaves, causal=False, form="chunked")
+        assert any(choice.backend == backend for choice in choices), choices
+        (y * torch.sin(torch.arange(y.numel(), dtype=dtype)).view_as(y)).sum().backward()
+        found.append([y.detach(), *(x.grad for x in leaves)])
+    (y, *rest), (expected, *rights) = found
     assert_close(y, expected, FORWARD)
+    for actual, right in zip(rest, rights, strict=True):
+        assert_close(actual, right, BACKWARD)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from maclaurin.ops import reference, softmax_attention
+from maclaurin.ops.backends import watching
 from tests.ops.helpers import assert_close, assert_same_gradients, distance
 from tests.ops.interpreted.helpers import BACKWARD, FORWARD, Sizes
 
@@ -80,6 +81,29 @@ def test_a_window_of_ragged_and_packed_sequences():
     assert_close(y[:1, :25], expected, FORWARD)
     assert_close(z[:, :25], expected, FORWARD)
     assert_close(z[:, 25:], y[1:], FORWARD)
+
+
+@pytest.mark.parametrize(("decay", "window"), [(0.05, None), (0.05, 9), (None, 9)])
+def test_states_that_begin_with_padding_carry_over_with_their_gradients(decay, window):
+    """Three pieces of a ragged batch, of which the second is a decoding step, with scores of -20 on average."""
+    found = []
+    lengths = torch.tensor([3, 20]), torch.tensor([1, 1]), torch.tensor([14, 5])
+    for backend, dtype in (("triton", torch.float32), ("torch", torch.float64)):
+        size = Sizes(T=35, R=2, B=2, decay=decay)
+        leaves = [x.to(dtype).requires_grad_() for x in size.draw() if x is not None]
+        q, k, *rest = leaves
+        state, outputs = None, []
+        with watching() as choices:
+            for (start, end), real in zip(((0, 20), (20, 21), (21, 35)), lengths, strict=True):
+                pieces = [x[:, start:end] for x in (q - 4, k + 4, *rest)]
+                y, state = softmax_attention(*pieces, state=state, lengths=real, backend=backend, window=window)
+                outputs.append(y)
+        assert {choice.backend for choice in choices} == {backend}
+        y = torch.cat(outputs, 1)
+        (y * torch.sin(torch.arange(y.numel(), dtype=dtype)).view_as(y)).sum().backward()
+        found.append([y.detach(), state.keys.detach(), *(x.grad for x in leaves)])
+    for actual, expected in zip(*found, strict=True):
+        assert_close(actual, expected, BACKWARD)
 
 
 def test_states_carry_over():
