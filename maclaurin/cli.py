@@ -30,6 +30,7 @@ COMMANDS = {
     "bench": "Measure speed and memory against PyTorch's attention and other peers.",
     "cache": "List the tokenised corpora on this disk, with their size and age; --clear and --limit remove them.",
     "consolidate": "Make one file of the weights that several processes have saved, each its part.",
+    "run": "Run a Python script in which linear models of transformers take the kernels of this package.",
     "lm_eval": "Run the lm-evaluation-harness on models of this package.",
 }
 
