@@ -37,7 +37,7 @@ def convert(
     """Make a trained softmax model linear: transfer, recover, evaluate. The same command resumes where it stopped."""
     sources = [source for source in (folder, given.get("source"), from_thesis, import_) if source]
     if len(sources) != 1:
-        raise ValueError("give one of: a source to convert, --from-thesis FOLDER, --import FOLDER")
+        raise ValueError("give a source to convert, --from-thesis FOLDER or --import FOLDER, and not both")
     if import_ is not None:
         _import_layout(import_, given.get("output", ""))
         return

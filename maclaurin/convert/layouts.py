@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -306,7 +306,7 @@ def _must(described: Described, fields: dict[str, Any]) -> None:
             )
 
 
-def _tokens(described: Described) -> dict[str, Any]:
+def _tokens(described: Mapping[str, Any]) -> dict[str, Any]:
     return {name: described.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
@@ -378,7 +378,8 @@ def load_layout(folder: Path) -> tuple[str, MaclaurinForCausalLM, list[str]]:
 
 
 def _joined(layout: Layout, tensors: dict[str, Tensor], model: MaclaurinForCausalLM) -> tuple[dict[str, Tensor], set[str]]:
-    given, used = {}, set()
+    given: dict[str, Tensor] = {}
+    used: set[str] = set()
     for ours, parts, layer in _pairs(layout, model.config.num_hidden_layers):
         wanted = model.state_dict().get(ours)
         if wanted is None:
@@ -409,9 +410,10 @@ def export_layout(folder: Path, output: Path, to: str) -> Iterator[str]:
     if set(config.layer_mixers()) != {layout.mixer} or (config.mlp == "none") != to.endswith(("mamba", "mamba2")):
         has = f"{', '.join(sorted(set(config.layer_mixers())))} and mlp {config.mlp}"
         raise ValueError(f"layout {to} is of layers of {layout.mixer} alone, {str(folder)!r} has {has}")
-    tensors, found = _tensors(folder), {}
+    tensors = _tensors(folder)
+    found: dict[str, Tensor] = {}
     with torch.device("meta"):
-        mixer = MaclaurinForCausalLM(config).model.layers[0].mixer
+        mixer: Any = MaclaurinForCausalLM(config).model.layers[0].mixer
     for ours, parts, _ in _pairs(layout, config.num_hidden_layers):
         if ours not in tensors or (ours == HEAD and config.tie_word_embeddings):
             continue
