@@ -18,16 +18,18 @@ limit_isa()  # before torch is imported
 
 if TYPE_CHECKING:
     from maclaurin import ops
+    from maclaurin.acceleration import accelerate_transformers
     from maclaurin.mixers import Mixer, available_mixers, build_mixer
     from maclaurin.mixers.explain import explain
     from maclaurin.ops import State
 
 __version__ = "0.1.0"
-__all__ = ["Mixer", "State", "available_mixers", "build_mixer", "explain", "ops"]
+__all__ = ["Mixer", "State", "accelerate_transformers", "available_mixers", "build_mixer", "explain", "ops"]
 
 _HOMES = {
     "Mixer": "maclaurin.mixers",
     "State": "maclaurin.ops",
+    "accelerate_transformers": "maclaurin.acceleration",
     "available_mixers": "maclaurin.mixers",
     "build_mixer": "maclaurin.mixers",
     "explain": "maclaurin.mixers.explain",

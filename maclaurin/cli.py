@@ -24,12 +24,14 @@ COMMANDS = {
     "eval": "Score a model on a text: loss, perplexity, bits per byte.",
     "suite": "Train small models to see what mixers can do: recall, tracking, needles, the Arena.",
     "convert": "Make a trained softmax model linear: transfer, recover, evaluate.",
+    "export": "Write a model in the layout of a published checkpoint.",
     "lab": "Compute claims of the theory, beside the published numbers, and say which held.",
     "reproduce": "Make the tables of the papers again, beside the published numbers: does their order hold?",
     "report": "Write one HTML page about runs, suites, conversions and the lab.",
     "bench": "Measure speed and memory against PyTorch's attention and other peers.",
     "cache": "List the tokenised corpora on this disk, with their size and age; --clear and --limit remove them.",
     "consolidate": "Make one file of the weights that several processes have saved, each its part.",
+    "run": "Run a Python script in which linear models of transformers take the kernels of this package.",
     "lm_eval": "Run the lm-evaluation-harness on models of this package.",
 }
 

@@ -7,13 +7,17 @@ models by their own processes, in which nobody could import maclaurin first.
 
 maclaurin_auto.pth runs whenever Python starts, and imports this file when transformers is imported; this file imports
 maclaurin when a folder asks for it. Both are installed beside the package (csrc/CMakeLists.txt).
+
+With MACLAURIN_ACCELERATE=1, linear models of transformers also take the kernels of maclaurin (docs/transformers.md).
 """
 
+import os
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 
 LIST = "transformers.models.auto.configuration_auto"
+SWITCH = "MACLAURIN_ACCELERATE"
 CONFIGURATIONS = {
     "maclaurin": "MaclaurinConfig",
     "maclaurin_vision": "MaclaurinVisionConfig",
@@ -30,14 +34,27 @@ CONFIGURATIONS = {
 class Finder:
     """Among those that Python asks for every module: answers for the list, and for the modules that the names stand for."""
 
+    accelerates = os.environ.get(SWITCH, "0") not in ("", "0")  # until it has, when the first module with layers is imported
+
     @staticmethod
     def find_spec(name, path=None, target=None):
+        if Finder.accelerates and name.rpartition(".")[2].startswith("modeling_"):
+            return _accelerated(name, path, target)
         if not name.startswith("transformers.models."):
             return None
         try:
             return _list(path, target) if name == LIST else _home(name)
         except Exception:  # whatever becomes of transformers, this must not keep it from being imported
             return None
+
+
+def _accelerated(name, path, target):
+    Finder.accelerates = False
+    import maclaurin
+
+    maclaurin.accelerate_transformers()
+    # Python is asking the finders already: the new one would not be asked about this module
+    return sys.meta_path[0].find_spec(name, path, target)
 
 
 def _list(path, target):

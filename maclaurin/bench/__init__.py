@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from maclaurin.bench import attention, decode, forms, gpu, limits, memory, mixers, peers, roofline, training
+from maclaurin.bench import attention, decode, forms, gpu, limits, memory, mixers, peers, roofline, training, transformers
 from maclaurin.bench.results import Results, Setting
 from maclaurin.common.arguments import one_of
 from maclaurin.machine.allocator import keep_freed_memory
@@ -26,6 +27,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "peers": peers.run,
     "memory": memory.run,
     "training": training.run,
+    "transformers": transformers.run,
     "roofline": roofline.run,
     "gpu": gpu.run,
 }
@@ -52,7 +54,8 @@ def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> 
 
 
 def _here() -> list[str]:
-    return [part for part in PARTS if part != "gpu" or torch.cuda.is_available()]
+    missing = {"gpu": not torch.cuda.is_available(), "transformers": find_spec("transformers") is None}
+    return [part for part in PARTS if not missing.get(part)]
 
 
 def _correct_first() -> None:

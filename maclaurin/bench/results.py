@@ -15,6 +15,7 @@ from maclaurin.bench.mixers import MixerRow
 from maclaurin.bench.peers import PeerRow
 from maclaurin.bench.roofline import RooflineRow
 from maclaurin.bench.training import TrainingRow
+from maclaurin.bench.transformers import TransformersRow
 from maclaurin.common.records import ABSENT, Record
 
 
@@ -43,5 +44,6 @@ class Results(Record):
     peers: Sequence[PeerRow] | None = field(default=None, metadata=ABSENT)
     memory: Memory | None = field(default=None, metadata=ABSENT)
     training: Sequence[TrainingRow] | None = field(default=None, metadata=ABSENT)
+    transformers: Sequence[TransformersRow] | None = field(default=None, metadata=ABSENT)
     roofline: Sequence[RooflineRow] | None = field(default=None, metadata=ABSENT)
     gpu: Sequence[GpuRow] | None = field(default=None, metadata=ABSENT)

@@ -24,6 +24,10 @@ def convert(
     from_thesis: Annotated[
         Path | None, typer.Option(help="Instead of a source: folder of a checkpoint of arXiv 2507.23632 or 2602.17363.")
     ] = None,
+    import_: Annotated[
+        Path | None,
+        typer.Option("--import", help="Instead of a source: folder of a published linear model (docs/transformers.md)."),
+    ] = None,
     rounded_positions: Annotated[
         bool,
         typer.Option("--rounded-positions", help="With --from-thesis: softmax with positions rounded to bfloat16."),
@@ -31,9 +35,12 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Make a trained softmax model linear: transfer, recover, evaluate. The same command resumes where it stopped."""
-    sources = [source for source in (folder, given.get("source"), from_thesis) if source]
+    sources = [source for source in (folder, given.get("source"), from_thesis, import_) if source]
     if len(sources) != 1:
-        raise ValueError("give a source to convert, or --from-thesis FOLDER, and not both")
+        raise ValueError("give a source to convert, --from-thesis FOLDER or --import FOLDER, and not both")
+    if import_ is not None:
+        _import_layout(import_, given.get("output", ""))
+        return
     if from_thesis is not None:
         _import(from_thesis, given.get("output", ""), rounded_positions=rounded_positions)
         return
@@ -50,6 +57,15 @@ def plan_of(given: dict[str, Any]) -> Plan:
 
     Plan(**given)  # bad flags are refused before a source is opened
     return Plan(**defaults(recognise(given["source"])) | given)
+
+
+def _import_layout(checkpoint: Path, output: str) -> None:
+    from maclaurin.convert.layouts import import_layout
+
+    if not output:
+        raise ValueError("give --output, the folder of the model")
+    for line in import_layout(checkpoint, Path(output)):
+        print(line)
 
 
 def _import(checkpoint: Path, output: str, *, rounded_positions: bool) -> None:

@@ -18,6 +18,7 @@ SIZES: dict[str, dict[str, int]] = {
     "large": {"hidden_size": 3072, "intermediate_size": 6144, "num_hidden_layers": 20, "num_attention_heads": 16},
     "large-depth": {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 60, "num_attention_heads": 32},
 }
+MLPS = ("swiglu", "none")
 
 
 class MaclaurinConfig(PretrainedConfig):
@@ -26,6 +27,7 @@ class MaclaurinConfig(PretrainedConfig):
     mixer: one name for all layers, or a list with one per layer; a shorter list is a pattern that repeats, so that
     `["mlstm", "sliding-window"]` alternates.
     mixer_options: options for every layer's mixer, or a dict of options by mixer name.
+    mlp: "swiglu", or "none" for layers that are a mixer alone, as those of Mamba.
     init: "torch" (PyTorch's defaults in the layers, N(0, initializer_range) in the embeddings) or "llama" (everywhere).
     """
 
@@ -40,6 +42,7 @@ class MaclaurinConfig(PretrainedConfig):
     num_key_value_heads: int | None = None
     mixer: str | list[str] = "2mamba"
     mixer_options: dict[str, Any] | None = None
+    mlp: str = "swiglu"
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-5
     initializer_range: float = 0.02
@@ -85,9 +88,11 @@ class MaclaurinConfig(PretrainedConfig):
             for one in value if name == "eos_token_id" and isinstance(value, list) else (value,):
                 fields.token_id(name, one)
         self.init = checked_init(self.init)
+        one_of("mlp", self.mlp, MLPS)
         fields.names("mixer", self.mixer)
         fields.options("mixer_options", self.mixer_options)
-        embeddings, mlps = self.vocab_size, 3 * self.intermediate_size * self.num_hidden_layers
+        embeddings = self.vocab_size
+        mlps = 3 * self.intermediate_size * self.num_hidden_layers if self.mlp != "none" else 0
         fields.parameters(self.hidden_size * (embeddings + mlps + self.hidden_size * self.num_hidden_layers))
 
     @property

@@ -47,8 +47,9 @@ class MaclaurinLayer(GradientCheckpointingLayer):
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mixer = build_mixer(mixer, config.hidden_size, config.num_attention_heads, **config.options_of(mixer))
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = SwiGLU(config)
+        has_mlp = config.mlp != "none"
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if has_mlp else None
+        self.mlp = SwiGLU(config) if has_mlp else None
 
     def forward(
         self,
@@ -68,6 +69,8 @@ class MaclaurinLayer(GradientCheckpointingLayer):
             cu_seqlens=cu_seqlens,
         )
         hidden = hidden + mixed
+        if self.mlp is None or self.post_attention_layernorm is None:
+            return hidden, new_state
         return hidden + self.mlp(self.post_attention_layernorm(hidden)), new_state
 
 
