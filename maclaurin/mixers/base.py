@@ -97,6 +97,8 @@ class Mixer(nn.Module, ABC):
         self.num_heads = num_heads
         self.causal = causal
         self.kind = type(self).__name__  # or the name under which it was built
+        self.built_with: dict[str, Any] | None = None  # its options, where it was built by name
+        self.part = (0, 1)  # which of how many equal parts of the heads it has (`maclaurin.distributed.heads`)
         self._seal = object()  # marks the states that it has made itself
         self._shapes_kept: MixerState | None = None
 
@@ -169,6 +171,11 @@ class Mixer(nn.Module, ABC):
         parameter = next(self.parameters())
         return self.state_of(0, Zeros(batch_size, device or parameter.device, dtype or parameter.dtype))
 
+    @classmethod
+    def layer_type(cls, options: dict[str, Any]) -> str:
+        """With these options, what transformers calls such a layer."""
+        return "linear_attention"
+
     @property
     def has_states(self) -> bool:
         return self.causal
@@ -182,6 +189,32 @@ class Mixer(nn.Module, ABC):
     def state_nbytes(self, length: int, dtype: torch.dtype | None = None) -> int:
         """How many bytes the state of one sequence of `length` tokens takes, in this dtype or in that of the parameters."""
         return self.state_of(length, Zeros(1, "meta", dtype or next(self.parameters()).dtype)).nbytes
+
+    @property
+    def whole_because(self) -> str | None:
+        """Why its heads cannot be split over processes; None where they can."""
+        return "it has no heads that are independent of each other"
+
+    @property
+    def fused(self) -> dict[str, list[int]]:
+        """Of layers whose output is several parts side by side, how many channels each part has."""
+        return {}
+
+    def options_of_part(self, parts: int) -> dict[str, Any]:
+        """The options with which 1/parts of its heads are built, beside those that it was built with itself."""
+        return {}
+
+    def one_part(self, parts: int) -> Mixer:
+        """A mixer on the meta device like this one, with one of so many equal parts of the heads."""
+        if self.whole_because is not None or self.built_with is None:
+            why = self.whole_because or "it was not built by `build_mixer`"
+            raise ValueError(f"the heads of the mixer {self.kind!r} cannot be split: {why}")
+        if self.num_heads % parts:
+            raise ValueError(
+                f"{self.num_heads} heads of the mixer {self.kind!r} cannot be shared equally by {parts} processes"
+            )
+        with torch.device("meta"):
+            return type(self)(self.d_model, self.num_heads // parts, **{**self.built_with, **self.options_of_part(parts)})
 
     @property
     def finite_state(self) -> bool:
@@ -204,6 +237,13 @@ class Mixer(nn.Module, ABC):
         if self._shapes_kept is None:
             self._shapes_kept = self.init_state(1, device="meta")
         return self._shapes_kept
+
+
+def shared_out(name: str, count: int, parts: int) -> int:
+    """How many of `count` each of `parts` processes has; a single one is there on all of them."""
+    if count != 1 and count % parts:
+        raise ValueError(f"{name} must be 1 or a multiple of the {parts} processes that share the heads, got {count}")
+    return max(1, count // parts)
 
 
 class RMSNorm(nn.Module):

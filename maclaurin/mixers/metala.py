@@ -18,6 +18,8 @@ Chou et al.: MetaLA: Unified Optimal Linear Approximation to Softmax Attention M
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -89,6 +91,17 @@ class MetaLA(Mixer):
         self.aug_weight = nn.Parameter(torch.zeros(num_heads, self.key_dim)) if aug != "off" else None
         self.out_proj = nn.Linear(values, d_model, bias=False)
         initialise(self, init)
+
+    @property
+    def whole_because(self) -> None:
+        return None
+
+    @property
+    def fused(self) -> dict[str, list[int]]:
+        return {"in_proj": self.in_sizes}
+
+    def options_of_part(self, parts: int) -> dict[str, Any]:
+        return {"head_dim": self.head_dim, "key_dim": self.key_dim}
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         x, conv = self.convolved(x, None if state is None else state.conv, call)

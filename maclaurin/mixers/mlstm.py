@@ -106,6 +106,10 @@ class MLSTM(ProjectedMixer):
         self.add_skip_and_gate()
         initialise(self, init)
 
+    @property
+    def fused(self) -> dict[str, list[int]]:
+        return super().fused | {"gates": [self.num_kv_heads] * 2}
+
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
         gates = self.gates.wide(x)

@@ -23,6 +23,8 @@ De et al.: Griffin, arXiv 2402.19427.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -127,6 +129,18 @@ class RGLRU(ScannedMixer):
         self.A = nn.Parameter(rate.expm1().log().to(torch.get_default_dtype()))
         self.out_proj = nn.Linear(channels, d_model, bias=False)
         initialise(self, init)
+
+    @property
+    def whole_because(self) -> None:
+        return None
+
+    @property
+    def fused(self) -> dict[str, list[int]]:
+        (channels,) = self.state_shape
+        return {"in_proj": [channels] * (self.in_proj.out_features // channels)}
+
+    def options_of_part(self, parts: int) -> dict[str, Any]:
+        return {"width": self.state_shape[0] // parts}
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         *gate, u = self.in_proj(x).split(self.state_shape[0], dim=-1)
