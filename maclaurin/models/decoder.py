@@ -176,7 +176,9 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
         for index, layer in enumerate(self.layers):
             cached = None if past_key_values is None else past_key_values.layers[index]
             state = None if cached is None else cached.state
-            hidden, state = layer(hidden, state, cached is not None, attention_mask, cu_seqlens, form)
+            mixed = layer(hidden, state, cached is not None, attention_mask, cu_seqlens, form)
+            # where transformers gives a layer to another process, what stands in for it has no state
+            hidden, state = mixed if isinstance(mixed, tuple) else (mixed, None)
             if cached is not None:
                 cached.advance(state, T)
             every_hidden.append(hidden.reshape(B, T, -1) if packed else hidden)
