@@ -10,7 +10,20 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from maclaurin.bench import attention, decode, forms, gpu, limits, memory, mixers, peers, roofline, training
+from maclaurin.bench import (
+    attention,
+    decode,
+    forms,
+    gpu,
+    limits,
+    memory,
+    mixers,
+    peers,
+    roofline,
+    scale,
+    sequences,
+    training,
+)
 from maclaurin.bench.results import Results, Setting
 from maclaurin.common.arguments import one_of
 from maclaurin.machine.allocator import keep_freed_memory
@@ -27,6 +40,8 @@ PARTS: dict[str, Callable[..., Any]] = {
     "memory": memory.run,
     "training": training.run,
     "roofline": roofline.run,
+    "sequences": sequences.run,
+    "scale": scale.run,
     "gpu": gpu.run,
 }
 

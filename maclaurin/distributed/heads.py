@@ -64,7 +64,7 @@ def split_heads(mixer: Mixer, mesh: DeviceMesh) -> Mixer:
     """The mixer with the heads of this process of a mesh of one dimension; in place. All processes must call it."""
     group, rank, size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
     part = mixer.one_part(size)
-    shares = _shares(mixer, part)
+    shares, before = _shares(mixer, part), sum(one.numel() for one in mixer.shapes().tensors().values())
     for name, share in shares.items():
         owner, _, last = name.rpartition(".")
         whole = mixer.get_parameter(name)
@@ -78,7 +78,8 @@ def split_heads(mixer: Mixer, mesh: DeviceMesh) -> Mixer:
         vars(module).update({key: value for key, value in sizes.items() if key not in OF_THE_MODULE and "hook" not in key})
         if norm_is_wider:
             module.forward = _norm_over_processes(module, group, size)
-    mixer.part = (rank, size)
+    if sum(one.numel() for one in part.shapes().tensors().values()) < before:  # or all share one key-value head
+        mixer.part = (rank, size)
     output = mixer.get_submodule(OUTPUT)
     output.forward = _summed_output(output, group)
     vars(mixer)["forward"] = _on_own_heads(mixer, shares, group)

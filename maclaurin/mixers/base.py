@@ -98,7 +98,7 @@ class Mixer(nn.Module, ABC):
         self.causal = causal
         self.kind = type(self).__name__  # or the name under which it was built
         self.built_with: dict[str, Any] | None = None  # its options, where it was built by name
-        self.part = (0, 1)  # which of how many equal parts of the heads it has (`maclaurin.distributed.heads`)
+        self.part = (0, 1)  # which of how many equal parts of the key-value heads it has (`maclaurin.distributed.heads`)
         self._seal = object()  # marks the states that it has made itself
         self._shapes_kept: MixerState | None = None
 

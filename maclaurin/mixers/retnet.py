@@ -44,9 +44,8 @@ class RetNet(ProjectedMixer):
 
     def log_decay(self, x: Tensor, dt: Tensor | None) -> Tensor:
         own, parts = self.part
-        heads = parts * self.num_kv_heads
-        log_n = torch.linspace(math.log(32), math.log(512), heads, dtype=torch.float64, device=x.device).chunk(parts)[own]
-        return torch.log1p(-torch.exp(-log_n)).to(wide(x).dtype).expand(*x.shape[:2], -1)
+        log_n = torch.linspace(math.log(32), math.log(512), parts * self.num_kv_heads, dtype=torch.float64, device=x.device)
+        return torch.log1p(-torch.exp(-log_n.chunk(parts)[own])).to(wide(x).dtype).expand(*x.shape[:2], -1)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)

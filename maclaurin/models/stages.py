@@ -9,8 +9,6 @@ Parameters have the names that they have in the model, so that the stages' state
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -55,7 +53,7 @@ def stage_of(model: MaclaurinForCausalLM, index: int, count: int) -> Stage:
         raise ValueError("the first and the last stage cannot share their embeddings: tie_word_embeddings must be False")
     bounds = [len(layers) * number // count for number in range(count + 1)]
     own = range(bounds[index], bounds[index + 1])
-    stage = Stage({str(number): cast(nn.Module, layers[number]) for number in own})
+    stage = Stage({str(number): layers[number] for number in own})
     if index == 0:
         stage.model.embed_tokens = model.model.embed_tokens
     if index == count - 1:

@@ -35,26 +35,27 @@ def losses_of(model, count):
     return found
 
 
-def test_sharded_models_train_as_whole_ones_and_their_checkpoints_load_anywhere(tmp_path):
+@pytest.mark.parametrize("processes", [2, 4])
+def test_sharded_models_train_as_whole_ones_and_their_checkpoints_load_anywhere(tmp_path, processes):
     one = new_model()
-    expected = losses_of(one, 5)
+    expected = losses_of(one, 50)
 
     def trained(rank):
         model = shard(new_model())
-        found = losses_of(model, 5)
+        found = losses_of(model, 50)
         save_sharded(model, tmp_path / "sharded")
         local = sum(parameter.to_local().numel() for parameter in model.parameters())
         return found, local
 
-    for found, local in on_ranks(2, trained, group=True):
+    for found, local in on_ranks(processes, trained, group=True):
         assert found == pytest.approx(expected, abs=1e-5)
-        assert local < 0.6 * sum(parameter.numel() for parameter in one.parameters())
+        assert local < 1.2 / processes * sum(parameter.numel() for parameter in one.parameters())
 
     assert typed("consolidate", tmp_path / "sharded", tmp_path / "whole").returncode == 0
     weights = load_file(tmp_path / "whole" / "model.safetensors")
     assert weights.keys() >= {name for name, _ in one.named_parameters()}
     for name, parameter in one.named_parameters():
-        torch.testing.assert_close(weights[name], parameter.detach(), rtol=0, atol=1e-4)
+        torch.testing.assert_close(weights[name], parameter.detach(), rtol=0, atol=1e-3)
 
     def elsewhere(rank):
         torch.manual_seed(7)
@@ -62,8 +63,9 @@ def test_sharded_models_train_as_whole_ones_and_their_checkpoints_load_anywhere(
         load_sharded(model, tmp_path / "sharded")
         return {name: parameter.full_tensor().detach() for name, parameter in model.named_parameters()}
 
-    for loaded in on_ranks(1, elsewhere, group=True):
-        assert all(torch.equal(loaded[name], weights[name]) for name in loaded)
+    for others in {1, 2, 4} - {processes}:
+        for loaded in on_ranks(others, elsewhere, group=True):
+            assert all(torch.equal(loaded[name], weights[name]) for name in loaded)
 
 
 def test_a_model_without_layers_is_refused():

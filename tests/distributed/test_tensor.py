@@ -20,6 +20,7 @@ SPLIT = [name for name in available_mixers() if build_mixer(name, 16, 4).whole_b
 VARIANTS = {
     "grouped": ("softmax", {"num_kv_heads": 2}),
     "one key-value head": ("gla", {"num_kv_heads": 1}),
+    "one decay": ("retnet", {"num_kv_heads": 1}),
     "shared keys": ("2mamba", {"shared_keys": True, "gate": True, "skip": True}),
     "shared keys of groups": ("linear", {"shared_keys": 2}),
     "norm over heads": ("2mamba", {"norm": "output", "value_discretization": "dt", "dt_bias": True}),

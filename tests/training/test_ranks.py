@@ -67,6 +67,26 @@ def test_two_processes_take_the_steps_of_one_and_a_run_goes_on_with_any_number(f
         shared_out(4, 3, 2)
 
 
+def test_fifty_steps_on_four_processes_and_a_run_that_goes_on_with_two_and_then_four(folder):
+    long = {"steps": 50, "save_every": 10, "keep": 5, "eval_every": 50}
+    train(recipe(folder, **long, batch_size=4, output=str(folder / "one")))
+    on_ranks(4, lambda rank: train(recipe(folder, **long, batch_size=1, output=str(folder / "four"))))
+    for processes, kept in ((2, 20), (4, 30)):
+        name = f"on-{processes}"
+        shutil.copytree(folder / ("one" if processes == 2 else "on-2"), folder / name)
+        for checkpoint in (folder / name).glob("checkpoint-*"):
+            if int(checkpoint.name.partition("-")[2]) > kept:
+                shutil.rmtree(checkpoint)
+        on_ranks(processes, lambda rank, name=name: train(recipe(folder, **long, output=str(folder / name)), resume=True))
+    expected = losses(folder, "one")
+    assert len(expected) == 50
+    worst = {
+        name: max(abs(losses(folder, name)[step] - loss) for step, loss in expected.items())
+        for name in ("four", "on-2", "on-4")
+    }
+    assert max(worst.values()) <= 1e-5, worst
+
+
 def test_a_signal_to_one_process_ends_all_at_the_same_step_with_one_checkpoint(folder, capfd):
     def stopped(rank):
         class Signalled(LanguageTrainer):
