@@ -156,6 +156,12 @@ class Attention(ProjectedMixer):
         return replace(p, q=F.normalize(p.q, dim=2), k=F.normalize(p.k, dim=2))
 
     @property
+    def folds(self) -> bool:
+        """Not where heads that share decays have states of their own, or where features are pairs of channels that decay."""
+        alike = self.num_heads == self.num_kv_heads or self.order_logits is None
+        return super().folds and self.window is None and alike and not (self.decay == "channel" and self.order == 2)
+
+    @property
     def whole_because(self) -> str | None:
         return "'cosine-over-heads' compares heads" if self.feature_map == OVER_HEADS else super().whole_because
 

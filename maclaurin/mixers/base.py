@@ -46,11 +46,16 @@ class MixerState(State):
 
 @dataclass(frozen=True)
 class Call:
-    """How a mixer is called, apart from x and the state. lengths: how many tokens of a right-padded batch are real."""
+    """How a mixer is called, apart from x and the state. lengths: how many tokens of a right-padded batch are real.
+
+    transitions: where it is a list, the state is to be joined with that of earlier tokens. It keeps no tokens then that
+    could be folded into it, and what these tokens do to an earlier state is put into the list (`ops/transitions.py`).
+    """
 
     form: str = "auto"
     lengths: Tensor | None = None
     return_state: bool = True
+    transitions: list[Tensor] | None = None
 
     def with_state(self, state: State | None) -> dict[str, Any]:
         """What every causal op takes beside its tensors."""
@@ -59,7 +64,7 @@ class Call:
     def part(self, start: int, tokens: int, *, last: bool) -> Call:
         """The same for some of the tokens. All but the last part hand a state on."""
         lengths = None if self.lengths is None else (self.lengths - start).clamp(0, tokens)
-        return Call(self.form, lengths, self.return_state or not last)
+        return Call(self.form, lengths, self.return_state or not last, self.transitions)
 
 
 AT_ONCE = Call()  # a whole batch without padding, in the fastest form
@@ -127,7 +132,7 @@ class Mixer(nn.Module, ABC):
         cut = None if state is not None or not self.causal else handover.current()
         documents = None if cut is None or cu_seqlens is None else len(cu_seqlens) - 1
         if cut is not None:
-            state = cut.receive(self, x.device)
+            x, state = cut.receive(self, x, cu_seqlens)
             if state is not None and documents is not None:
                 state = self._with_new(state, documents - 1)
         if state is not None and getattr(state, "made_by", None) is not self._seal:
@@ -148,6 +153,27 @@ class Mixer(nn.Module, ABC):
             assert after is not None
             y = cut.send(self, y, after if documents is None else after.select([documents - 1]))
         return y, after if return_state else None
+
+    def fold(self, x: Tensor, state: MixerState | None = None) -> tuple[MixerState, Tensor]:
+        """The state of x (B, T, d_model) alone, and the transition that joins it with the state of earlier tokens:
+
+            own, transition = mixer.fold(x)
+            replace(own, attention=own.attention.after(earlier.attention, transition))
+
+        state: the convolution and the position behind the earlier tokens, which the keys of these depend on; what it has for
+        the attention must be that of no token.
+        """
+        if not self.folds:
+            raise ValueError(f"slices of the mixer {self.kind!r} cannot be folded apart and joined: hand its state on")
+        transitions: list[Tensor] = []
+        _, after = self.mix(x, state, Call(transitions=transitions))
+        assert after is not None
+        return after, transitions[-1]
+
+    @property
+    def folds(self) -> bool:
+        """Whether states of slices that were computed apart can be joined."""
+        return False
 
     def _with_new(self, state: MixerState, count: int) -> MixerState:
         """The state of a document that goes on, and those of so many that begin behind it."""

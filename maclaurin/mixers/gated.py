@@ -100,6 +100,10 @@ class GatedSoftmax(ProjectedMixer):
         self.add_skip_and_gate()
         initialise(self, init)
 
+    @property
+    def folds(self) -> bool:
+        return super().folds and self.divisor_proj is None
+
     @classmethod
     def layer_type(cls, options: dict[str, Any]) -> str:
         return "full_attention"

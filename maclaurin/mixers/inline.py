@@ -134,6 +134,10 @@ class Inline(ProjectedMixer):
             raise ValueError(f"local_width must be odd on a grid, got {local_width}")
 
     @property
+    def folds(self) -> bool:
+        return False  # its means are of all tokens so far
+
+    @property
     def whole_because(self) -> str | None:
         return super().whole_because if self.local is None else "its filter takes a slice of the token for each head"
 

@@ -46,6 +46,7 @@ from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import ConvState, LinearState
+from maclaurin.ops.transitions import decay_transition
 
 
 class GroupNorm(RMSNorm):
@@ -147,6 +148,10 @@ class Mamba2(Mixer):
         initialise(self, init)
 
     @property
+    def folds(self) -> bool:
+        return True
+
+    @property
     def whole_because(self) -> str | None:
         if self.conv1d is None:
             return "the values of ssd=True are the input itself"
@@ -163,11 +168,14 @@ class Mamba2(Mixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         (q, k, v, dt), gates, conv = self.project(x, None if state is None else state.conv, call)
+        log_decay = -self.A_log.to(dt.dtype).exp() * dt
+        if call.transitions is not None:
+            call.transitions.append(decay_transition(log_decay))
         y, after = linear_attention(
             wide(q),
             k,
             (v * dt[..., None]).to(v.dtype),
-            -self.A_log.to(dt.dtype).exp() * dt,
+            log_decay,
             scale=1.0,
             normalize=False,
             **call.with_state(None if state is None else state.attention),

@@ -32,6 +32,7 @@ from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import ConvState, LinearState
+from maclaurin.ops.transitions import decay_transition
 
 AUGMENTATIONS = ("off", "code", "linear", "gate")
 
@@ -93,6 +94,10 @@ class MetaLA(Mixer):
         initialise(self, init)
 
     @property
+    def folds(self) -> bool:
+        return self.causal
+
+    @property
     def whole_because(self) -> None:
         return None
 
@@ -106,6 +111,8 @@ class MetaLA(Mixer):
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         x, conv = self.convolved(x, None if state is None else state.conv, call)
         q, k, v, log_decay = self.project(x)
+        if call.transitions is not None:
+            call.transitions.append(decay_transition(log_decay))
         kept = call.with_state(None if state is None else state.attention)
         y, after = linear_attention(wide(q), k, v, log_decay, normalize=False, causal=self.causal, **kept)
         if self.aug_weight is not None:

@@ -26,6 +26,7 @@ from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.rotary import rotary as turn_by_position
 from maclaurin.ops.rotary import rotate
 from maclaurin.ops.states import ConvState, State, TokenState
+from maclaurin.ops.transitions import decay_transition
 
 ROTARIES = ("none", "rope", "selective")
 DECAYS = ("none", "softplus", "forget", "mamba", "channel")
@@ -176,6 +177,10 @@ class ProjectedMixer(Mixer):
         self.qkv_sizes = [queries * self.key_dim, keys * self.key_dim, self.num_kv_heads * self.head_dim]
 
     @property
+    def folds(self) -> bool:
+        return self.causal and self.selective is None and self.near is None
+
+    @property
     def whole_because(self) -> str | None:
         if self.selective is not None or self.lepe is not None:
             return "rotary='selective' and lepe take a slice of the token or of the image for each head"
@@ -270,7 +275,10 @@ class ProjectedMixer(Mixer):
         if self.value_discretization != "none":
             assert dt is not None
             v = (v * dt[..., None]).to(v.dtype)
-        return Projections(q, k, v, plain_v, dt, self.log_decay(x, dt), conv_state, positions, position, rotation)
+        log_decay = self.log_decay(x, dt)
+        if call.transitions is not None:
+            call.transitions.append(decay_transition(wide(k[..., 0]) * 0 if log_decay is None else log_decay))
+        return Projections(q, k, v, plain_v, dt, log_decay, conv_state, positions, position, rotation)
 
     def turned(self, part: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys, rotated by their positions."""

@@ -35,6 +35,7 @@ from maclaurin.mixers.registry import register
 from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.scan import linear_scan
+from maclaurin.ops.transitions import decay_transition
 
 FORGETS = ("sigmoid", "reversed")
 LARGEST_RATE = 8.0  # Griffin's c
@@ -77,9 +78,12 @@ class QLSTM(ScannedMixer):
         gate, u = self.in_proj(x).chunk(2, dim=-1)
         u, conv = self.convolved(u, state, call)
         f, i, o = self.gate_proj(u).chunk(3, dim=-1)
+        log_decay = self.log_decay(f)
+        if call.transitions is not None:
+            call.transitions.append(decay_transition(log_decay))
         h, after = linear_scan(
             torch.sigmoid(i) * u,
-            self.log_decay(f),
+            log_decay,
             **call.with_state(None if state is None else state.attention),
         )
         y = self.out_proj(F.gelu(gate) * torch.sigmoid(o) * h)
@@ -146,6 +150,8 @@ class RGLRU(ScannedMixer):
         *gate, u = self.in_proj(x).split(self.state_shape[0], dim=-1)
         u, conv = self.convolved(u, state, call)
         log_decay, input_gate = self.gates(u)
+        if call.transitions is not None:
+            call.transitions.append(decay_transition(log_decay))
         h, after = linear_scan(
             (complement(log_decay) * input_gate * u).to(u.dtype),
             log_decay,

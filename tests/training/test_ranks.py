@@ -77,7 +77,10 @@ def test_fifty_steps_on_four_processes_and_a_run_that_goes_on_with_two_and_then_
         for checkpoint in (folder / name).glob("checkpoint-*"):
             if int(checkpoint.name.partition("-")[2]) > kept:
                 shutil.rmtree(checkpoint)
-        on_ranks(processes, lambda rank, name=name: train(recipe(folder, **long, output=str(folder / name)), resume=True))
+        on_ranks(
+            processes,
+            lambda rank, name=name: train(recipe(folder, **long, batch_size=4, output=str(folder / name)), resume=True),
+        )
     expected = losses(folder, "one")
     assert len(expected) == 50
     worst = {
