@@ -27,7 +27,7 @@ MIXERS = ("2mamba", "mamba2", "gla", "gated-delta", "mlstm", "softmax")
 LENGTHS = (2048, 8192)  # tokens of a slice
 D_MODEL, HEADS = 256, 4
 PROCESSES = 2
-REPEATS = 3
+REPEATS = 2
 
 
 @dataclass(frozen=True)
