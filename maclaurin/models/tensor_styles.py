@@ -27,19 +27,19 @@ PLAN = {
     "layers.*.mlp.up_proj": "colwise",
     "layers.*.mlp.down_proj": "rowwise",
 }
-_awaiting: dict[Mixer, DeviceMesh] = {}
+AWAITED = "awaited_mesh"  # what a mixer remembers until it has weights
 
 
 class SplitHeadsStyle(TensorParallelLayer):
     def install_forward(self, module: Mixer, mesh: DeviceMesh) -> Mixer:
-        _awaiting[module] = mesh
+        vars(module)[AWAITED] = mesh
         return module
 
 
 def split_awaiting(model: nn.Module) -> None:
     """Splits the mixers that a plan has named, now that their weights are there."""
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    meshes: dict[Mixer, Any] = {mixer: _awaiting.pop(mixer) for mixer in mixers if mixer in _awaiting}
+    meshes: dict[Mixer, Any] = {mixer: vars(mixer).pop(AWAITED) for mixer in mixers if AWAITED in vars(mixer)}
     if meshes:
         check_splits(list(meshes))
     for mixer, mesh in meshes.items():

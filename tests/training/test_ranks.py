@@ -90,18 +90,19 @@ def test_fifty_steps_on_four_processes_and_a_run_that_goes_on_with_two_and_then_
     assert max(worst.values()) <= 1e-5, worst
 
 
-def test_a_signal_to_one_process_ends_all_at_the_same_step_with_one_checkpoint(folder, capfd):
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_one_process_ends_all_at_the_same_step_with_one_checkpoint(folder, capfd, sent):
     def stopped(rank):
         class Signalled(LanguageTrainer):
             def training_step(self, *args, **kwargs):
                 if rank == 1 and self.state.global_step == 1:
-                    os.kill(os.getpid(), signal.SIGUSR1)
+                    os.kill(os.getpid(), sent)
                 return super().training_step(*args, **kwargs)
 
         run_module.LanguageTrainer = Signalled
         execute(recipe(folder), resume="auto")
 
-    assert ends_on_ranks(2, stopped) == [128 + signal.SIGUSR1] * 2
+    assert ends_on_ranks(2, stopped) == [128 + sent] * 2
     assert [path.name for path in (folder / "run").glob("checkpoint-*")] == ["checkpoint-2"]
     assert capfd.readouterr().out.count("stopped after step 2; go on with") == 1
 
@@ -130,8 +131,10 @@ def test_sequences_cut_in_time_take_the_same_steps(folder):
     fields = {"batch_size": 4, "steps": 3, "eval_every": 3, "mixer": "2mamba,softmax", "num_hidden_layers": 2}
     train(recipe(folder, **fields, output=str(folder / "whole")))
     train(recipe(folder, **fields, sequence_chunks=3, output=str(folder / "chunks")))
-    on_ranks(2, lambda rank: train(recipe(folder, **fields, sequence_parallel=2, output=str(folder / "slices"))))
-    for name in ("chunks", "slices"):
+    for exchange in ("chain", "gather"):
+        own = {"sequence_parallel": 2, "sequence_exchange": exchange, "output": str(folder / exchange)}
+        on_ranks(2, lambda rank, own=own: train(recipe(folder, **fields, **own)))
+    for name in ("chunks", "chain", "gather"):
         for figure in ("loss", "eval_loss", "eval_tokens", "grad_norm"):
             assert losses(folder, name, figure) == pytest.approx(losses(folder, "whole", figure), abs=1e-5), (name, figure)
 
