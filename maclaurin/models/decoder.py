@@ -24,7 +24,7 @@ from maclaurin.models.compiled_loss import summed_in_graph
 from maclaurin.models.config import MaclaurinConfig
 from maclaurin.models.documents import Bounds, document_bounds
 from maclaurin.models.outputs import TrainingOutput, when_read
-from maclaurin.models.tensor_styles import split_awaiting
+from maclaurin.models.tensor_styles import HEAD_PLAN, split_awaiting
 from maclaurin.models.weights import check_fit, saved_classes
 from maclaurin.ops.transforms import has_numbers, numbers, recomputed
 
@@ -211,7 +211,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
     """The language model. With labels it returns the loss as well."""
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
-    _tp_plan: ClassVar[dict[str, str]] = {"lm_head": "colwise_gather_output"}
+    _tp_plan: ClassVar[dict[str, str]] = HEAD_PLAN
 
     def __init__(self, config: MaclaurinConfig) -> None:
         super().__init__(config)

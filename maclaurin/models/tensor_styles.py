@@ -21,12 +21,14 @@ except ImportError:  # transformers before 5.21, or PyTorch without torch.distri
     ALL_PARALLEL_STYLES, TensorParallelLayer = None, object
 
 STYLE = "split_heads"
+# of the layers and of the language model's head; none where transformers does not know the style, which it then refuses
 PLAN = {
     "layers.*.mixer": STYLE,
     "layers.*.mlp.gate_proj": "colwise",
     "layers.*.mlp.up_proj": "colwise",
     "layers.*.mlp.down_proj": "rowwise",
 }
+HEAD_PLAN = {"lm_head": "colwise_gather_output"}
 AWAITED = "awaited_mesh"  # what a mixer remembers until it has weights
 
 
@@ -49,3 +51,5 @@ def split_awaiting(model: nn.Module) -> None:
 
 if ALL_PARALLEL_STYLES is not None:
     ALL_PARALLEL_STYLES.register(STYLE, SplitHeadsStyle())
+else:
+    PLAN, HEAD_PLAN = {}, {}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -125,6 +126,35 @@ def test_a_killed_process_ends_the_others_with_a_sentence(folder, capfd):
     said = capfd.readouterr().err
     assert said.count("has lost another one") == 1 and "Traceback" not in said
     assert [path.name for path in (folder / "run").glob("checkpoint-*")] == ["checkpoint-3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_five_kills_of_a_random_process_change_no_bit(folder, ranks):
+    """As below with torchrun, but in forks, which start at once."""
+    own = {"steps": 13, "batch_size": 1, "save_every": 2, "eval_every": 13, "trainer": {}}
+
+    def run(name, victim=-1, step=-1):
+        def work(rank):
+            class Killed(LanguageTrainer):
+                def training_step(self, *args, **kwargs):
+                    if (rank, self.state.global_step) == (victim, step):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return super().training_step(*args, **kwargs)
+
+            run_module.LanguageTrainer = Killed
+            execute(recipe(folder, **own, output=str(folder / name)), resume="auto")
+
+        return ends_on_ranks(ranks, work)
+
+    assert run("undisturbed") == [0] * ranks
+    draw = random.Random(ranks)
+    for step in (3, 5, 7, 9, 11):
+        victim = draw.randrange(ranks)
+        ends = run("run", victim, step)
+        assert ends[victim] == -signal.SIGKILL and all(ends)
+    assert run("run") == [0] * ranks
+    assert_same(weights(folder), weights(folder, "undisturbed"))
 
 
 def test_sequences_cut_in_time_take_the_same_steps(folder):
