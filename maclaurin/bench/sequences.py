@@ -47,7 +47,8 @@ class SequenceRow(Record):
 
 def run(console: Console, *, long: bool) -> list[SequenceRow]:
     with tempfile.TemporaryDirectory() as folder, lifeline() as stdin:
-        command = [sys.executable, "-m", "maclaurin.bench.sequences", f"{folder}/store"]
+        quiet = ["-W", "ignore::RuntimeWarning:runpy"]  # the package imports what is run here as a script
+        command = [sys.executable, *quiet, "-m", "maclaurin.bench.sequences", f"{folder}/store"]
         first = subprocess.Popen([*command, "0"], stdin=stdin, stdout=subprocess.DEVNULL)
         answer = subprocess.run([*command, "1"], stdin=stdin, check=True, capture_output=True, text=True).stdout
         first.wait()
