@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, distributed
 
 from maclaurin.common.arguments import one_of
-from maclaurin.distributed.messages import Group, Messages
+from maclaurin.distributed.messages import Group, Messages, answered
 from maclaurin.distributed.states import rebuilt
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.handover import handing_over
@@ -126,7 +126,7 @@ class Chain:
         before = None
         for step in range(-self.rank, 0):
             parts = self._from(mixer, step, STATE, x.device)
-            one = rebuilt(own, parts)
+            x, one = answered(x, parts[TRANSITION]), rebuilt(own, parts)
             before = one if before is None or bool(parts[BEGINS]) else one.after(before, parts[TRANSITION])
         return x, before
 

@@ -71,6 +71,25 @@ class Messages:
         self._on_their_way.clear()
 
 
+def answered(through: Tensor, received: Tensor) -> Tensor:
+    """`through` as it is; its backward gives what was received a gradient of zeros, for which the sender waits even where
+    nothing depends on it."""
+    tied: Tensor = _Answered.apply(through, received)
+    return tied
+
+
+class _Answered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, through: Tensor, received: Tensor) -> Tensor:
+        ctx.save_for_backward(received)
+        return through.view_as(through)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        (received,) = ctx.saved_tensors
+        return gradient, torch.zeros_like(received)
+
+
 class _Received(torch.autograd.Function):
     """anchor: a tensor with a gradient, without which autograd would not come back here."""
 
