@@ -11,7 +11,21 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from maclaurin.bench import attention, decode, forms, gpu, limits, memory, mixers, peers, roofline, training, transformers
+from maclaurin.bench import (
+    attention,
+    decode,
+    forms,
+    gpu,
+    limits,
+    memory,
+    mixers,
+    peers,
+    roofline,
+    scale,
+    sequences,
+    training,
+    transformers,
+)
 from maclaurin.bench.results import Results, Setting
 from maclaurin.common.arguments import one_of
 from maclaurin.machine.allocator import keep_freed_memory
@@ -29,6 +43,8 @@ PARTS: dict[str, Callable[..., Any]] = {
     "training": training.run,
     "transformers": transformers.run,
     "roofline": roofline.run,
+    "sequences": sequences.run,
+    "scale": scale.run,
     "gpu": gpu.run,
 }
 

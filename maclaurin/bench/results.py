@@ -14,6 +14,8 @@ from maclaurin.bench.memory import Memory
 from maclaurin.bench.mixers import MixerRow
 from maclaurin.bench.peers import PeerRow
 from maclaurin.bench.roofline import RooflineRow
+from maclaurin.bench.scale import ScaleRow
+from maclaurin.bench.sequences import SequenceRow
 from maclaurin.bench.training import TrainingRow
 from maclaurin.bench.transformers import TransformersRow
 from maclaurin.common.records import ABSENT, Record
@@ -46,4 +48,6 @@ class Results(Record):
     training: Sequence[TrainingRow] | None = field(default=None, metadata=ABSENT)
     transformers: Sequence[TransformersRow] | None = field(default=None, metadata=ABSENT)
     roofline: Sequence[RooflineRow] | None = field(default=None, metadata=ABSENT)
+    sequences: Sequence[SequenceRow] | None = field(default=None, metadata=ABSENT)
+    scale: Sequence[ScaleRow] | None = field(default=None, metadata=ABSENT)
     gpu: Sequence[GpuRow] | None = field(default=None, metadata=ABSENT)

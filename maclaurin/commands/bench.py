@@ -14,7 +14,8 @@ def bench(
     parts: Annotated[
         list[str] | None,
         typer.Argument(
-            help="limits, attention, forms, decode, mixers, peers, memory, training, transformers, roofline, gpu; all."
+            help="limits, attention, forms, decode, mixers, peers, memory, training, transformers, roofline, sequences, scale, gpu; "
+            "all that can run."
         ),
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of PyTorch and the kernels; with 1, times are CPU times.")] = 2,

@@ -109,6 +109,12 @@ class Attention(ProjectedMixer):
         self.out_norm = RMSNorm(self.inner_dim) if norm in ("output", "sum-output") else None
         initialise(self, init)
 
+    @classmethod
+    def layer_type(cls, options: dict[str, Any]) -> str:
+        if options.get("order", 1) is not None:
+            return "linear_attention"
+        return "full_attention" if options.get("window") is None else "sliding_attention"
+
     def _check_combination(self, near_window: int | None, near_norm: str, learn_order_weights: bool) -> None:
         """Options that do not go together."""
         softmax = self.kernel is None
@@ -148,6 +154,16 @@ class Attention(ProjectedMixer):
         if self.feature_map != OVER_HEADS:
             return p
         return replace(p, q=F.normalize(p.q, dim=2), k=F.normalize(p.k, dim=2))
+
+    @property
+    def folds(self) -> bool:
+        """Not where heads that share decays have states of their own, or where features are pairs of channels that decay."""
+        alike = self.num_heads == self.num_kv_heads or self.order_logits is None
+        return super().folds and self.window is None and alike and not (self.decay == "channel" and self.order == 2)
+
+    @property
+    def whole_because(self) -> str | None:
+        return "'cosine-over-heads' compares heads" if self.feature_map == OVER_HEADS else super().whole_because
 
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
         y = self.gated(y_BTHV, x)

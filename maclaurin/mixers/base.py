@@ -46,11 +46,16 @@ class MixerState(State):
 
 @dataclass(frozen=True)
 class Call:
-    """How a mixer is called, apart from x and the state. lengths: how many tokens of a right-padded batch are real."""
+    """How a mixer is called, apart from x and the state. lengths: how many tokens of a right-padded batch are real.
+
+    transitions: where it is a list, the state is to be joined with that of earlier tokens. It keeps no tokens then that
+    could be folded into it, and what these tokens do to an earlier state is put into the list (`ops/transitions.py`).
+    """
 
     form: str = "auto"
     lengths: Tensor | None = None
     return_state: bool = True
+    transitions: list[Tensor] | None = None
 
     def with_state(self, state: State | None) -> dict[str, Any]:
         """What every causal op takes beside its tensors."""
@@ -59,7 +64,7 @@ class Call:
     def part(self, start: int, tokens: int, *, last: bool) -> Call:
         """The same for some of the tokens. All but the last part hand a state on."""
         lengths = None if self.lengths is None else (self.lengths - start).clamp(0, tokens)
-        return Call(self.form, lengths, self.return_state or not last)
+        return Call(self.form, lengths, self.return_state or not last, self.transitions)
 
 
 AT_ONCE = Call()  # a whole batch without padding, in the fastest form
@@ -97,6 +102,8 @@ class Mixer(nn.Module, ABC):
         self.num_heads = num_heads
         self.causal = causal
         self.kind = type(self).__name__  # or the name under which it was built
+        self.built_with: dict[str, Any] | None = None  # its options, where it was built by name
+        self.part = (0, 1)  # which of how many equal parts of the key-value heads it has (`maclaurin.distributed.heads`)
         self._seal = object()  # marks the states that it has made itself
         self._shapes_kept: MixerState | None = None
 
@@ -125,7 +132,7 @@ class Mixer(nn.Module, ABC):
         cut = None if state is not None or not self.causal else handover.current()
         documents = None if cut is None or cu_seqlens is None else len(cu_seqlens) - 1
         if cut is not None:
-            state = cut.receive(self, x.device)
+            x, state = cut.receive(self, x, cu_seqlens)
             if state is not None and documents is not None:
                 state = self._with_new(state, documents - 1)
         if state is not None and getattr(state, "made_by", None) is not self._seal:
@@ -146,6 +153,27 @@ class Mixer(nn.Module, ABC):
             assert after is not None
             y = cut.send(self, y, after if documents is None else after.select([documents - 1]))
         return y, after if return_state else None
+
+    def fold(self, x: Tensor, state: MixerState | None = None) -> tuple[MixerState, Tensor]:
+        """The state of x (B, T, d_model) alone, and the transition that joins it with the state of earlier tokens:
+
+            own, transition = mixer.fold(x)
+            replace(own, attention=own.attention.after(earlier.attention, transition))
+
+        state: the convolution and the position behind the earlier tokens, which the keys of these depend on; what it has for
+        the attention must be that of no token.
+        """
+        if not self.folds:
+            raise ValueError(f"slices of the mixer {self.kind!r} cannot be folded apart and joined: hand its state on")
+        transitions: list[Tensor] = []
+        _, after = self.mix(x, state, Call(transitions=transitions))
+        assert after is not None
+        return after, transitions[-1]
+
+    @property
+    def folds(self) -> bool:
+        """Whether states of slices that were computed apart can be joined."""
+        return False
 
     def _with_new(self, state: MixerState, count: int) -> MixerState:
         """The state of a document that goes on, and those of so many that begin behind it."""
@@ -169,6 +197,11 @@ class Mixer(nn.Module, ABC):
         parameter = next(self.parameters())
         return self.state_of(0, Zeros(batch_size, device or parameter.device, dtype or parameter.dtype))
 
+    @classmethod
+    def layer_type(cls, options: dict[str, Any]) -> str:
+        """With these options, what transformers calls such a layer."""
+        return "linear_attention"
+
     @property
     def has_states(self) -> bool:
         return self.causal
@@ -182,6 +215,32 @@ class Mixer(nn.Module, ABC):
     def state_nbytes(self, length: int, dtype: torch.dtype | None = None) -> int:
         """How many bytes the state of one sequence of `length` tokens takes, in this dtype or in that of the parameters."""
         return self.state_of(length, Zeros(1, "meta", dtype or next(self.parameters()).dtype)).nbytes
+
+    @property
+    def whole_because(self) -> str | None:
+        """Why its heads cannot be split over processes; None where they can."""
+        return "it has no heads that are independent of each other"
+
+    @property
+    def fused(self) -> dict[str, list[int]]:
+        """Of layers whose output is several parts side by side, how many channels each part has."""
+        return {}
+
+    def options_of_part(self, parts: int) -> dict[str, Any]:
+        """The options with which 1/parts of its heads are built, beside those that it was built with itself."""
+        return {}
+
+    def one_part(self, parts: int) -> Mixer:
+        """A mixer on the meta device like this one, with one of so many equal parts of the heads."""
+        if self.whole_because is not None or self.built_with is None:
+            why = self.whole_because or "it was not built by `build_mixer`"
+            raise ValueError(f"the heads of the mixer {self.kind!r} cannot be split: {why}")
+        if self.num_heads % parts:
+            raise ValueError(
+                f"{self.num_heads} heads of the mixer {self.kind!r} cannot be shared equally by {parts} processes"
+            )
+        with torch.device("meta"):
+            return type(self)(self.d_model, self.num_heads // parts, **{**self.built_with, **self.options_of_part(parts)})
 
     @property
     def finite_state(self) -> bool:
@@ -204,6 +263,13 @@ class Mixer(nn.Module, ABC):
         if self._shapes_kept is None:
             self._shapes_kept = self.init_state(1, device="meta")
         return self._shapes_kept
+
+
+def shared_out(name: str, count: int, parts: int) -> int:
+    """How many of `count` each of `parts` processes has; a single one is there on all of them."""
+    if count != 1 and count % parts:
+        raise ValueError(f"{name} must be 1 or a multiple of the {parts} processes that share the heads, got {count}")
+    return max(1, count // parts)
 
 
 class RMSNorm(nn.Module):

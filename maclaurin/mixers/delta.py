@@ -41,6 +41,7 @@ from maclaurin.mixers.registry import register
 from maclaurin.ops.delta import delta_rule
 from maclaurin.ops.features import monomial_count
 from maclaurin.ops.states import DeltaState
+from maclaurin.ops.transitions import delta_transition
 
 NORMS = ("head", "none")
 # under the root, as in the authors' code: the gradient at a key of zeros is bounded, and no key is longer than 1
@@ -86,9 +87,12 @@ class Delta(ProjectedMixer):
         p = self.project(x, state, call)
         beta = self.beta_proj(x)
         beta = self.largest_beta * torch.sigmoid(beta.to(torch.promote_types(beta.dtype, torch.float32)))
+        k = unit(p.k)
+        if call.transitions is not None:
+            call.transitions.append(delta_transition(k, beta, p.log_decay, order=self.order))
         y, after = delta_rule(
             unit(p.q),
-            unit(p.k),
+            k,
             p.v,
             beta,
             p.log_decay,

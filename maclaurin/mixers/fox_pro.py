@@ -60,6 +60,10 @@ class ForgettingPro(ForgettingAttention):
         for module in (self.shift_proj, self.out_gate_proj):
             initialise(module, init)
 
+    @property
+    def fused(self) -> dict[str, list[int]]:
+        return super().fused | {"shift_proj": [self.num_kv_heads] * 2}
+
     def over_time(self, qkv: Tensor, x: Tensor, before: ConvState | None, call: Call) -> tuple[Tensor, ConvState | None]:
         """k and v, each a mean of its own and of the one before; in front of the first there is zero."""
         q, k, v = qkv.split(self.qkv_sizes, dim=-1)

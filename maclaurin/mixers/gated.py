@@ -100,6 +100,14 @@ class GatedSoftmax(ProjectedMixer):
         self.add_skip_and_gate()
         initialise(self, init)
 
+    @property
+    def folds(self) -> bool:
+        return super().folds and self.divisor_proj is None
+
+    @classmethod
+    def layer_type(cls, options: dict[str, Any]) -> str:
+        return "full_attention"
+
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
         v = p.v

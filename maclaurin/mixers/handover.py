@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -16,8 +15,10 @@ if TYPE_CHECKING:
 class Handover(Protocol):
     """Where the state before the first token of a slice comes from, and where that after its last one goes."""
 
-    def receive(self, mixer: Mixer, device: torch.device) -> MixerState | None:
-        """The state after the slice before this one; None where there is none."""
+    def receive(
+        self, mixer: Mixer, x: Tensor, cu_seqlens: Tensor | Sequence[int] | None
+    ) -> tuple[Tensor, MixerState | None]:
+        """x as it is, and the state after the slice before this one; None where there is none."""
 
     def send(self, mixer: Mixer, y: Tensor, state: MixerState) -> Tensor:
         """y as it is, once the state is on its way."""

@@ -133,6 +133,14 @@ class Inline(ProjectedMixer):
         if local_width % 2 == 0:
             raise ValueError(f"local_width must be odd on a grid, got {local_width}")
 
+    @property
+    def folds(self) -> bool:
+        return False  # its means are of all tokens so far
+
+    @property
+    def whole_because(self) -> str | None:
+        return super().whole_because if self.local is None else "its filter takes a slice of the token for each head"
+
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         before = None if state is None else checks.initial_state(state.attention, FilteredInlineState)
         self._check_image(x, call.lengths)

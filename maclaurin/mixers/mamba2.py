@@ -23,17 +23,30 @@ Dao, Gu: Transformers are SSMs, arXiv 2405.21060. Sieber et al.: DSF, arXiv 2405
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, RMSNorm, ShortConv, Zeros, initial_dt_bias, initialise
+from maclaurin.mixers.base import (
+    AT_ONCE,
+    Call,
+    Mixer,
+    MixerState,
+    RMSNorm,
+    ShortConv,
+    Zeros,
+    initial_dt_bias,
+    initialise,
+    shared_out,
+)
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import ConvState, LinearState
+from maclaurin.ops.transitions import decay_transition
 
 
 class GroupNorm(RMSNorm):
@@ -63,8 +76,9 @@ def _time_steps(limit: Sequence[float] | None) -> tuple[float, float] | None:
 class Mamba2(Mixer):
     """Options:
 
-    expand: inner width over d_model, 2 unless given. d_state: key channels. n_groups: how many sets of keys and queries the
-    heads share. conv_width, conv_bias: the short convolution over x, B, C, of 4 taps unless given.
+    expand: inner width over d_model, 2 unless given; head_dim: channels of a head, in its place. d_state: key channels.
+    n_groups: how many sets of keys and queries the heads share.
+    conv_width, conv_bias: the short convolution over x, B, C, of 4 taps unless given.
     skip_per_channel: D has an entry per channel instead of per head.
     ssd: the core alone, without convolution, activation, gate and norm, on the input itself (so expand is 1).
     single_head: only one head of inner width / num_heads goes through the recurrence, the rest through a gated MLP path.
@@ -80,6 +94,7 @@ class Mamba2(Mixer):
         num_heads: int,
         *,
         expand: int | None = None,
+        head_dim: int | None = None,
         d_state: int = 128,
         n_groups: int = 1,
         conv_width: int | None = None,
@@ -95,8 +110,8 @@ class Mamba2(Mixer):
         init: str = "torch",
     ) -> None:
         super().__init__(d_model, num_heads)
-        if ssd and (expand is not None or conv_width is not None or single_head):
-            raise ValueError("ssd=True is the core alone: it takes no expand, conv_width and single_head")
+        if ssd and (expand is not None or head_dim is not None or conv_width is not None or single_head):
+            raise ValueError("ssd=True is the core alone: it takes no expand, head_dim, conv_width and single_head")
         if norm_before_gate and (ssd or not rmsnorm):
             raise ValueError("norm_before_gate=True needs a norm, which ssd=True and rmsnorm=False leave out")
         expand = (1 if ssd else 2) if expand is None else expand
@@ -104,7 +119,9 @@ class Mamba2(Mixer):
         at_least_one("expand", expand)
         at_least_one("d_state", d_state)
         at_least_one("conv_width", conv_width)
-        inner = expand * d_model
+        if head_dim is not None:
+            at_least_one("head_dim", head_dim)
+        inner = expand * d_model if head_dim is None else head_dim * num_heads
         if inner % num_heads:
             raise ValueError(f"expand·d_model must be a multiple of num_heads, got {inner} and {num_heads}")
         self.head_dim = inner // num_heads
@@ -130,13 +147,35 @@ class Mamba2(Mixer):
         self.out_proj = nn.Linear(inner, d_model, bias=False)
         initialise(self, init)
 
+    @property
+    def folds(self) -> bool:
+        return True
+
+    @property
+    def whole_because(self) -> str | None:
+        if self.conv1d is None:
+            return "the values of ssd=True are the input itself"
+        return "it has one head" if self.ssm_heads == 1 else None
+
+    @property
+    def fused(self) -> dict[str, list[int]]:
+        *gates, _, heads = self.in_sizes
+        return {"in_proj": [*gates, *self.xbc_sizes, heads], "conv1d": self.xbc_sizes}
+
+    def options_of_part(self, parts: int) -> dict[str, Any]:
+        groups = shared_out("n_groups", self.n_groups, parts)
+        return {"expand": None, "head_dim": self.head_dim, "n_groups": groups}
+
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         (q, k, v, dt), gates, conv = self.project(x, None if state is None else state.conv, call)
+        log_decay = -self.A_log.to(dt.dtype).exp() * dt
+        if call.transitions is not None:
+            call.transitions.append(decay_transition(log_decay))
         y, after = linear_attention(
             wide(q),
             k,
             (v * dt[..., None]).to(v.dtype),
-            -self.A_log.to(dt.dtype).exp() * dt,
+            log_decay,
             scale=1.0,
             normalize=False,
             **call.with_state(None if state is None else state.attention),

@@ -38,7 +38,7 @@ from maclaurin.ops.power import FOLD_EVERY, power_attention
 from maclaurin.ops.reference import decay_sums
 from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.squares_by_channel import squares_by_channel
-from maclaurin.ops.states import State
+from maclaurin.ops.states import State, TokenState
 
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor | None]  # q, k, v and log_decay
 
@@ -151,6 +151,12 @@ class Softmax(OfScores):
             **options,
         )
 
+    def _attend(self, tokens: Tokens, state: State | None, call: Call) -> tuple[Tensor, State | None]:
+        if call.transitions is None:
+            return super()._attend(tokens, state, call)
+        q, k, v, log_decay = tokens  # the state of these tokens alone is these tokens
+        return torch.zeros_like(repeat_heads(v, q.shape[2])), TokenState(self.mapped(q, k)[1], v, log_decay)
+
     def within(self, reach: int | None) -> Softmax:
         if reach is None or (self.window is not None and self.window <= reach):
             return self
@@ -242,6 +248,10 @@ class Power(Linear):
     @property
     def _factors_cancel(self) -> bool:
         return self.normalize and isinstance(self.order, int)
+
+    def _attend(self, tokens: Tokens, state: State | None, call: Call) -> tuple[Tensor, State | None]:
+        at_once = self if call.transitions is None else replace(self, fold_at=lambda _: 1, fold_every=1)
+        return super(Power, at_once)._attend(tokens, state, call)
 
     def _op(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, **options: Any) -> tuple[Tensor, State | None]:
         if log_decay is not None and log_decay.dim() == 4:

@@ -18,6 +18,8 @@ Chou et al.: MetaLA: Unified Optimal Linear Approximation to Softmax Attention M
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,6 +32,7 @@ from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.states import ConvState, LinearState
+from maclaurin.ops.transitions import decay_transition
 
 AUGMENTATIONS = ("off", "code", "linear", "gate")
 
@@ -90,9 +93,26 @@ class MetaLA(Mixer):
         self.out_proj = nn.Linear(values, d_model, bias=False)
         initialise(self, init)
 
+    @property
+    def folds(self) -> bool:
+        return self.causal
+
+    @property
+    def whole_because(self) -> None:
+        return None
+
+    @property
+    def fused(self) -> dict[str, list[int]]:
+        return {"in_proj": self.in_sizes}
+
+    def options_of_part(self, parts: int) -> dict[str, Any]:
+        return {"head_dim": self.head_dim, "key_dim": self.key_dim}
+
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         x, conv = self.convolved(x, None if state is None else state.conv, call)
         q, k, v, log_decay = self.project(x)
+        if call.transitions is not None:
+            call.transitions.append(decay_transition(log_decay))
         kept = call.with_state(None if state is None else state.attention)
         y, after = linear_attention(wide(q), k, v, log_decay, normalize=False, causal=self.causal, **kept)
         if self.aug_weight is not None:

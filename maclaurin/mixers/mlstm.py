@@ -35,6 +35,7 @@ from maclaurin.ops import decay
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.mlstm import INPUT_GATES, mlstm
 from maclaurin.ops.states import MLSTMState
+from maclaurin.ops.transitions import decay_transition
 
 NORMS = ("layer", "rms")
 INPUT_BIAS = -10.0
@@ -106,12 +107,18 @@ class MLSTM(ProjectedMixer):
         self.add_skip_and_gate()
         initialise(self, init)
 
+    @property
+    def fused(self) -> dict[str, list[int]]:
+        return super().fused | {"gates": [self.num_kv_heads] * 2}
+
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)
         gates = self.gates.wide(x)
         if self.gate_cap is not None:
             gates = self.gate_cap * torch.tanh(gates / self.gate_cap)
         input_gate, forget_gate = gates.chunk(2, dim=-1)
+        if call.transitions is not None:
+            call.transitions.append(decay_transition(F.logsigmoid(forget_gate)))
         h, after = mlstm(
             p.q.to(gates.dtype),  # the output stays as wide until it is normalised: a muted cell is small
             p.k,

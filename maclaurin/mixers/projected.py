@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of, positive
-from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Zeros, advanced, initial_dt_bias
+from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Zeros, advanced, initial_dt_bias, shared_out
 from maclaurin.mixers.mechanisms import Mechanism
 from maclaurin.mixers.near_window import NearState, NearWindow
 from maclaurin.mixers.qk_norm import QKNorm
@@ -26,6 +26,7 @@ from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.rotary import rotary as turn_by_position
 from maclaurin.ops.rotary import rotate
 from maclaurin.ops.states import ConvState, State, TokenState
+from maclaurin.ops.transitions import decay_transition
 
 ROTARIES = ("none", "rope", "selective")
 DECAYS = ("none", "softplus", "forget", "mamba", "channel")
@@ -169,10 +170,32 @@ class ProjectedMixer(Mixer):
         self.key_dim = key_dim or max(1, self.head_dim // self.key_divisor)
         self.num_kv_heads = num_kv_heads or heads
         self.inner_dim = heads * self.head_dim
+        self.shared_keys = int(shared_keys)
         if shared_keys < 0 or (shared_keys and self.num_kv_heads % shared_keys):
             raise ValueError(f"shared_keys must divide the {self.num_kv_heads} key-value heads, got {shared_keys}")
         queries, keys = (int(shared_keys),) * 2 if shared_keys else (heads, self.num_kv_heads)
         self.qkv_sizes = [queries * self.key_dim, keys * self.key_dim, self.num_kv_heads * self.head_dim]
+
+    @property
+    def folds(self) -> bool:
+        return self.causal and self.selective is None and self.near is None
+
+    @property
+    def whole_because(self) -> str | None:
+        if self.selective is not None or self.lepe is not None:
+            return "rotary='selective' and lepe take a slice of the token or of the image for each head"
+        return None
+
+    @property
+    def fused(self) -> dict[str, list[int]]:
+        return {"qkv_proj": self.qkv_sizes, "conv": self.qkv_sizes}
+
+    def options_of_part(self, parts: int) -> dict[str, Any]:
+        sizes = {"head_dim": self.head_dim, "key_dim": self.key_dim}
+        groups = {"num_kv_heads": shared_out("num_kv_heads", self.num_kv_heads, parts)}
+        if self.shared_keys:
+            groups["shared_keys"] = shared_out("shared_keys", self.shared_keys, parts)
+        return sizes | groups
 
     def _set_rotary(
         self, rotary: str, rope_theta: float, options: dict[str, Any], interleaved: bool, rounded_positions: bool
@@ -252,7 +275,10 @@ class ProjectedMixer(Mixer):
         if self.value_discretization != "none":
             assert dt is not None
             v = (v * dt[..., None]).to(v.dtype)
-        return Projections(q, k, v, plain_v, dt, self.log_decay(x, dt), conv_state, positions, position, rotation)
+        log_decay = self.log_decay(x, dt)
+        if call.transitions is not None:
+            call.transitions.append(decay_transition(wide(k[..., 0]) * 0 if log_decay is None else log_decay))
+        return Projections(q, k, v, plain_v, dt, log_decay, conv_state, positions, position, rotation)
 
     def turned(self, part: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys, rotated by their positions."""

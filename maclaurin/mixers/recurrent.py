@@ -23,6 +23,8 @@ De et al.: Griffin, arXiv 2402.19427.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,6 +35,7 @@ from maclaurin.mixers.registry import register
 from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.scan import linear_scan
+from maclaurin.ops.transitions import decay_transition
 
 FORGETS = ("sigmoid", "reversed")
 LARGEST_RATE = 8.0  # Griffin's c
@@ -75,9 +78,12 @@ class QLSTM(ScannedMixer):
         gate, u = self.in_proj(x).chunk(2, dim=-1)
         u, conv = self.convolved(u, state, call)
         f, i, o = self.gate_proj(u).chunk(3, dim=-1)
+        log_decay = self.log_decay(f)
+        if call.transitions is not None:
+            call.transitions.append(decay_transition(log_decay))
         h, after = linear_scan(
             torch.sigmoid(i) * u,
-            self.log_decay(f),
+            log_decay,
             **call.with_state(None if state is None else state.attention),
         )
         y = self.out_proj(F.gelu(gate) * torch.sigmoid(o) * h)
@@ -128,10 +134,24 @@ class RGLRU(ScannedMixer):
         self.out_proj = nn.Linear(channels, d_model, bias=False)
         initialise(self, init)
 
+    @property
+    def whole_because(self) -> None:
+        return None
+
+    @property
+    def fused(self) -> dict[str, list[int]]:
+        (channels,) = self.state_shape
+        return {"in_proj": [channels] * (self.in_proj.out_features // channels)}
+
+    def options_of_part(self, parts: int) -> dict[str, Any]:
+        return {"width": self.state_shape[0] // parts}
+
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         *gate, u = self.in_proj(x).split(self.state_shape[0], dim=-1)
         u, conv = self.convolved(u, state, call)
         log_decay, input_gate = self.gates(u)
+        if call.transitions is not None:
+            call.transitions.append(decay_transition(log_decay))
         h, after = linear_scan(
             (complement(log_decay) * input_gate * u).to(u.dtype),
             log_decay,

@@ -77,8 +77,9 @@ def build_mixer(name: str, d_model: int, num_heads: int, *, causal: bool = True,
             raise ValueError(f"mixer {name!r} is causal only, causal=False is not possible")
         options["causal"] = False
     around = block_options(options.pop("block", None), own_gate=entry.mixer.own_gate)
-    mixer = entry.mixer(d_model, num_heads, **{**entry.preset, **around, **options})
-    mixer.kind = name
+    given = {**entry.preset, **around, **options}
+    mixer = entry.mixer(d_model, num_heads, **given)
+    mixer.kind, mixer.built_with = name, given
     if causal:
         mixer.shapes().check()  # reads what its states are declared to hold, once: no compiler could
     return mixer

@@ -43,8 +43,9 @@ class RetNet(ProjectedMixer):
         return Linear(normalize=False, causal=self.causal)
 
     def log_decay(self, x: Tensor, dt: Tensor | None) -> Tensor:
-        log_n = torch.linspace(math.log(32), math.log(512), self.num_kv_heads, dtype=torch.float64, device=x.device)
-        return torch.log1p(-torch.exp(-log_n)).to(wide(x).dtype).expand(*x.shape[:2], -1)
+        own, parts = self.part
+        log_n = torch.linspace(math.log(32), math.log(512), parts * self.num_kv_heads, dtype=torch.float64, device=x.device)
+        return torch.log1p(-torch.exp(-log_n.chunk(parts)[own])).to(wide(x).dtype).expand(*x.shape[:2], -1)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         p = self.project(x, state, call)

@@ -73,10 +73,13 @@ class S6(ScannedMixer):
     def scan(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, ScanState | None]:
         """What the output is projected from, and the state of the recurrence."""
         r, b, c = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
+        dt, rate = self.time_step(r), wide(self.A_log).exp()
+        if call.transitions is not None:
+            call.transitions.append(-dt.sum(1)[..., None] * rate)
         y, after = selective_scan(
             x,
-            self.time_step(r),
-            wide(self.A_log).exp(),
+            dt,
+            rate,
             b,
             c,
             **call.with_state(None if state is None else state.attention),

@@ -12,6 +12,10 @@ class ScannedMixer(Mixer):
     state_shape: tuple[int, ...]  # of one sequence
     conv: ShortConv | None
 
+    @property
+    def folds(self) -> bool:
+        return True
+
     def convolved(self, x: Tensor, state: MixerState | None = None, call: Call = AT_ONCE) -> tuple[Tensor, ConvState | None]:
         if self.conv is None:
             return x, None

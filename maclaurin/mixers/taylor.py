@@ -82,6 +82,12 @@ class Taylor(Attention):
         by_order = part.unflatten(-1, (-1, self.separate.dim)).flatten(2, 3)
         return super().turned(by_order, positions).view_as(part)
 
+    def options_of_part(self, parts: int) -> dict[str, Any]:
+        options = super().options_of_part(parts)
+        if self.separate is not None:
+            del options["key_dim"]  # follows from order_dim
+        return options
+
     def scoring(self) -> Mechanism:
         if self.separate is None:
             return super().scoring()

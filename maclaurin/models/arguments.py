@@ -23,7 +23,9 @@ IMPOSSIBLE = {
 def refuse_unknown(given: dict[str, Any], *calls: Callable[..., Any]) -> None:
     """Refuses what is left over of a call's keyword arguments. calls: whose parameters may have been meant."""
     for name, value in given.items():
-        if name in IMPOSSIBLE:
+        if name == "kwargs" and isinstance(value, dict):  # pipelines of transformers pass the parameter of that name by name
+            refuse_unknown({one: value[one] for one in value if one != "return_dict"}, *calls)
+        elif name in IMPOSSIBLE:
             refused, why = IMPOSSIBLE[name]
             if value is refused:
                 raise ValueError(f"{name} must not be {value}: {why}")

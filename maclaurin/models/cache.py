@@ -20,7 +20,7 @@ class StateLayer(CacheLayerMixin):
         self.state: MixerState | None = None
         self.seen = 0
 
-    def advance(self, state: MixerState, tokens: int) -> None:
+    def advance(self, state: MixerState | None, tokens: int) -> None:
         self.state = state
         self.seen += tokens
         self.is_initialized = True

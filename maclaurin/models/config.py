@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PretrainedConfig
 
@@ -10,6 +10,7 @@ from maclaurin.common.arguments import one_of
 from maclaurin.mixers.base import checked_init
 from maclaurin.mixers.registry import mixer_entry
 from maclaurin.models import fields
+from maclaurin.models.tensor_styles import PLAN
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4},
@@ -32,6 +33,7 @@ class MaclaurinConfig(PretrainedConfig):
     """
 
     model_type = "maclaurin"
+    base_model_tp_plan: ClassVar[dict[str, Any]] = PLAN
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - the Trainer adds a list to it
 
     vocab_size: int = 32000
@@ -62,7 +64,6 @@ class MaclaurinConfig(PretrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self._check_fields()
         fields.inherited(self, kwargs)
-        super().__post_init__(**kwargs)
         pattern = self._pattern
         if not 1 <= len(pattern) <= self.num_hidden_layers:
             raise ValueError(
@@ -71,6 +72,7 @@ class MaclaurinConfig(PretrainedConfig):
             )
         for name in pattern:
             mixer_entry(name)
+        super().__post_init__(**kwargs)  # reads layer_types
 
     def _check_fields(self) -> None:
         """Types and ranges, before anything is built from them."""
@@ -103,6 +105,12 @@ class MaclaurinConfig(PretrainedConfig):
         """The name of every layer's mixer."""
         pattern = self._pattern
         return [pattern[layer % len(pattern)] for layer in range(self.num_hidden_layers)]
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What every layer is in the words of transformers, by which its tools know what they can cut and cache."""
+        entries = [mixer_entry(name) for name in self.layer_mixers()]
+        return [entry.mixer.layer_type(entry.preset | named_options(self.mixer_options, entry.name)) for entry in entries]
 
     def options_of(self, name: str) -> dict[str, Any]:
         """The options of the mixers of that name."""

@@ -24,6 +24,7 @@ from maclaurin.models.compiled_loss import summed_in_graph
 from maclaurin.models.config import MaclaurinConfig
 from maclaurin.models.documents import Bounds, document_bounds
 from maclaurin.models.outputs import TrainingOutput, when_read
+from maclaurin.models.tensor_styles import HEAD_PLAN, split_awaiting
 from maclaurin.models.weights import check_fit, saved_classes
 from maclaurin.ops.transforms import has_numbers, numbers, recomputed
 
@@ -113,6 +114,7 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
             logging.set_verbosity(verbosity)
         same_class = cls.__name__ in (saved or model.config.architectures or ())  # of a name of the hub, the latter
         check_fit(model, info, same_class=same_class, may_differ=may_differ)
+        split_awaiting(model)
         return (model, info) if output_loading_info else model
 
 
@@ -177,7 +179,9 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
         for index, layer in enumerate(self.layers):
             cached = None if past_key_values is None else past_key_values.layers[index]
             state = None if cached is None else cached.state
-            hidden, state = layer(hidden, state, cached is not None, attention_mask, cu_seqlens, form)
+            mixed = layer(hidden, state, cached is not None, attention_mask, cu_seqlens, form)
+            # where transformers gives a layer to another process, what stands in for it has no state
+            hidden, state = mixed if isinstance(mixed, tuple) else (mixed, None)
             if cached is not None:
                 cached.advance(state, T)
             every_hidden.append(hidden.reshape(B, T, -1) if packed else hidden)
@@ -210,6 +214,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
     """The language model. With labels it returns the loss as well."""
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan: ClassVar[dict[str, str]] = HEAD_PLAN
 
     def __init__(self, config: MaclaurinConfig) -> None:
         super().__init__(config)

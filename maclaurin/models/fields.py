@@ -73,7 +73,9 @@ def inherited(config: Any, extra: dict[str, Any]) -> None:
     """The fields that every configuration of `transformers` has, and those of a file that this one does not know."""
     for name, value in extra.items():
         # each becomes an attribute, which would hide a method of that name
-        if name.startswith("__") or name == "attribute_map" or callable(getattr(type(config), name, None)):
+        own = getattr(type(config), name, None)
+        is_computed = isinstance(own, property) and own.fset is None
+        if name.startswith("__") or name == "attribute_map" or callable(own) or is_computed:
             raise ValueError(f"{name} is no field of a configuration, got {shown(value)}")
     if extra.get("num_labels") is not None:
         whole("num_labels", extra["num_labels"], smallest=0, largest=MOST_LABELS)  # each gets a name at once

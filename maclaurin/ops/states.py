@@ -326,6 +326,16 @@ class TokenState(State):
     log_decay: Annotated[Tensor | None, Axes("B S G")] = dataclasses.field(default_factory=lambda: None)
     lengths: Annotated[Tensor | None, Axes("B", WHOLE, later=True)] = None
 
+    def after(self, earlier: Self, transition: Tensor) -> Self:
+        """All tokens, one slice behind the other; decays between them are those that each token brought."""
+        if self.lengths is not None or earlier.lengths is not None:
+            raise ValueError("tokens can be joined only where no sequence of a batch is shorter: lengths must be None")
+        decays = None
+        if self.log_decay is not None and earlier.log_decay is not None:
+            decays = torch.cat([earlier.log_decay, self.log_decay], 1)
+        keys, values = torch.cat([earlier.keys, self.keys], 1), torch.cat([earlier.values, self.values], 1)
+        return self._replaced(keys=keys, values=values, log_decay=decays)
+
     @property
     def slots(self) -> int:
         return self.keys.shape[1]

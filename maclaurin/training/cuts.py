@@ -19,9 +19,10 @@ class Cut:
     processes: int = 1
     chunks: int = 1
     group: distributed.ProcessGroup | None = None
+    exchange: str = "chain"
 
     @staticmethod
-    def of(processes: int, chunks: int, world_size: int) -> Cut:
+    def of(processes: int, chunks: int, world_size: int, exchange: str = "chain") -> Cut:
         """For this process; all of the world must call it. Those that follow one another share sequences."""
         if processes == 1:
             if chunks > 1 and world_size > 1:
@@ -33,10 +34,10 @@ class Cut:
             raise ValueError(f"sequence_parallel must divide the {world_size} processes of the run, got {processes}")
         groups = [list(range(first, first + processes)) for first in range(0, world_size, processes)]
         own, _ = distributed.new_subgroups_by_enumeration(groups)
-        return Cut(processes=processes, group=own)
+        return Cut(processes=processes, group=own, exchange=exchange)
 
     def handing_over(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.group is None else sequence_parallel(self.group)
+        return nullcontext() if self.group is None else sequence_parallel(self.group, self.exchange)
 
     def own(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The slice of this process."""

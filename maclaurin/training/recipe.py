@@ -32,6 +32,7 @@ PRECISIONS = ("auto", "fp32", "bf16")
 ROWS = ("packed", "documents")
 FREE_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 CUTS = ("sequence_parallel", "sequence_chunks")
+EXCHANGES = ("chain", "fold", "gather")
 TRACKERS = ("tensorboard", "wandb", "trackio")
 # what a resumed run can change; all else determines its weights and data, or is stored in its checkpoint
 MAY_CHANGE = {
@@ -49,6 +50,7 @@ MAY_CHANGE = {
     "precision",
     "gradient_checkpointing",
     "sequence_parallel",
+    "sequence_exchange",
     "sequence_chunks",
     "peak_tflops",
     "eval_every",
@@ -116,6 +118,10 @@ class Recipe:
     sequence_parallel: int = field(
         default=1, metadata={"help": "Processes that share each sequence, a slice of its tokens on each."}
     )
+    sequence_exchange: str = field(
+        default="chain",
+        metadata={"help": "How these hand their states on: chain, or fold or gather, which compute more and wait less."},
+    )
     sequence_chunks: int = field(
         default=1,
         metadata={"help": "Save memory: so many slices of each sequence, one after the other, with exact gradients."},
@@ -149,6 +155,7 @@ class Recipe:
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("precision", self.precision, PRECISIONS)
         one_of("rows", self.rows, ROWS)
+        one_of("sequence_exchange", self.sequence_exchange, EXCHANGES)
         for name in ("length", "batch_size", "accumulation", "steps", "eval_rows", "keep", *CUTS):
             at_least_one(name, getattr(self, name))
         for name in (

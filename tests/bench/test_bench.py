@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from maclaurin import bench
-from maclaurin.bench import attention, gpu, peers, roofline, training, tune
+from maclaurin.bench import attention, gpu, peers, roofline, scale, training, tune
 from maclaurin.bench.attention import AttentionRow, OpTime
 from maclaurin.bench.decode import DecodeRow
 from maclaurin.bench.page import page
@@ -56,6 +56,16 @@ def test_nothing_is_measured_of_a_wrong_result(monkeypatch):
     monkeypatch.setattr(bench, "power_attention", wrong)
     with pytest.raises(ValueError, match="power_attention is wrong here"):
         bench.run(["limits"], threads=1, long=False, console=Console(file=io.StringIO()))
+
+
+def test_the_model_of_many_gpus_is_that_of_the_docs():
+    rows = {(row.gpus, row.layout): row for row in scale.run(Console(file=io.StringIO()), long=False)}
+    chain, gather = rows[8, "1M tokens over 8, chain"], rows[64, "1M tokens over 64, gather"]
+    assert (round(chain.step_s, 2), round(gather.exchange_s, 3)) == (2.29, 0.884)
+    assert round(rows[512, "8k tokens, sharded"].tokens_per_s / 1e6) == 37
+    for over in (8, 64):  # the state of a slice does not grow with it, keys and values of a ring do
+        chained, ring = (rows[64, f"1M tokens over {over}, {how}"] for how in ("chain", "softmax"))
+        assert chained.exchange_s < ring.exchange_s / 100
 
 
 def test_the_roofline_is_that_of_the_docs():

@@ -15,7 +15,11 @@ MIXERS = [name for name in available_mixers() if build_mixer(name, 16, 2).has_st
 TOKENS = 23
 
 
-def model_of(*mixers):
+# of gradients, relative to the largest entry of each parameter's
+LARGEST = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+def model_of(*mixers, dtype=torch.float64):
     torch.manual_seed(0)
     config = MaclaurinConfig(
         vocab_size=11,
@@ -25,7 +29,7 @@ def model_of(*mixers):
         num_attention_heads=2,
         mixer=list(mixers),
     )
-    return MaclaurinForCausalLM(config).double().train()
+    return MaclaurinForCausalLM(config).to(dtype).train()
 
 
 def batch_of(packed):
@@ -51,7 +55,7 @@ def largest_difference(got, expected):
     return max(float((got[name] - expected[name]).abs().max() / expected[name].abs().max().clamp(min=1e-3)) for name in got)
 
 
-def on_slices(model, batch, borders, rank, checkpointing=False):
+def on_slices(model, batch, borders, rank, checkpointing=False, exchange="chain"):
     """The gradient of this process, all of them summed, and the bytes it received."""
     if checkpointing:
         model.gradient_checkpointing_enable()
@@ -59,15 +63,20 @@ def on_slices(model, batch, borders, rank, checkpointing=False):
     bounds = batch.get("cu_seqlens")
     starts = 1 if bounds is None else len(bounds) - 1
     items = batch["labels"].numel() - starts * batch["labels"].shape[0]
-    with sequence_parallel() as chain:
+    with sequence_parallel(exchange=exchange) as chain:
         model(**slice_of(batch, start, stop), num_items_in_batch=items).loss.backward()
     sum_gradients(model.parameters())
     return gradients(model), chain.received_bytes
 
 
 @needs_fork
+@pytest.mark.parametrize(
+    ("exchange", "dtype"),
+    [("chain", torch.float64), ("chain", torch.float32), ("fold", torch.float64), ("gather", torch.float64)],
+    ids=str,
+)
 @pytest.mark.parametrize("packed", [False, True])
-def test_every_mixer_on_two_and_four_processes(packed):
+def test_every_mixer_on_two_and_four_processes(packed, exchange, dtype):
     """In one job for all mixers: starting processes takes longer than the work."""
     batch = batch_of(packed)
     borders = {2: [0, 13, TOKENS], 4: [0, 7, 8, 13, TOKENS]}
@@ -75,14 +84,15 @@ def test_every_mixer_on_two_and_four_processes(packed):
     def work(rank, count):
         worst = {}
         for name in MIXERS:
-            model = model_of(name, name)
+            model = model_of(name, name, dtype=dtype)
             expected = whole(model, batch)
-            worst[name] = largest_difference(on_slices(model, batch, borders[count], rank)[0], expected)
+            got = on_slices(model, batch, borders[count], rank, exchange=exchange)[0]
+            worst[name] = largest_difference(got, expected)
         return worst
 
     for count in borders:
         for worst in on_ranks(count, lambda rank, count=count: work(rank, count), group=True):
-            assert {name: found for name, found in worst.items() if not found <= 1e-9} == {}
+            assert {name: found for name, found in worst.items() if not found <= LARGEST[dtype]} == {}
 
 
 @needs_fork
@@ -95,8 +105,12 @@ def test_hybrids_with_checkpointed_layers_and_bytes_that_do_not_grow():
         return on_slices(model, {"input_ids": ids, "labels": ids}, [0, tokens, 2 * tokens], int(os.environ["RANK"]))[1]
 
     def work(rank):
-        again = on_slices(model, batch, [0, 13, TOKENS], rank, checkpointing=True)[0]
-        return largest_difference(again, expected), received(model_of("mamba2"), 20), received(model_of("mamba2"), 40)
+        found = (
+            on_slices(model, batch, [0, 13, TOKENS], rank, checkpointing=True, exchange=exchange)[0]
+            for exchange in ("chain", "fold", "gather")
+        )
+        worst = max(largest_difference(again, expected) for again in found)
+        return worst, received(model_of("mamba2"), 20), received(model_of("mamba2"), 40)
 
     for worst, few, many in on_ranks(2, work, group=True):
         assert worst <= 1e-9
@@ -115,6 +129,12 @@ def test_chunks_in_time_give_the_gradients_of_whole_sequences(packed):
         assert float(got) == pytest.approx(float(loss), abs=1e-12)
         worst[name] = largest_difference(gradients(model), expected)
     assert {name: found for name, found in worst.items() if not found <= 1e-9} == {}
+
+
+def test_which_slices_can_be_folded_apart():
+    assert {name for name in MIXERS if not build_mixer(name, 16, 2).folds} == {"sliding-window", "inline"}
+    with pytest.raises(ValueError, match="slices of the mixer 'inline' cannot be folded apart and joined"):
+        build_mixer("inline", 16, 2).fold(torch.zeros(1, 3, 16))
 
 
 def test_what_cannot_be_cut_is_refused():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -67,18 +68,42 @@ def test_two_processes_take_the_steps_of_one_and_a_run_goes_on_with_any_number(f
         shared_out(4, 3, 2)
 
 
-def test_a_signal_to_one_process_ends_all_at_the_same_step_with_one_checkpoint(folder, capfd):
+def test_fifty_steps_on_four_processes_and_a_run_that_goes_on_with_two_and_then_four(folder):
+    long = {"steps": 50, "save_every": 10, "keep": 5, "eval_every": 50}
+    train(recipe(folder, **long, batch_size=4, output=str(folder / "one")))
+    on_ranks(4, lambda rank: train(recipe(folder, **long, batch_size=1, output=str(folder / "four"))))
+    for processes, kept in ((2, 20), (4, 30)):
+        name = f"on-{processes}"
+        shutil.copytree(folder / ("one" if processes == 2 else "on-2"), folder / name)
+        for checkpoint in (folder / name).glob("checkpoint-*"):
+            if int(checkpoint.name.partition("-")[2]) > kept:
+                shutil.rmtree(checkpoint)
+        on_ranks(
+            processes,
+            lambda rank, name=name: train(recipe(folder, **long, batch_size=4, output=str(folder / name)), resume=True),
+        )
+    expected = losses(folder, "one")
+    assert len(expected) == 50
+    worst = {
+        name: max(abs(losses(folder, name)[step] - loss) for step, loss in expected.items())
+        for name in ("four", "on-2", "on-4")
+    }
+    assert max(worst.values()) <= 1e-5, worst
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_one_process_ends_all_at_the_same_step_with_one_checkpoint(folder, capfd, sent):
     def stopped(rank):
         class Signalled(LanguageTrainer):
             def training_step(self, *args, **kwargs):
                 if rank == 1 and self.state.global_step == 1:
-                    os.kill(os.getpid(), signal.SIGUSR1)
+                    os.kill(os.getpid(), sent)
                 return super().training_step(*args, **kwargs)
 
         run_module.LanguageTrainer = Signalled
         execute(recipe(folder), resume="auto")
 
-    assert ends_on_ranks(2, stopped) == [128 + signal.SIGUSR1] * 2
+    assert ends_on_ranks(2, stopped) == [128 + sent] * 2
     assert [path.name for path in (folder / "run").glob("checkpoint-*")] == ["checkpoint-2"]
     assert capfd.readouterr().out.count("stopped after step 2; go on with") == 1
 
@@ -103,12 +128,43 @@ def test_a_killed_process_ends_the_others_with_a_sentence(folder, capfd):
     assert [path.name for path in (folder / "run").glob("checkpoint-*")] == ["checkpoint-3"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_five_kills_of_a_random_process_change_no_bit(folder, ranks):
+    """As below with torchrun, but in forks, which start at once."""
+    own = {"steps": 13, "batch_size": 1, "save_every": 2, "eval_every": 13, "trainer": {}}
+
+    def run(name, victim=-1, step=-1):
+        def work(rank):
+            class Killed(LanguageTrainer):
+                def training_step(self, *args, **kwargs):
+                    if (rank, self.state.global_step) == (victim, step):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return super().training_step(*args, **kwargs)
+
+            run_module.LanguageTrainer = Killed
+            execute(recipe(folder, **own, output=str(folder / name)), resume="auto")
+
+        return ends_on_ranks(ranks, work)
+
+    assert run("undisturbed") == [0] * ranks
+    draw = random.Random(ranks)
+    for step in (3, 5, 7, 9, 11):
+        victim = draw.randrange(ranks)
+        ends = run("run", victim, step)
+        assert ends[victim] == -signal.SIGKILL and all(ends)
+    assert run("run") == [0] * ranks
+    assert_same(weights(folder), weights(folder, "undisturbed"))
+
+
 def test_sequences_cut_in_time_take_the_same_steps(folder):
     fields = {"batch_size": 4, "steps": 3, "eval_every": 3, "mixer": "2mamba,softmax", "num_hidden_layers": 2}
     train(recipe(folder, **fields, output=str(folder / "whole")))
     train(recipe(folder, **fields, sequence_chunks=3, output=str(folder / "chunks")))
-    on_ranks(2, lambda rank: train(recipe(folder, **fields, sequence_parallel=2, output=str(folder / "slices"))))
-    for name in ("chunks", "slices"):
+    for exchange in ("chain", "gather"):
+        own = {"sequence_parallel": 2, "sequence_exchange": exchange, "output": str(folder / exchange)}
+        on_ranks(2, lambda rank, own=own: train(recipe(folder, **fields, **own)))
+    for name in ("chunks", "chain", "gather"):
         for figure in ("loss", "eval_loss", "eval_tokens", "grad_norm"):
             assert losses(folder, name, figure) == pytest.approx(losses(folder, "whole", figure), abs=1e-5), (name, figure)
 
