@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from maclaurin.bench import attention, decode, forms, gpu, limits, memory, mixers, peers, roofline, training
+from maclaurin.bench import attention, decode, forms, gpu, limits, memory, mixers, model, peers, roofline, training
+from maclaurin.bench.model import Models
 from maclaurin.bench.results import Results, Setting
 from maclaurin.common.arguments import one_of
 from maclaurin.machine.allocator import keep_freed_memory
@@ -26,14 +27,15 @@ PARTS: dict[str, Callable[..., Any]] = {
     "peers": peers.run,
     "memory": memory.run,
     "training": training.run,
+    "model": model.run,
     "roofline": roofline.run,
     "gpu": gpu.run,
 }
 
 
-def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> Results:
+def run(parts: Sequence[str], *, threads: int, long: bool, console: Console, models: Models | None = None) -> Results:
     """The figures of the named parts, or of all that can run here. Results are checked first: no speed of a wrong result is
-    printed."""
+    printed. models: what the part "model" measures."""
     for part in parts:
         one_of("part", part, tuple(PARTS))
     torch.set_num_threads(threads)
@@ -48,11 +50,14 @@ def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> 
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )
     console.print(", ".join(f"{name} {value}" for name, value in setting.to_json().items()))
-    return Results(setting, **{part: PARTS[part](console, long=long) for part in parts or _here()})
+    options: dict[str, Any] = {"model": {"models": models}}
+    found = {part: PARTS[part](console, long=long, **options.get(part, {})) for part in parts or _here()}
+    return Results(setting, **found)
 
 
 def _here() -> list[str]:
-    return [part for part in PARTS if part != "gpu" or torch.cuda.is_available()]
+    """Whole models take minutes each: only where they are asked for."""
+    return [part for part in PARTS if part != "model" and (part != "gpu" or torch.cuda.is_available())]
 
 
 def _correct_first() -> None:
