@@ -190,7 +190,7 @@ def _cache(model: Any, tokens: int, batch: int) -> Any:
     states = StateCache(config.num_hidden_layers)
     for layer, cached in zip(model.model.layers, states.layers, strict=True):
         state = layer.mixer.state_of(tokens, Zeros(batch, "cpu", torch.float32))
-        cached.advance(state._map(_filled), tokens)
+        cached.advance(state.with_tensors(map(_filled, state.tensors().values())), tokens)
     return states
 
 

@@ -36,6 +36,7 @@ from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, chunked
 from maclaurin.ops.power_native import Policy, second_order, sums_up_to_second_order, with_lazy_fold
+from maclaurin.ops.power_prompt import plain_prompt
 from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
@@ -84,7 +85,7 @@ def power_attention(
     Other arguments as in `Options`; the native backend has order 2, (1, 2) and weighted (0, 1, 2) in float32.
     """
     call = Options.of(power_attention, options)
-    usual = order == 2 and order_weights is None and scale is None and causal
+    usual = order == 2 and order_weights is None and scale is None and causal and state_dtype in STATE_DTYPES
     # what a compiler knows at once comes first: torch 2.9 cannot tell whether a call of a graph is plain
     if not torch.compiler.is_compiling() and usual and isinstance(state, PowerState) and call.plain:
         transformed = is_transformed()
@@ -92,6 +93,12 @@ def power_attention(
         done = None if transformed else native.plain_step(*step)
         if done is not None:
             return done
+    if not torch.compiler.is_compiling() and usual and state is None and call.plain and call.form == "auto":
+        started = (
+            plain_prompt(q, k, v, log_decay, normalize, chunk_size, fold_at, fold_every) if not is_transformed() else None
+        )
+        if started is not None:
+            return started
     if not causal:
         from maclaurin.ops.bidirectional import bidirectional_power  # made of this op
 
