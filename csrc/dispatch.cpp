@@ -80,7 +80,7 @@ int32_t maclaurin_step(const MaclaurinBuffer* buffer, const MaclaurinToken* toke
     maclaurin::put_token(*buffer, *token);
     const MaclaurinAttention call = maclaurin::as_attention(*buffer, *token);
     const maclaurin::Kernels* kernels = chosen().load();
-    return !(call.state != nullptr ? kernels->chunked_forward(call) : kernels->quadratic_forward(call));
+    return !(maclaurin::has_state(call) ? kernels->chunked_forward(call) : kernels->quadratic_forward(call));
 }
 int32_t maclaurin_linear_forward(const MaclaurinLinear* call) { return !chosen().load()->linear_forward(*call); }
 int32_t maclaurin_linear_backward(const MaclaurinLinear* call) { return !chosen().load()->linear_backward(*call); }

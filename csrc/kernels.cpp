@@ -13,6 +13,7 @@
 #include "quadratic_backward.h"
 #include "quadratic_forward.h"
 #include "selective.h"
+#include "step.h"
 #include "step_state.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
@@ -23,7 +24,7 @@ inline bool quadratic(const MaclaurinAttention& call) {
 }
 
 inline bool chunked(const MaclaurinAttention& call) {
-    const bool step = call.T == 1 && call.state != nullptr && (call.folded == 0 || call.folded == call.S);
+    const bool step = call.T == 1 && has_state(call) && (call.folded == 0 || call.folded == call.S);
     return step ? step_through_state(call) : chunked_forward(call);
 }
 

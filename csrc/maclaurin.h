@@ -15,6 +15,11 @@ struct MaclaurinTensor {
     int64_t batch, time, head;
 };
 
+// A state (B,G,F,W) of a decoding step as halves.h has it: dense, both parts present or absent.
+struct MaclaurinHalves {
+    uint16_t *upper, *lower;
+};
+
 // Which keys a query of the chunked form meets. Over whole sequences that is ALL, without decays, T = S, and nothing carried
 // in or out. With decays it takes two calls with the same y and total: one over the reversed sequence, BACK, and then one
 // that adds to its sums and divides them, FORTH.
@@ -37,6 +42,7 @@ struct MaclaurinAttention {
     // Chunked only: the state before the first key and the one after `folded` keys, (B,G,F,W), absent or present.
     const float *state, *dnew_state;
     float *new_state, *dstate;
+    MaclaurinHalves halves, new_halves;  // instead of state and new_state, where T = 1 and none or all of the keys are folded
     int32_t* nan;  // becomes 1 if a forward writes a NaN into y; absent where nobody asks, and where T = 1
     int64_t chunk, folded;
     int64_t state_head;  // from head to head of `state`, at least F·W; all other states are dense
@@ -55,6 +61,7 @@ struct MaclaurinBuffer {
     int64_t q_strides[2], k_strides[2], v_strides[2], log_decay_strides[2];  // of a new token: from row to row, head to head
     float *keys, *values, *log_decays;  // dense (B,G,slots,K), (B,G,slots,V), and (B,G,slots) or absent
     const float* state;                // dense (B,G,F,W), or absent
+    MaclaurinHalves halves;            // instead of it
     float scale;
     int32_t normalize;
 };
@@ -64,6 +71,7 @@ struct MaclaurinToken {
     const float *q, *k, *v, *log_decay;
     float* y;           // dense (B,1,H,V)
     float* new_state;  // if present, the state after all S keys
+    MaclaurinHalves new_halves;  // instead of it
     int64_t threads;
 };
 

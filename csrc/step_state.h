@@ -2,11 +2,15 @@
 // it, so that the caller's state stays as it is.
 #pragma once
 #include "chunked_forward.h"
+#include "halves.h"
 #include "step_keys.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
 constexpr int64_t STEP_ROWS = 32;  // of the state at a time: they stay in a first-level cache for all queries of a head
+// Upper halves of a state are enough for totals above this part of their largest term; below, rounding would show. Keys of
+// 64 channels that point everywhere give 1/64.
+constexpr float ENOUGH_FOR_HALVES = 1.0f / 256;
 
 struct StepBuffers {
     float *q, *features, *read;     // of every query head: q, φ(q), φ(q)ᵀS
@@ -14,6 +18,7 @@ struct StepBuffers {
     float* left;                    // [keys]: the decay from a key to the query
     float *k_channels, *v, *panel;  // a fold's keys [channel][token], its decayed values, the monomials of a tile
     float* counts;                  // [keys]: what is left of a one beside each value
+    float *whole, *new_whole;       // rows of a state in halves, joined, and of the new one
     int64_t k_row, v_row, w_row, s_row, keys;
 
     StepBuffers(Arena& arena, const MaclaurinAttention& call)
@@ -32,6 +37,9 @@ struct StepBuffers {
         v = arena.take(w_row * tokens);
         panel = arena.take(ROWS * tokens);
         counts = arena.take(tokens);
+        const int64_t rows = call.halves.upper == nullptr ? 0 : STEP_ROWS * state_width(call);
+        whole = arena.take(rows ? rows + w_row : 0);  // whole vectors of the last row
+        new_whole = arena.take(call.folded ? rows : 0);
     }
 };
 
@@ -46,8 +54,8 @@ inline void step_features(float* features, const float* q, int64_t K) {
 
 // read += Σ_f φ_f S_f over `rows` rows, N vectors of columns. Loads may run into the next row, whose numbers fill lanes
 // that nobody reads; hence not in the last rows of all.
-template <int N>
-MACLAURIN_INLINE void step_read(float* read, const float* features, const float* state, int64_t W, int64_t rows) {
+template <int N, class Number>
+MACLAURIN_INLINE void step_read(float* read, const float* features, const Number* state, int64_t W, int64_t rows) {
     vec even[N], odd[N] = {};
     for (int n = 0; n < N; ++n) even[n] = load(read + n * LANES);
     int64_t f = 0;
@@ -61,7 +69,8 @@ MACLAURIN_INLINE void step_read(float* read, const float* features, const float*
     for (int n = 0; n < N; ++n) store(read + n * LANES, even[n] + odd[n]);
 }
 
-MACLAURIN_INLINE void step_read(float* read, const float* features, const float* state, int64_t W, int64_t rows,
+template <class Number>
+MACLAURIN_INLINE void step_read(float* read, const float* features, const Number* state, int64_t W, int64_t rows,
                                 int64_t vectors) {
     constexpr int MOST = LANES == 16 ? 5 : 4;
     int64_t n = 0;
@@ -114,43 +123,83 @@ inline void pack_fold(const StepBuffers& at, const MaclaurinAttention& call, int
     }
 }
 
-// The one pass over the state of a head.
+// `rows` rows from `begin` on, for all queries of a head; whole vectors in the first `fast` of them.
+template <class Number>
+inline void step_read_rows(const MaclaurinAttention& call, const StepBuffers& at, const Number* state, int64_t begin,
+                           int64_t rows, int64_t fast) {
+    const int64_t W = state_width(call), F = monomial_count(call.K), vectors = round_up(W, LANES) / LANES;
+    for (int64_t r = 0; r < call.H / call.G; ++r) {
+        float* read = at.read + r * at.w_row;
+        const float* features = at.features + r * F + begin;
+        step_read(read, features, state, W, fast, vectors);
+        for (int64_t f = fast; f < rows; ++f)
+            for (int64_t c = 0; c < W; ++c) read[c] += features[f] * number(state[f * W + c]);
+    }
+}
+
+// The one pass over the state of a head. joined: over both halves of one that has halves, as a fold needs them.
 inline void step_state(const MaclaurinAttention& call, const StepBuffers& at, const Pairs& pairs, int64_t b, int64_t g,
-                        Left left) {
-    const int64_t R = call.H / call.G, W = call.V + (call.normalize ? 1 : 0), F = monomial_count(call.K),
-                  vectors = round_up(W, LANES) / LANES;
-    const int64_t careful =
-        round_up(vectors * LANES, W) / W - 1;  // rows at the end from which whole vectors would reach out
-    const float* state = call.state + (b * call.G + g) * call.state_head;
-    float* new_state = call.folded ? call.new_state + (b * call.G + g) * F * W : nullptr;
+                       Left left, bool joined) {
+    const int64_t R = call.H / call.G, W = state_width(call), F = monomial_count(call.K), head = b * call.G + g;
+    // rows at the end from which whole vectors would reach out
+    const int64_t careful = (round_up(W, LANES) + W - 1) / W - 1;
+    const bool in_halves = call.halves.upper != nullptr;
     for (int64_t r = 0; r < R; ++r) step_features(at.features + r * F, at.q + r * at.k_row, call.K);
     fill(at.read, R * at.w_row, 0);
-    if (new_state != nullptr) pack_fold(at, call, b, g, left.first);
+    if (call.folded) pack_fold(at, call, b, g, left.first);
     for (int64_t begin = 0; begin < F; begin += STEP_ROWS) {
         const int64_t rows = smaller(STEP_ROWS, F - begin), fast = larger(0, smaller(rows, F - careful - begin));
-        for (int64_t r = 0; r < R; ++r) {
-            float* read = at.read + r * at.w_row;
-            const float* features = at.features + r * F;
-            step_read(read, features + begin, state + begin * W, W, fast, vectors);
-            for (int64_t f = begin + fast; f < begin + rows; ++f)
-                for (int64_t c = 0; c < W; ++c) read[c] += features[f] * state[f * W + c];
+        const int64_t place = head * F * W + begin * W;
+        if (in_halves && !joined) {
+            step_read_rows(call, at, call.halves.upper + place, begin, rows, fast);
+            continue;
         }
-        for (int64_t f = begin; new_state != nullptr && f < begin + rows; f += ROWS)
-            step_fold(new_state + f * W, state + f * W, call.V, W, left.state, at, pairs.data + f,
-                      smaller(ROWS, begin + rows - f));
+        const float* state = in_halves ? at.whole : call.state + head * call.state_head + begin * W;
+        if (in_halves) join(at.whole, call.halves, place, rows * W);
+        step_read_rows(call, at, state, begin, rows, in_halves ? rows : fast);
+        if (!call.folded) continue;
+        float* new_state = in_halves ? at.new_whole : call.new_state + place;
+        for (int64_t f = 0; f < rows; f += ROWS)
+            step_fold(new_state + f * W, state + f * W, call.V, W, left.state, at, pairs.data + begin + f,
+                      smaller(ROWS, rows - f));
+        if (in_halves) split(call.new_halves, place, at.new_whole, rows * W);
     }
+}
+
+// Σ_j w_j |k_j|², which stands in the state.
+inline float step_trace(const MaclaurinAttention& call, int64_t b, int64_t g) {
+    const int64_t W = call.V + 1, head = b * call.G + g;
+    float trace = 0;
+    for (int64_t p = 0, f = 0; p < call.K; f += call.K - p, ++p) {
+        const int64_t place = f * W + call.V;
+        trace += call.halves.upper == nullptr ? call.state[head * call.state_head + place]
+                                              : number(call.halves.upper[head * monomial_count(call.K) * W + place]);
+    }
+    return trace;
+}
+
+// Whether the total that a query head has read is more than this part of its largest term.
+inline bool step_exceeds(const MaclaurinAttention& call, const StepBuffers& at, int64_t r, float trace, float part) {
+    const float* q = at.q + r * at.k_row;
+    return at.read[r * at.w_row + call.V] > part * static_cast<float>(dot(q, q, call.K)) * trace;
+}
+
+// Reads the state, of one in halves the upper ones, and both where these leave a query of the head too few digits.
+inline void step_read_state(const MaclaurinAttention& call, const StepBuffers& at, const Pairs& pairs, int64_t b, int64_t g,
+                            Left left) {
+    step_state(call, at, pairs, b, g, left, call.folded != 0);
+    if (call.halves.upper == nullptr || call.folded || !call.normalize) return;
+    const float trace = step_trace(call, b, g);
+    for (int64_t r = 0; r < call.H / call.G; ++r)
+        if (!step_exceeds(call, at, r, trace, ENOUGH_FOR_HALVES)) return step_state(call, at, pairs, b, g, left, true);
 }
 
 // What a query head has read goes to its sums, unless it is rounding error: then false.
 inline bool step_use(const MaclaurinAttention& call, const StepBuffers& at, int64_t b, int64_t g, int64_t r, float keep) {
-    const float *read = at.read + r * at.w_row, *q = at.q + r * at.k_row;
+    const float* read = at.read + r * at.w_row;
     float* sums = at.sums + r * at.s_row;
     if (call.normalize) {
-        const int64_t W = call.V + 1;
-        const float* state = call.state + (b * call.G + g) * call.state_head;
-        float trace = 0;
-        for (int64_t p = 0, f = 0; p < call.K; f += call.K - p, ++p) trace += state[f * W + call.V];
-        if (!(read[call.V] > ROUNDING * static_cast<float>(dot(q, q, call.K)) * trace)) return false;
+        if (!step_exceeds(call, at, r, step_trace(call, b, g), ROUNDING)) return false;
         sums[at.v_row] += read[call.V] * keep;
     }
     for (int64_t c = 0; c < call.V; ++c) sums[c] += read[c] * keep;
@@ -161,20 +210,22 @@ inline bool step_use(const MaclaurinAttention& call, const StepBuffers& at, int6
 inline bool step_through_state(const MaclaurinAttention& call) {
     const Pairs pairs(call.folded ? call.K : 1);
     if (pairs.data == nullptr) return false;
-    if (call.folded) prefer_large_pages(call.new_state, call.B * call.G * state_size(call) * sizeof(float));
+    if (call.new_state != nullptr) prefer_large_pages(call.new_state, call.B * call.G * state_size(call) * sizeof(float));
     return over_heads(call, [&](int64_t b, int64_t g) {
         return with_buffers<StepBuffers>(call, [&](const StepBuffers& at) {
             const int64_t R = call.H / call.G;
             const Left left = pack_left(at.left, call, b, g);
             copy_rows(at.q, at.k_row, R, row(call.q, b, 0, g * R), call.q.head, R, call.K, 1);
-            if (left.state != 0 || call.folded) step_state(call, at, pairs, b, g, left);
+            // values and totals without columns are no state
+            const bool reads = (left.state != 0 || call.folded) && state_width(call) > 0;
+            if (reads) step_read_state(call, at, pairs, b, g, left);
             fill(at.sums, R * at.s_row, 0);
             for (int64_t r = 0; r < R; ++r) {
                 float* sums = at.sums + r * at.s_row;
                 for (int64_t begin = left.first; begin < call.S; begin += STEP_KEYS)
                     step_keys(sums, at.v_row, at.q + r * at.k_row, call, b, g, begin, smaller(STEP_KEYS, call.S - begin),
                               at.left + begin);
-                const bool silent = left.state != 0 && !step_use(call, at, b, g, r, left.state);
+                const bool silent = reads && left.state != 0 && !step_use(call, at, b, g, r, left.state);
                 step_finish(call, sums, at.v_row, silent, b, g * R + r);
             }
         });

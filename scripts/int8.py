@@ -7,26 +7,19 @@ corpus: size, loss, logits, and the most likely next token.
 from __future__ import annotations
 
 import sys
-import warnings
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.ao.quantization import quantize_dynamic
+from torch import Tensor
 
 from maclaurin.evals import score_text
 from maclaurin.evals.text import documents_of
 from maclaurin.models.folder import open_model
+from maclaurin.models.lighter import lighter
 
 DOCUMENTS = 8
 NEW_TOKENS = 64
-
-
-def in_int8(model: nn.Module) -> nn.Module:
-    with warnings.catch_warnings(action="ignore"):  # torch announces its successor, a package of its own
-        quantised: nn.Module = quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-    return quantised
 
 
 def megabytes(model: Any) -> float:
@@ -43,7 +36,7 @@ def megabytes(model: Any) -> float:
 @torch.no_grad()
 def main(folder: str) -> None:
     model, tokenizer = open_model(folder)
-    quantised: Any = in_int8(model.eval())
+    quantised: Any = lighter(model, int8_weights=True)
     documents = list(islice(documents_of(folder, None), DOCUMENTS))
     context = model.config.max_position_embeddings
     losses = [score_text(each, tokenizer, documents, context=context).loss for each in (model, quantised)]

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <vector>
@@ -35,6 +36,7 @@ class Tensor {
     }
     float& at(int64_t b, int64_t t, int64_t h, int64_t c = 0) const { return data_[b * batch_ + t * time_ + h * head_ + c]; }
     MaclaurinTensor view() const { return {data_.get(), batch_, time_, head_}; }
+    int64_t count() const { return count_; }
     float* data() const { return count_ == 0 ? nullptr : data_.get(); }
     bool finite() const {
         for (int64_t i = 0; i < count_; ++i)
@@ -53,6 +55,34 @@ class Tensor {
   private:
     int64_t time_, batch_, head_, count_;
     std::unique_ptr<float[]> data_;
+};
+
+// The numbers of a tensor in halves, each allocated to the byte.
+class Halves {
+  public:
+    explicit Halves(const Tensor& x) : count_(x.count()), upper_(new uint16_t[count_]), lower_(new uint16_t[count_]) {
+        for (int64_t i = 0; i < count_; ++i) {
+            const uint32_t bits = bits_of(x.data()[i]), rounded = (bits + 0x8000) >> 16;
+            upper_[i] = static_cast<uint16_t>(rounded), lower_[i] = static_cast<uint16_t>(bits - (rounded << 16));
+        }
+    }
+    MaclaurinHalves view() const { return {upper_.get(), lower_.get()}; }
+    // To the bit.
+    bool are(const Tensor& x) const {
+        const Halves expected(x);
+        for (int64_t i = 0; i < count_; ++i)
+            if (upper_[i] != expected.upper_[i] || lower_[i] != expected.lower_[i]) return false;
+        return true;
+    }
+
+  private:
+    static uint32_t bits_of(float x) {
+        uint32_t bits;
+        std::memcpy(&bits, &x, sizeof bits);
+        return bits;
+    }
+    int64_t count_;
+    std::unique_ptr<uint16_t[]> upper_, lower_;
 };
 
 struct Inputs {
@@ -159,6 +189,12 @@ void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& ne
     token.y = out.y.data(), token.new_state = out.new_state.data();
     check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 1e-5 && out.new_state.distance(new_state) < 1e-5,
           "decoding step", c, isa, threads);
+    if (!c.state) return;
+    const Halves from(in.state), to(in.state);
+    buffer.state = nullptr, token.new_state = nullptr, buffer.halves = from.view();
+    if (c.folded) token.new_halves = to.view();
+    check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 0.02 && (!c.folded || to.are(out.new_state)),
+          "decoding step over halves", c, isa, threads);
 }
 
 // The same call over the reversed sequence.

@@ -19,6 +19,7 @@ from maclaurin.bench import (
     limits,
     memory,
     mixers,
+    model,
     peers,
     roofline,
     scale,
@@ -26,6 +27,7 @@ from maclaurin.bench import (
     training,
     transformers,
 )
+from maclaurin.bench.model import Models
 from maclaurin.bench.results import Results, Setting
 from maclaurin.common.arguments import one_of
 from maclaurin.machine.allocator import keep_freed_memory
@@ -41,17 +43,19 @@ PARTS: dict[str, Callable[..., Any]] = {
     "peers": peers.run,
     "memory": memory.run,
     "training": training.run,
+    "model": model.run,
     "transformers": transformers.run,
     "roofline": roofline.run,
     "sequences": sequences.run,
     "scale": scale.run,
     "gpu": gpu.run,
 }
+ON_REQUEST = ("model", "transformers", "sequences")  # whole models and several processes take minutes each
 
 
-def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> Results:
+def run(parts: Sequence[str], *, threads: int, long: bool, console: Console, models: Models | None = None) -> Results:
     """The figures of the named parts, or of all that can run here. Results are checked first: no speed of a wrong result is
-    printed."""
+    printed. models: what the part "model" measures."""
     for part in parts:
         one_of("part", part, tuple(PARTS))
     torch.set_num_threads(threads)
@@ -66,12 +70,14 @@ def run(parts: Sequence[str], *, threads: int, long: bool, console: Console) -> 
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )
     console.print(", ".join(f"{name} {value}" for name, value in setting.to_json().items()))
-    return Results(setting, **{part: PARTS[part](console, long=long) for part in parts or _here()})
+    options: dict[str, Any] = {"model": {"models": models}}
+    found = {part: PARTS[part](console, long=long, **options.get(part, {})) for part in parts or _here()}
+    return Results(setting, **found)
 
 
 def _here() -> list[str]:
-    missing = {"gpu": not torch.cuda.is_available(), "transformers": find_spec("transformers") is None}
-    return [part for part in PARTS if not missing.get(part)]
+    absent = {*ON_REQUEST, *(() if torch.cuda.is_available() else ("gpu",))}
+    return [part for part in PARTS if part not in absent]
 
 
 def _correct_first() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import maclaurin
-from maclaurin.common.records import Record
+from maclaurin.common.records import ABSENT, Record
 from maclaurin.common.timing import Timing, interleaved
 from maclaurin.ops import power_attention
 
@@ -32,7 +32,8 @@ STEPS = 32  # consecutive
 
 @dataclass(frozen=True)
 class DecodeRow(Record):
-    """ratio: of PyTorch's attention to the op. layer_ms: of whole layers, by mixer; state_bytes: of 2mamba's."""
+    """ratio: of PyTorch's attention to the op. halves_ms: of the op with state_dtype="bfloat16", whose outputs are off by
+    halves_error. layer_ms: of whole layers, by mixer; state_bytes: of 2mamba's."""
 
     context: int
     sdpa_ms: float
@@ -40,6 +41,8 @@ class DecodeRow(Record):
     ratio: float
     layer_ms: Mapping[str, float]
     state_bytes: int
+    halves_ms: float | None = field(default=None, metadata=ABSENT)
+    halves_error: float | None = field(default=None, metadata=ABSENT)
 
 
 @torch.no_grad()
@@ -52,6 +55,9 @@ def run(console: Console, *, long: bool) -> list[DecodeRow]:
         "SDPA",
         "power_attention",
         "ratio",
+        "bfloat16 state",
+        "its ratio to float32",
+        "off by",
         "softmax layer",
         "2mamba layer",
         "mamba2 layer",
@@ -61,18 +67,21 @@ def run(console: Console, *, long: bool) -> list[DecodeRow]:
     rows = []
     for context in (*CONTEXTS, VERY_LONG) if long else CONTEXTS:
         op = _Op(context)
-        times = _steps({"SDPA": _Cached(context), "op": op})
+        halves = _Op(context, op.start, state_dtype="bfloat16")
+        times = _steps({"SDPA": _Cached(context), "op": op, "halves": halves})
+        error = _off_by(op, halves)
         # the softmax layer copies its KV cache: too slow to be interesting beyond this
         steps = {name: _Layer(layer, context) for name, layer in layers.items() if name != "softmax" or context <= 16384}
         layer_times = _steps(dict(steps))
         ratio = times["SDPA"].median / times["op"].median
         size = steps["2mamba"].state.nbytes
         cells = [str(layer_times.get(name, "")) for name in layers]
-        table.add_row(
-            f"{context:,}", str(times["SDPA"]), str(times["op"]), f"{ratio:.2f}x", *cells, f"{size / 2**20:.1f} MiB"
-        )
+        lighter = (str(times["halves"]), f"{times['op'].median / times['halves'].median:.2f}x", f"{error:.1e}")
+        shown = (f"{context:,}", str(times["SDPA"]), str(times["op"]), f"{ratio:.2f}x", *lighter, *cells)
+        table.add_row(*shown, f"{size / 2**20:.1f} MiB")
         layer_ms = {name: timing.median for name, timing in layer_times.items()}
-        rows.append(DecodeRow(context, times["SDPA"].median, times["op"].median, ratio, layer_ms, size))
+        medians = (times["SDPA"].median, times["op"].median, ratio)
+        rows.append(DecodeRow(context, *medians, layer_ms, size, times["halves"].median, error))
     console.print(table)
     return rows
 
@@ -138,17 +147,24 @@ class _Growing(_Steps):
 
 
 class _Op(_Growing):
-    """`power_attention` of one token after `context` others."""
+    """`power_attention` of one token after `context` others, or after those of the state `start`."""
 
-    def __init__(self, context: int) -> None:
+    def __init__(self, context: int, start: Any = None, state_dtype: str = "float32") -> None:
         super().__init__(context)
-        self.start = None
-        for done in range(0, context - 1, PREFILL):
+        self.start = start
+        self.state_dtype = state_dtype
+        for done in range(0, context - 1 if start is None else 0, PREFILL):
             _, self.start = power_attention(*_tokens(min(PREFILL, context - 1 - done)), state=self.start)
         self.token = _tokens(1)
 
     def step(self) -> None:
-        _, self.state = power_attention(*self.token, state=self.state)
+        _, self.state = power_attention(*self.token, state=self.state, state_dtype=self.state_dtype)
+
+
+def _off_by(op: _Op, halves: _Op) -> float:
+    """Of the next output of both, the relative distance."""
+    y, rounded = (power_attention(*op.token, state=op.start, state_dtype=each.state_dtype)[0] for each in (op, halves))
+    return float((rounded - y).norm() / y.norm())
 
 
 def _tokens(count: int) -> tuple[torch.Tensor, ...]:

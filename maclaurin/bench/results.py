@@ -12,6 +12,7 @@ from maclaurin.bench.gpu import GpuRow
 from maclaurin.bench.limits import Limits
 from maclaurin.bench.memory import Memory
 from maclaurin.bench.mixers import MixerRow
+from maclaurin.bench.model import ModelRow
 from maclaurin.bench.peers import PeerRow
 from maclaurin.bench.roofline import RooflineRow
 from maclaurin.bench.scale import ScaleRow
@@ -46,6 +47,7 @@ class Results(Record):
     peers: Sequence[PeerRow] | None = field(default=None, metadata=ABSENT)
     memory: Memory | None = field(default=None, metadata=ABSENT)
     training: Sequence[TrainingRow] | None = field(default=None, metadata=ABSENT)
+    model: Sequence[ModelRow] | None = field(default=None, metadata=ABSENT)
     transformers: Sequence[TransformersRow] | None = field(default=None, metadata=ABSENT)
     roofline: Sequence[RooflineRow] | None = field(default=None, metadata=ABSENT)
     sequences: Sequence[SequenceRow] | None = field(default=None, metadata=ABSENT)

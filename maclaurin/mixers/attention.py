@@ -29,6 +29,7 @@ from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.folding import MOST_FEATURES, buffered
+from maclaurin.ops.native.halves import STATE_DTYPES
 from maclaurin.ops.power import FOLD_EVERY
 from maclaurin.ops.states import LinearState, PowerState, State, TokenState
 
@@ -54,6 +55,7 @@ class Attention(ProjectedMixer):
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
     fold_at, fold_every: when tokens are folded into the recurrent state; by default as soon as that makes the state smaller,
     and one by one in a graph of `torch.compile`, whose states then have one shape.
+    state_dtype: "bfloat16" for order 2 halves what a decoding step reads of the state; may be changed at any time.
     """
 
     bidirectional = True
@@ -75,6 +77,7 @@ class Attention(ProjectedMixer):
         near_norm: str = "each",
         fold_at: int | None = None,
         fold_every: int = FOLD_EVERY,
+        state_dtype: str = "float32",
         init: str = "torch",
         **projection: Any,
     ) -> None:
@@ -84,6 +87,7 @@ class Attention(ProjectedMixer):
         one_of("norm", norm, NORMS)
         one_of("value_norm", value_norm, VALUE_NORMS)
         at_least_one("fold_every", fold_every)
+        one_of("state_dtype", state_dtype, STATE_DTYPES)
         self.kernel = None if order is None else Kernel.of(order)
         self._sums_at_once = order == 1 or self.decay == "channel"
         if fold_at is not None:
@@ -97,6 +101,7 @@ class Attention(ProjectedMixer):
         self.window = window
         self.fold_at = fold_at
         self.fold_every = fold_every
+        self.state_dtype = state_dtype
         self._check_combination(near_window, near_norm, learn_order_weights)
         if near_window is not None:
             self.near = NearWindow(num_heads, near_window, norm=near_norm, divides=self._divides, causal=self.causal)
@@ -195,6 +200,7 @@ class Attention(ProjectedMixer):
                 order_weights=None if self.order_logits is None else 2 * torch.sigmoid(self.order_logits),
                 fold_at=None if self.fold_at is None and torch.compiler.is_compiling() else self._fold_at,
                 fold_every=self.fold_every,
+                state_dtype=self.state_dtype,
             )
         return far if self.near is None else self.near.beside(far)
 

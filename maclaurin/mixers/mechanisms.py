@@ -238,12 +238,13 @@ class Linear(OfScores):
 
 @dataclass(eq=False)
 class Power(Linear):
-    """order, order_weights, fold_every as in `power_attention`; fold_at is a function of the dtype of the keys."""
+    """order, order_weights, fold_every, state_dtype as in `power_attention`; fold_at is a function of the keys' dtype."""
 
     order: int | tuple[int, ...] = 2
     order_weights: Tensor | None = None  # (H, number of orders)
     fold_at: Callable[[torch.dtype], int] | None = None
     fold_every: int = FOLD_EVERY
+    state_dtype: str = "float32"
 
     @property
     def _factors_cancel(self) -> bool:
@@ -268,6 +269,7 @@ class Power(Linear):
             normalize=self.normalize,
             fold_at=None if self.fold_at is None else self.fold_at(k.dtype),
             fold_every=self.fold_every,
+            state_dtype=self.state_dtype,
             **options,
         )
 

@@ -344,8 +344,10 @@ def _cross_entropy(rows: Tensor, head: nn.Module, targets: Tensor, num_items: Te
         total = summed_in_graph(head, rows, targets, LOSS_CHUNK)
     else:
         total = rows.new_zeros((), dtype=torch.promote_types(rows.dtype, torch.float32))
-        for some_rows, some_targets in zip(rows.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
+        *earlier, last = zip(rows.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True)
+        for some_rows, some_targets in earlier:
             total = total + recomputed(_summed, head, some_rows, some_targets)
+        total = total + _summed(head, *last)  # where the backward begins: its logits are still there
     if num_items is None:
         num_items = (targets != -100).sum().clamp(min=1)
     return total / num_items

@@ -29,9 +29,9 @@ def fold_length(
 
 
 @cache
-def second_order_fold(key_dim: int, value_dim: int, normalize: bool) -> int:
-    """The same for order 2 in float32, remembered: every decoding step asks."""
-    return fold_length(key_dim, value_dim, normalize=normalize)
+def second_order_fold(key_dim: int, value_dim: int, normalize: bool, dtype: torch.dtype) -> int:
+    """The same for order 2, remembered: every decoding step asks."""
+    return fold_length(key_dim, value_dim, normalize=normalize, dtype=dtype)
 
 
 def fold_length_of(kernel: Kernel, key_dim: int, value_dim: int, normalize: bool, dtype: torch.dtype) -> int:

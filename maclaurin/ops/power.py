@@ -22,7 +22,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from maclaurin.common.arguments import at_least_one
+from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.ops import checks, decay, gpu, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.backends import kernels_for, note, reason_for_torch, say_once
@@ -31,10 +31,12 @@ from maclaurin.ops.chunks import Heads, Plan
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES, buffered, fold_length_of, folds_at_once
+from maclaurin.ops.native.halves import STATE_DTYPES
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, chunked
 from maclaurin.ops.power_native import Policy, second_order, sums_up_to_second_order, with_lazy_fold
+from maclaurin.ops.power_prompt import plain_prompt
 from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.rounding import above_rounding
 from maclaurin.ops.states import PowerState
@@ -64,6 +66,7 @@ def power_attention(
     chunk_size: int = CHUNK,
     fold_at: int | None = None,
     fold_every: int = FOLD_EVERY,
+    state_dtype: str = "float32",
     **options: Unpack[CallOptions],
 ) -> tuple[Tensor, PowerState | None]:
     """Causal attention with the weights f(scale·q_t·k_s)·exp(a_{s+1} + … + a_t), s <= t, divided by their sum.
@@ -77,16 +80,25 @@ def power_attention(
     causal: False for whole sequences, in which every token sees every token: no state, and backend="auto".
     fold_at, fold_every: when kept tokens are folded into the recurrent state; by default where it becomes the smaller one,
     and one by one in a graph, whose states then have one shape (`folds_at_once`).
+    state_dtype: "bfloat16" halves what a native decoding step of order 2 reads: the recurrent state rounded. All of its bits
+    are kept for the next fold (`native/halves.py`); everything else reads and returns all of it.
     Other arguments as in `Options`; the native backend has order 2, (1, 2) and weighted (0, 1, 2) in float32.
     """
     call = Options.of(power_attention, options)
-    usual = order == 2 and order_weights is None and scale is None and causal
+    usual = order == 2 and order_weights is None and scale is None and causal and state_dtype in STATE_DTYPES
     # what a compiler knows at once comes first: torch 2.9 cannot tell whether a call of a graph is plain
     if not torch.compiler.is_compiling() and usual and isinstance(state, PowerState) and call.plain:
         transformed = is_transformed()
-        done = None if transformed else native.plain_step(q, k, v, log_decay, state, normalize, fold_at, fold_every)
+        step = (q, k, v, log_decay, state, normalize, fold_at, fold_every, state_dtype)
+        done = None if transformed else native.plain_step(*step)
         if done is not None:
             return done
+    if not torch.compiler.is_compiling() and usual and state is None and call.plain and call.form == "auto":
+        started = (
+            plain_prompt(q, k, v, log_decay, normalize, chunk_size, fold_at, fold_every) if not is_transformed() else None
+        )
+        if started is not None:
+            return started
     if not causal:
         from maclaurin.ops.bidirectional import bidirectional_power  # made of this op
 
@@ -103,6 +115,7 @@ def power_attention(
     weights = _checked_weights(order_weights, kernel, q)
     at_least_one("fold_every", fold_every)
     at_least_one("chunk_size", chunk_size)
+    one_of("state_dtype", state_dtype, STATE_DTYPES)
     if fold_at is None and folds_at_once(kernel.feature_count(k.shape[3])):
         fold_at = fold_every = 1
     elif fold_at is None:

@@ -43,9 +43,14 @@ def with_lazy_fold(q: Tensor, tokens: Tokens, policy: Policy) -> tuple[Tensor, F
     """The direct sum over all keys, and what folds the first ones when somebody asks: an answer does not wait for it."""
     q, k, v, _ = _single(q, tokens.keys, tokens.values, None)
     y, _ = native.call("quadratic", q, k, v, tokens.log_decay, policy.scale, False, policy.normalize, 0)
-    now, a = slice(policy.folded), tokens.log_decay
-    own_a = None if a is None else a[:, now].clone()
-    return y, partial(_fold, q.shape[2], k[:, now].clone(), v[:, now].clone(), own_a, policy)
+    return y, lazy_fold(q.shape[2], k, v, tokens.log_decay, policy)
+
+
+def lazy_fold(heads: int, k: Tensor, v: Tensor, log_decay: Tensor | None, policy: Policy) -> Fold:
+    """Of the first keys, copied: the caller may change its own."""
+    now = slice(policy.folded)
+    own_a = None if log_decay is None else log_decay[:, now].clone()
+    return partial(_fold, heads, k[:, now].clone(), v[:, now].clone(), own_a, policy)
 
 
 def _fold(heads: int, k: Tensor, v: Tensor, log_decay: Tensor | None, policy: Policy) -> Tensor:

@@ -414,10 +414,14 @@ class PowerState(TokenState):
         return self._replaced(recurrent=recurrent if self.recurrent is None else recurrent + self.recurrent)
 
     @classmethod
-    def within(cls, tokens: TokenViews, slots: int, recurrent: Tensor | None) -> Self:
-        """A state whose tokens become tensors when somebody looks at them, which decoding does not."""
+    def within(cls, tokens: TokenViews, slots: int, recurrent: Tensor | Callable[[], Tensor] | None) -> Self:
+        """A state whose tokens become tensors when somebody looks at them, which decoding does not.
+
+        recurrent: the recurrent state, or what makes it when somebody looks.
+        """
         state = object.__new__(cls)
-        state.__dict__.update(lengths=None, recurrent=recurrent, source=(tokens, slots))
+        state.__dict__.update(lengths=None, source=(tokens, slots))
+        state.__dict__["fold" if callable(recurrent) else "recurrent"] = recurrent
         return state
 
     def __getattr__(self, name: str) -> Any:

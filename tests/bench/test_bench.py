@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from maclaurin import bench
-from maclaurin.bench import attention, gpu, peers, roofline, scale, training, tune
+from maclaurin.bench import attention, gpu, model, peers, roofline, scale, training, tune
 from maclaurin.bench.attention import AttentionRow, OpTime
 from maclaurin.bench.decode import DecodeRow
 from maclaurin.bench.page import page
@@ -143,6 +143,42 @@ def test_a_twin_takes_the_batch_of_every_step_of_a_run(tmp_path, monkeypatch):
     train(recipe, callbacks=[twin])
     assert len(twin.steps) == 3 and all(seconds > 0 for step in twin.steps for seconds in step)
     assert twin.batch["input_ids"].numel() == 2 * 32  # of training, where evaluation has 32
+
+
+TINY = model.Models(size="tiny", layers=2, vocabulary=64)
+
+
+@pytest.mark.parametrize("mixer", TINY.mixers)
+def test_models_beside_llama_have_as_many_parameters(mixer):
+    ours, theirs = (sum(x.numel() for x in model.build(name, TINY).parameters()) for name in (mixer, model.LLAMA))
+    assert ours == pytest.approx(theirs, rel=0.01)
+
+
+@pytest.mark.parametrize("mixer", [*TINY.mixers, model.LLAMA])
+def test_a_filled_cache_is_one_that_a_model_continues(mixer):
+    """It has the shapes of a cache that has seen so many tokens, and the outputs of the next ones are finite."""
+    built = model.build(mixer, TINY).eval()
+    decoding = model.Decoding(built, 300, 2)
+    decoding()
+    assert decoding.cache.get_seq_length() == 299 + model.STEPS
+    ids = torch.zeros(2, 299, dtype=torch.long)
+    with torch.no_grad():
+        seen = built(input_ids=ids, use_cache=True).past_key_values
+        filled = model._cache(built, 299, 2)
+        assert built(input_ids=ids[:, :1], past_key_values=filled).logits.isfinite().all()
+    if mixer != model.LLAMA:
+        shapes = [
+            [x.shape for layer in cache.layers for x in layer.state.tensors().values()]
+            for cache in (seen, model._cache(built, 299, 2))
+        ]
+        assert shapes[0] == shapes[1]
+
+
+def test_a_training_step_learns():
+    step = model.TrainingStep(model.build("2mamba", TINY), 32)
+    before = step.model.lm_head.weight.detach().clone()
+    step()
+    assert not step.model.lm_head.weight.equal(before)
 
 
 def test_the_file_holds_what_was_measured_and_the_page_a_chart_of_every_part():

@@ -8,6 +8,7 @@ from torch import nn
 from torch.ao.nn.quantized.dynamic import Linear as Int8Linear
 from torch.ao.quantization import quantize_dynamic
 
+from maclaurin.models.lighter import lighter
 from tests.models.test_peft import adapted, every_mixer, language_model, logits, tokens
 
 pytestmark = [
@@ -34,7 +35,7 @@ def apart(got, expected):
 def test_int8_weights_generate(name):
     """Activations are rounded too, to 7 bits: off by no more than a few times what rounding the weights alone does."""
     model = language_model(name).eval()
-    quantised = quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    quantised = lighter(model, int8_weights=True)
     layers = sum(type(module) is nn.Linear for module in model.modules())
     assert layers > 0 and sum(isinstance(module, Int8Linear) for module in quantised.modules()) == layers
     exact = logits(model)
@@ -59,3 +60,11 @@ def test_an_adapter_stands_on_int8_weights(name):
         assert apart(logits(quantised), exact) > 5 * error
     made = quantised.generate(input_ids=tokens(5), min_new_tokens=4, max_new_tokens=4, do_sample=False)
     assert made.shape == (2, 9)
+
+
+def test_states_in_bfloat16_are_an_option_of_the_layers():
+    model = language_model("2mamba").eval()
+    assert lighter(model, state_dtype="bfloat16") is model
+    assert {module.state_dtype for module in model.modules() if hasattr(module, "state_dtype")} == {"bfloat16"}
+    with pytest.raises(ValueError, match="state_dtype must be one of"):
+        lighter(model, state_dtype="int4")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from maclaurin import ops
 from maclaurin.ops import native, options, token_buffer
 from maclaurin.ops.native import library
+from maclaurin.ops.power_prompt import plain_prompt
 from maclaurin.ops.token_buffer import append
 from tests.ops.helpers import Sizes, assert_close, assert_same_state, attention_inputs
 from tests.ops.native_helpers import ISAS, assert_same_as_torch
@@ -313,6 +314,35 @@ def test_a_step_without_memory_can_be_made_again(fails, fold_every, monkeypatch)
 
 def refuse(*sizes, **options):
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes.")
+
+
+@settings(max_examples=60)
+@given(step=steps(), T=st.sampled_from((2, 5, 40, 130)))
+def test_a_plain_prompt_is_the_general_one(step, T):
+    """The same outputs and states to the bit, whichever way the call goes."""
+    batch, options, _ = step
+    prompt = batch.map(lambda x: x.expand(-1, T, *x.shape[2:]) * torch.rand(1, T, *(1,) * (x.dim() - 2)), parameters=False)
+    with torch.no_grad():
+        done = plain_prompt(*(prompt.tokens.get(name) for name in ("q", "k", "v", "log_decay")), chunk_size=256, **options)
+        y, state = ops.power_attention(**prompt.tokens, **options, backend="native")
+    assert done is not None and torch.equal(done[0], y)
+    assert_same_state(done[1], state, 0)
+
+
+def test_what_is_not_a_plain_prompt_goes_the_general_way():
+    batch = attention_inputs("kv")(Sizes(T=20, K=8, V=8)).to(torch.float32).tokens
+    with pytest.raises(ValueError, match="log_decay must be <= 0"):
+        ops.power_attention(**batch | {"log_decay": batch["log_decay"] + 9})
+    with pytest.raises(ValueError, match="fold_every must be"):
+        ops.power_attention(**batch, fold_every=0)
+    with pytest.raises(ValueError, match="v must have 4 dimensions"):
+        ops.power_attention(**batch | {"v": batch["v"][0]})
+    broken = batch | {"v": batch["v"].clone()}
+    broken["v"][:, 9] = float("nan")
+    y, _ = ops.power_attention(**broken)
+    assert y[:, :9].isfinite().all() and y[:, 9:].isnan().all()
+    y, state = ops.power_attention(**{name: x.requires_grad_() for name, x in batch.items()})
+    assert y.requires_grad and state.keys.requires_grad
 
 
 def test_a_prompt_is_folded_when_somebody_looks():
