@@ -40,6 +40,7 @@ struct MaclaurinAttention {
     int32_t* nan;  // becomes 1 if a forward writes a NaN into y; absent where nobody asks, and where T = 1
     int64_t chunk, folded;
     int64_t state_head;  // from head to head of `state`, at least F·W; all other states are dense
+    int64_t constant;    // 1: the square of the first channel counts twice, (q·k)² + (q₀k₀)²; squared scores only
     float scale;
     int32_t exponential;  // scores exp(q·k) instead of (q·k)²
     int32_t normalize;    // divide by the sum of the weights; always so if exponential

@@ -52,7 +52,7 @@ class Attention(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("B", "T", "S", "H", "G", "K", "V")),
         *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
         *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate", "nan")),
-        *((name, ctypes.c_int64) for name in ("chunk", "folded", "state_head")),
+        *((name, ctypes.c_int64) for name in ("chunk", "folded", "state_head", "constant")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("exponential", "normalize", "threads", "way")),
     ]
