@@ -118,6 +118,17 @@ class Selective(ctypes.Structure):
     ]
 
 
+class Piecewise(ctypes.Structure):
+    """MaclaurinPiecewise, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("count", "knots", "L")),
+        *((name, ctypes.c_void_p) for name in ("u", "knot", "table", "y", "dy", "du", "dtable")),
+        ("parts", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("relu", "threads")),
+    ]
+
+
 KERNELS = {  # by what they take
     Attention: ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward"),
     Linear: ("linear_forward", "linear_backward"),
@@ -125,6 +136,7 @@ KERNELS = {  # by what they take
     Conv: ("conv_forward", "conv_backward"),
     Scan: ("scan_forward", "scan_backward"),
     Selective: ("selective_forward", "selective_backward"),
+    Piecewise: ("piecewise_forward", "piecewise_backward"),
 }
 
 
