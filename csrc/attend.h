@@ -13,7 +13,19 @@ struct KeyBlock {
     const float* k;  // [padded][k_row]
     const float* v;  // [padded][v_row]
     int64_t k_row, v_row, keys, padded;
+    bool constant;  // the square of the first channel counts twice
 };
+
+// The product of the first channels of a key and LANES queries.
+MACLAURIN_INLINE vec first_product(const KeyBlock& block, const float* q, int64_t j, int n) {
+    return load(q + n * LANES) * block.k[j * block.k_row];
+}
+
+MACLAURIN_INLINE vec squared(const KeyBlock& block, const float* q, int64_t j, int n, vec score) {
+    if (!block.constant) return score * score;
+    const vec first = first_product(block, q, j, n);
+    return score * score + first * first;
+}
 
 // Sums over keys for one group of queries. Exponential weights are in units of exp(largest), the largest score so far.
 struct Sums {
@@ -40,7 +52,7 @@ inline void attend_squared(const Sums& sums, const float* q, int64_t K, const Ke
     vec total[COLS];
     for (int n = 0; n < COLS; ++n) total[n] = load(sums.total + n * LANES);
     over_scores(block.k, block.k_row, q, K, block.padded, [&](int64_t j, int n, vec score) {
-        const vec weight = score * score * pair(seen, j, n, true);
+        const vec weight = squared(block, q, j, n, score) * pair(seen, j, n, true);
         total[n] += weight;
         store(weights + j * GROUP + n * LANES, weight);
     });

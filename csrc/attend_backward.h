@@ -75,12 +75,13 @@ inline void attend_backward(const QueryGroup& group, int64_t count, const Shape&
         if (EXPONENTIAL) {
             store(weights + at, exp(score + (pair(seen, j, n, false) - load(group.lse + n * LANES))));
         } else {
-            const vec decayed = score * pair(seen, j, n, true);
-            store(weights + at, score * decayed);
+            const vec seen_by = pair(seen, j, n, true), decayed = score * seen_by;
+            store(weights + at, squared(block, group.q_channels, j, n, score) * seen_by);
             store(dscores + at, decayed + decayed);
         }
     });
     const float* slope = EXPONENTIAL ? weights : dscores;
+    vec d_first[COLS] = {};  // of the queries' constants
     for (int64_t j = 0; j < block.padded; j += ROWS) {
         Tile<COLS> dw;
         for (int i = 0; i < ROWS; ++i)
@@ -91,7 +92,19 @@ inline void attend_backward(const QueryGroup& group, int64_t count, const Shape&
                 const int64_t at = (j + i) * GROUP + n * LANES;
                 store(dscores + at, dw.at[i][n] * load(slope + at));
             }
+        for (int i = 0; !EXPONENTIAL && block.constant && i < ROWS; ++i) {
+            vec d_key{};
+            for (int n = 0; n < COLS; ++n) {
+                const vec d_product =
+                    2.0f * first_product(block, group.q_channels, j + i, n) * pair(seen, j + i, n, true) * dw.at[i][n];
+                d_key += d_product * load(group.q_channels + n * LANES);
+                d_first[n] += d_product * block.k[(j + i) * block.k_row];
+            }
+            if (WANTED != Wanted::QUERIES) to.dk[(j + i) * shape.k_row] += sum(d_key);
+        }
     }
+    for (int64_t i = 0; WANTED != Wanted::KEYS_AND_VALUES && !EXPONENTIAL && block.constant && i < GROUP; ++i)
+        group.dq[i * shape.k_row] += d_first[i / LANES][i % LANES];
     if (WANTED != Wanted::QUERIES) {
         add_product(to.dv, shape.v_row, 1, block.padded, shape.v_row, {weights, GROUP, 1}, group.dy, shape.v_row, count);
         add_product(to.dk, shape.k_row, 1, block.padded, shape.k_row, {dscores, GROUP, 1}, group.q, shape.k_row, count);

@@ -92,7 +92,7 @@ class Walk {
         SeenBuffers seen;
         for (int64_t begin = 0; begin < first + count; begin += KEYS) {
             const KeyGradients to{buffers.dk + begin * shape.k_row, buffers.dv + begin * shape.v_row, nullptr};
-            attend_backward<false, WANTED>(buffers.group, count, shape, buffers.keys.block(shape, begin, first + count), to,
+            attend_backward<false, WANTED>(buffers.group, count, shape, buffers.keys.block(call, shape, begin, first + count), to,
                                            {buffers.keys.decay_sums(call), first, count, begin, call.way == MACLAURIN_BACK},
                                            seen, buffers.weights, buffers.dscores);
         }
@@ -232,7 +232,7 @@ class BackwardWalk : Walk {
 
 inline bool chunked_backward(const MaclaurinAttention& call) {
     const Shape shape(call.K, call.V);
-    const Pairs pairs(call.K);
+    const Pairs pairs(call.K, call.constant);
     if (pairs.data == nullptr) return false;
     const int64_t heads = call.B * call.G;
     bool failed = false;

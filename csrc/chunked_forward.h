@@ -64,7 +64,7 @@ inline void chunk_outputs(const MaclaurinAttention& call, const Shape& shape, co
             sums.start(shape.v_row);
         for (int64_t begin = 0; begin < first + count && call.way != MACLAURIN_ALL; begin += KEYS) {
             const Between between{buffers.keys.decay_sums(call), first, count, begin, call.way == MACLAURIN_BACK};
-            attend<false>(sums, buffers.q, shape.K, buffers.keys.block(shape, begin, first + count), between, seen,
+            attend<false>(sums, buffers.q, shape.K, buffers.keys.block(call, shape, begin, first + count), between, seen,
                           buffers.weights);
         }
         bool silent[GROUP] = {};
@@ -161,7 +161,7 @@ inline void forward_part(const MaclaurinAttention& whole, const Part& part, cons
 }
 
 inline bool chunked_forward(const MaclaurinAttention& call) {
-    const Pairs pairs(call.K);
+    const Pairs pairs(call.K, call.constant);
     if (pairs.data == nullptr) return false;
     const Parts parts(call);
     bool failed = false;

@@ -91,9 +91,10 @@ struct KeyChunk {
     void no_decay() const { fill(from_start, CHUNK, 1); }
 
     // Block number `begin` / KEYS of the chunk, as far as the first `met` keys.
-    KeyBlock block(const Shape& shape, int64_t begin, int64_t met) const {
+    KeyBlock block(const MaclaurinAttention& call, const Shape& shape, int64_t begin, int64_t met) const {
         const int64_t keys = smaller(KEYS, met - begin);
-        return {k + begin * shape.k_row, v + begin * shape.v_row, shape.k_row, shape.v_row, keys, round_up(keys, ROWS)};
+        return {k + begin * shape.k_row, v + begin * shape.v_row, shape.k_row, shape.v_row, keys, round_up(keys, ROWS),
+                call.constant != 0};
     }
 
     const double* decay_sums(const MaclaurinAttention& call) const {

@@ -10,6 +10,7 @@
 #include "linear_backward.h"
 #include "linear_forward.h"
 #include "nan.h"
+#include "piecewise.h"
 #include "quadratic_backward.h"
 #include "quadratic_forward.h"
 #include "selective.h"
@@ -51,6 +52,8 @@ const Kernels kernels = {
     scan_backward,
     selective_forward,
     selective_backward,
+    piecewise_forward,
+    piecewise_backward,
     any_nan,
 };
 

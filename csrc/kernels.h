@@ -21,6 +21,8 @@ struct Kernels {
     bool (*scan_backward)(const MaclaurinScan&);
     bool (*selective_forward)(const MaclaurinSelective&);
     bool (*selective_backward)(const MaclaurinSelective&);
+    bool (*piecewise_forward)(const MaclaurinPiecewise&);
+    bool (*piecewise_backward)(const MaclaurinPiecewise&);
     bool (*any_nan)(const float* numbers, int64_t count);
 };
 

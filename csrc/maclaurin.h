@@ -46,6 +46,7 @@ struct MaclaurinAttention {
     int32_t* nan;  // becomes 1 if a forward writes a NaN into y; absent where nobody asks, and where T = 1
     int64_t chunk, folded;
     int64_t state_head;  // from head to head of `state`, at least F·W; all other states are dense
+    int64_t constant;    // 1: the square of the first channel counts twice, (q·k)² + (q₀k₀)²; squared scores only
     float scale;
     int32_t exponential;  // scores exp(q·k) instead of (q·k)²
     int32_t normalize;    // divide by the sum of the weights; always so if exponential
@@ -144,6 +145,19 @@ struct MaclaurinSelective {
     float *new_state, *dstart;
     int32_t threads;
 };
+
+// One call of L piecewise linear functions of the same number, for `count` numbers.
+struct MaclaurinPiecewise {
+    int64_t count, knots, L;  // knots: 2^n - 1
+    const float *u, *knot;    // (count) and (knots), sorted
+    const float* table;       // (knots + 1, 2L): slopes and intercepts, by how many knots lie below
+    float* y;                 // (count, L)
+    const float* dy;
+    float *du, *dtable;  // dtable: (parts, knots + 1, 2L)
+    int64_t parts;
+    int32_t relu;  // y where it is positive, else 0
+    int32_t threads;
+};
 }
 
 // All return 0, or 1 where memory ran out.
@@ -163,6 +177,8 @@ MACLAURIN_EXPORT int32_t maclaurin_scan_forward(const MaclaurinScan* call);
 MACLAURIN_EXPORT int32_t maclaurin_scan_backward(const MaclaurinScan* call);
 MACLAURIN_EXPORT int32_t maclaurin_selective_forward(const MaclaurinSelective* call);
 MACLAURIN_EXPORT int32_t maclaurin_selective_backward(const MaclaurinSelective* call);
+MACLAURIN_EXPORT int32_t maclaurin_piecewise_forward(const MaclaurinPiecewise* call);
+MACLAURIN_EXPORT int32_t maclaurin_piecewise_backward(const MaclaurinPiecewise* call);
 
 // 1 where one of the numbers is NaN.
 MACLAURIN_EXPORT int32_t maclaurin_any_nan(const float* numbers, int64_t count);

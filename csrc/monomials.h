@@ -3,7 +3,7 @@
 //
 // x is [channel][token]: a monomial of a group of tokens is one product of two rows. (x·y)² = Σ c_pr m_pr(x) m_pr(y) with
 // c = 2 off the diagonal; rows K+1 .. 2K+1 of x are twice its rows 0 .. K, so that c·m costs no more than m. Row K is zero:
-// monomials that pad the last tile are made of it.
+// monomials that pad the last tile are made of it. Where the first channel is a constant, its square has c = 2 as well.
 #pragma once
 #include "pack.h"
 #include "tile.h"
@@ -18,6 +18,8 @@ MACLAURIN_INLINE int64_t monomial_rows(int64_t K) { return 2 * (K + 1); }  // of
 // Which rows of x a monomial multiplies; `weighted` ones carry the factor c.
 struct Pair {
     int32_t first, second, weighted_first, weighted_second;
+
+    bool is_weighted() const { return first != weighted_first; }
 };
 
 // All of them, in whole tiles; data is null where memory ran out.
@@ -25,7 +27,7 @@ struct Pairs {
     int64_t count;
     Pair* data;
 
-    explicit Pairs(int64_t K)
+    explicit Pairs(int64_t K, bool constant = false)
         : count(round_up(monomial_count(K), ROWS)),
           data(static_cast<Pair*>(__builtin_malloc(count * sizeof(Pair)))) {
         if (data == nullptr) return;
@@ -33,6 +35,7 @@ struct Pairs {
         const int32_t zero = static_cast<int32_t>(K), twice = zero + 1;
         for (int32_t p = 0; p < zero; ++p)
             for (int32_t r = p; r < zero; ++r) *next++ = p == r ? Pair{p, r, p, r} : Pair{p, r, p + twice, r + twice};
+        if (constant && K > 0) data[0] = {0, 0, twice, twice};
         while (next < data + count) *next++ = {zero, zero, zero, zero};
     }
     ~Pairs() { __builtin_free(data); }

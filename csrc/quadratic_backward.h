@@ -47,7 +47,8 @@ void quadratic_gradients(const MaclaurinAttention& call, const Shape& shape, con
         for (int64_t i = 0; i < queries; i += GROUP) {
             const int64_t count = smaller(GROUP, queries - i), met = smaller(keys, position + i + count - begin);
             if (met <= 0) continue;
-            const KeyBlock block{buffers.k, buffers.v, shape.k_row, shape.v_row, met, round_up(met, ROWS)};
+            const KeyBlock block{buffers.k, buffers.v, shape.k_row, shape.v_row, met, round_up(met, ROWS),
+                                 call.constant != 0};
             attend_backward<EXPONENTIAL, Wanted::ALL>(buffers.groups[i / GROUP], count, shape, block, to,
                                                       {decay_sums, position + i, count, begin}, seen, buffers.weights,
                                                       buffers.dscores);

@@ -70,7 +70,8 @@ void quadratic_outputs(const MaclaurinAttention& call, const Shape& shape, const
         for (int64_t i = 0; i < queries; i += GROUP) {
             const int64_t count = smaller(GROUP, queries - i), met = smaller(keys, position + i + count - begin);
             if (met <= 0) continue;
-            const KeyBlock block{buffers.k, buffers.v, shape.k_row, shape.v_row, met, round_up(met, ROWS)};
+            const KeyBlock block{buffers.k, buffers.v, shape.k_row, shape.v_row, met, round_up(met, ROWS),
+                                 call.constant != 0};
             const Between between{decay_sums, position + i, count, begin};
             attend<EXPONENTIAL>(sums_of(i), buffers.q + i * shape.K, shape.K, block, between, seen, buffers.weights);
         }

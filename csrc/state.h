@@ -6,7 +6,7 @@
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
-constexpr float ROOT = 1.41421356237309505f;  // √c off the diagonal
+constexpr float ROOT = 1.41421356237309505f;  // √c where c = 2
 
 MACLAURIN_INLINE int64_t state_width(const MaclaurinAttention& call) { return call.V + (call.normalize ? 1 : 0); }
 MACLAURIN_INLINE int64_t state_size(const MaclaurinAttention& call) { return monomial_count(call.K) * state_width(call); }
@@ -36,7 +36,7 @@ inline void clear_state(const State& state) {
 // state += the caller's, every row of it times c^(±1/2).
 inline void add_columns(const State& state, const StateColumns<const float>& columns, int64_t K, float root) {
     for (int64_t f = 0; f < monomial_count(K); ++f) {
-        const float times = state.pairs[f].first == state.pairs[f].second ? 1 : root;
+        const float times = state.pairs[f].is_weighted() ? root : 1;
         for (int64_t c = 0; c < state.V; ++c) state.s[f * state.v_row + c] += columns.values[f * columns.row + c] * times;
         if (columns.totals != nullptr) state.z[f] += columns.totals[f * columns.row] * times;
     }
@@ -44,7 +44,7 @@ inline void add_columns(const State& state, const StateColumns<const float>& col
 
 inline void copy_to_columns(const StateColumns<float>& columns, const State& state, int64_t K, float root) {
     for (int64_t f = 0; f < monomial_count(K); ++f) {
-        const float times = state.pairs[f].first == state.pairs[f].second ? 1 : root;
+        const float times = state.pairs[f].is_weighted() ? root : 1;
         for (int64_t c = 0; c < state.V; ++c) columns.values[f * columns.row + c] = state.s[f * state.v_row + c] * times;
         if (columns.totals != nullptr) columns.totals[f * columns.row] = state.z[f] * times;
     }

@@ -78,7 +78,12 @@ inline void step_keys(float* sums, int64_t v_row, const float* q, const Maclauri
     for (int64_t j = 0; j < count; j += LANES) {
         const vec score =
             step_scores(q, row(call.k, b, begin + j, g), call.k.time, call.K, smaller(LANES, count - j)) * call.scale;
-        const vec weight = score * score * load(left + j);
+        vec square = score * score;
+        for (int64_t l = 0; call.constant && l < smaller(LANES, count - j); ++l) {
+            const float first = q[0] * row(call.k, b, begin + j + l, g)[0] * call.scale;
+            square[l] += first * first;
+        }
+        const vec weight = square * load(left + j);
         total += weight;
         store(weights + j, weight);
     }

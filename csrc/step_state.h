@@ -43,13 +43,15 @@ struct StepBuffers {
     }
 };
 
-// φ(q) = m(q) times √2 off the diagonal.
-inline void step_features(float* features, const float* q, int64_t K) {
+// φ(q) = m(q) times √2 off the diagonal, and for the first channel where it is a constant.
+inline void step_features(float* features, const float* q, int64_t K, bool constant = false) {
+    float* next = features;
     for (int64_t p = 0; p < K; ++p) {
-        *features++ = q[p] * q[p];
-        for (int64_t r = p + 1; r < K; ++r) features[r - p - 1] = q[p] * ROOT * q[r];
-        features += K - 1 - p;
+        *next++ = q[p] * q[p];
+        for (int64_t r = p + 1; r < K; ++r) next[r - p - 1] = q[p] * ROOT * q[r];
+        next += K - 1 - p;
     }
+    if (constant) features[0] *= ROOT;
 }
 
 // read += Σ_f φ_f S_f over `rows` rows, N vectors of columns. Loads may run into the next row, whose numbers fill lanes
@@ -84,7 +86,7 @@ inline void step_fold(float* to, const float* from, int64_t V, int64_t W, float 
     for (int64_t f = 0; f < ROWS; ++f) {
         const Pair pair = pairs[smaller(f, rows - 1)];
         const float *left = at.k_channels + pair.first * at.keys, *right = at.k_channels + pair.second * at.keys;
-        const float root = pair.first == pair.second ? 1 : ROOT;
+        const float root = pair.is_weighted() ? ROOT : 1;
         for (int64_t j = 0; j < at.keys; j += LANES)
             store(at.panel + f * at.keys + j, load(left + j) * load(right + j) * root);
     }
@@ -144,7 +146,7 @@ inline void step_state(const MaclaurinAttention& call, const StepBuffers& at, co
     // rows at the end from which whole vectors would reach out
     const int64_t careful = (round_up(W, LANES) + W - 1) / W - 1;
     const bool in_halves = call.halves.upper != nullptr;
-    for (int64_t r = 0; r < R; ++r) step_features(at.features + r * F, at.q + r * at.k_row, call.K);
+    for (int64_t r = 0; r < R; ++r) step_features(at.features + r * F, at.q + r * at.k_row, call.K, call.constant);
     fill(at.read, R * at.w_row, 0);
     if (call.folded) pack_fold(at, call, b, g, left.first);
     for (int64_t begin = 0; begin < F; begin += STEP_ROWS) {
@@ -208,7 +210,7 @@ inline bool step_use(const MaclaurinAttention& call, const StepBuffers& at, int6
 
 // One task per key-value head.
 inline bool step_through_state(const MaclaurinAttention& call) {
-    const Pairs pairs(call.folded ? call.K : 1);
+    const Pairs pairs(call.folded ? call.K : 1, call.constant);
     if (pairs.data == nullptr) return false;
     if (call.new_state != nullptr) prefer_large_pages(call.new_state, call.B * call.G * state_size(call) * sizeof(float));
     return over_heads(call, [&](int64_t b, int64_t g) {

@@ -71,6 +71,24 @@ MUTANTS: tuple[Kernel | Check, ...] = (
         "minus_e.add_product({between + i, 1, ROW}, u + c, shape.v_row, smaller(i, ROWS));",
     ),
     Kernel(
+        "a step of the delta rule forgets that the state decays",
+        "delta_step.h",
+        "to[f * V + c] = at.keep[f] * state[f * V + c] + at.key[f] * u[c];",
+        "to[f * V + c] = state[f * V + c] + at.key[f] * u[c];",
+    ),
+    Kernel(
+        "keys of the delta rule have no gradient as readers",
+        "delta_backward.h",
+        "dk[c] = at_.dk_reader[at + c] + at_.dk_writer[at + c] + at_.dk_own[at + c];",
+        "dk[c] = at_.dk_writer[at + c] + at_.dk_own[at + c];",
+    ),
+    Kernel(
+        "the constant of a series counts once",
+        "attend.h",
+        "return score * score + first * first;",
+        "return score * score + 0.0f * first;",
+    ),
+    Kernel(
         "a fold takes its totals from the wrong column of the recurrent state",
         "step_state.h",
         "to[f * W + V] = keep * from[f * W + V] + sum(total);",

@@ -14,7 +14,7 @@ namespace {
 
 struct Case {
     int64_t B, T, S, H, G, K, V, chunk, folded;
-    bool decay, normalize, exponential, state;
+    bool decay, normalize, exponential, state, constant = false;
 };
 
 int64_t features(const Case& c) { return c.K * (c.K + 1) / 2; }
@@ -125,7 +125,7 @@ MaclaurinAttention call_of(const Case& c, const Inputs& in, const Outputs& out, 
     call.dq = out.dq.view(), call.dk = out.dk.view(), call.dv = out.dv.view();
     call.state = in.state.data(), call.dnew_state = in.dnew_state.data();
     call.new_state = out.new_state.data(), call.dstate = out.dstate.data();
-    call.chunk = c.chunk, call.folded = c.folded, call.state_head = features(c) * width(c);
+    call.chunk = c.chunk, call.folded = c.folded, call.state_head = features(c) * width(c), call.constant = c.constant;
     call.scale = 0.4f, call.exponential = c.exponential, call.normalize = c.normalize, call.threads = threads;
     return call;
 }
@@ -142,7 +142,8 @@ Tensor expected(const Case& c, const Inputs& in, bool whole = false) {
                 for (int64_t s = last; s >= 0; --s) {
                     double score = 0;
                     for (int64_t i = 0; i < c.K; ++i) score += 0.4 * in.q.at(b, t, h, i) * in.k.at(b, s, g, i);
-                    const double weight = (c.exponential ? std::exp(score) : score * score) * std::exp(decay);
+                    const double first = c.constant ? 0.4 * in.q.at(b, t, h) * in.k.at(b, s, g) : 0;
+                    const double weight = (c.exponential ? std::exp(score) : score * score + first * first) * std::exp(decay);
                     for (int64_t i = 0; i < c.V; ++i) sum[i] += weight * in.v.at(b, s, g, i);
                     total += weight;
                     if (c.decay && !whole) decay += in.log_decay.at(b, s, g);
@@ -233,7 +234,7 @@ void run(const Case& c, const char* isa, int threads) {
         for (const Tensor* x : {&chunked.y, &chunked.dq, &chunked.dk, &chunked.dv, &chunked.new_state, &chunked.dstate})
             good = good && x->finite();
         check(good && (!c.decay || chunked.dlog_decay.finite()), "chunked", c, isa, threads);
-        if (c.T == 1 && c.state) run_step(c, in, chunked.y, chunked.new_state, isa, threads);
+        if (c.T == 1 && c.state && !c.constant) run_step(c, in, chunked.y, chunked.new_state, isa, threads);
     }
     if (c.state || c.folded || c.T == 0) return;
     check(maclaurin_quadratic_forward(&pairs) == 0 && maclaurin_quadratic_backward(&pairs) == 0, "quadratic", c, isa,
@@ -241,12 +242,23 @@ void run(const Case& c, const char* isa, int threads) {
     const Tensor exact = expected(c, in);
     check(direct.y.distance(exact) < 1e-4, "quadratic outputs", c, isa, threads);
     if (c.exponential) return;
-    if (c.T == 1) run_step(c, in, direct.y, direct.new_state, isa, threads);
+    if (c.T == 1 && !c.constant) run_step(c, in, direct.y, direct.new_state, isa, threads);
     if (c.T == c.S) run_whole(c, in, isa, threads);
     check(chunked.y.distance(exact) < 1e-4, "chunked outputs", c, isa, threads);
     check(chunked.dq.distance(direct.dq) < 1e-3 || c.K == 1, "gradients of q", c, isa, threads);
     check(chunked.dk.distance(direct.dk) < 1e-3 || c.K == 1, "gradients of k", c, isa, threads);
     check(chunked.dv.distance(direct.dv) < 1e-3, "gradients of v", c, isa, threads);
+}
+
+// No columns at all, beside a state that is there: nothing to read, and nothing to divide by.
+void run_without_values(const char* isa) {
+    const Case c{1, 1, 5, 1, 1, 3, 0, 8, 5, true, false, false, false};
+    const Inputs in(c);
+    Outputs out(c);
+    MaclaurinAttention call = call_of(c, in, out, 1);
+    float nothing = 0;
+    call.state = call.new_state = &nothing;
+    check(maclaurin_chunked_forward(&call) == 0, "no values", c, isa, 1);
 }
 
 }  // namespace
@@ -272,11 +284,17 @@ int main() {
         {2, 65, 90, 4, 2, 7, 9, 1, 0, true, true, true, false},
         {1, 257, 257, 2, 2, 64, 64, 1, 0, false, true, true, false},
         {1, 257, 257, 3, 3, 40, 24, 128, 0, true, true, false, false},
+        {2, 37, 37, 4, 2, 3, 5, 7, 0, true, true, false, false, true},
+        {1, 130, 200, 3, 1, 17, 33, 64, 0, true, false, false, false, true},
+        {1, 1, 40, 6, 2, 3, 1, 256, 40, true, true, false, true, true},
+        {2, 1, 33, 5, 5, 21, 17, 256, 0, true, true, false, false, true},
+        {2, 129, 129, 2, 1, 20, 64, 256, 64, false, true, false, true, true},
     };
     for (const char* isa : {"avx512", "avx2", "portable"}) {
         if (maclaurin_choose_isa(isa) != 0) continue;
         for (const int threads : {1, 2, 3, 8})
             for (const Case& c : cases) run(c, isa, threads);
+        run_without_values(isa);
         std::printf("%s: done\n", isa);
     }
     return failures != 0;

@@ -66,12 +66,13 @@ class Case:
     folds: bool = False
     chunks: bool = True
     causal: bool = True
+    forms: bool = True
 
     def call(self, inputs: Tensors, state: Any, size: Sizes, form: str, backend: str) -> tuple[Tensor, Any]:
         function, options = getattr(ops, self.op), dict(self.options)
         if not self.causal:
             with native.using_backend(backend):
-                return function(**inputs, form=form, **options), None
+                return function(**inputs, **({"form": form} if self.forms else {}), **options), None
         if self.chunks:
             options["chunk_size"] = size.chunk
         if self.folds:
@@ -264,6 +265,13 @@ def _selective(size: Sizes) -> Tensors:
     return {"x": x, "dt": 0.3 * dt.abs(), "rate": normal(C, N).abs(), "b": b, "c": c}
 
 
+def _network(size: Sizes) -> Tensors:
+    """More numbers than the sum itself is quicker for."""
+    normal, N, L = _normals(size.T), size.K, size.V
+    drawn = {"u": normal(size.B, size.T, 4 * N), "weight_in": normal(N), "bias_in": normal(N)}
+    return drawn | {"weight_out": normal(N, L), "bias_out": normal(L)}
+
+
 # --- what it must be
 
 
@@ -304,11 +312,14 @@ _whole = partial(_attention_case, "bidirectional_power", oracle=_both_ways, caus
 _both_linear = partial(_attention_case, "bidirectional_linear", oracle=partial(_both_ways, order=1), causal=False)
 _conv = partial(Case, "short_conv", shared=("weight", "bias"), chunks=False)
 
+_WEIGHTS = ("weight_in", "bias_in", "weight_out", "bias_out")
+
 CASES = (
     _power(what="order 2"),
     _power(what="order 2 with decay", decay="head"),
     _power(what="order 2 with decay, not normalised", decay="head", normalize=False),
     _power(what="orders 1 and 2 with decay", decay="head", order=(1, 2), positive=True),
+    _power(what="orders 0 to 2 with decay", decay="head", order=(0, 1, 2)),
     _softmax(what="with decay", decay="head"),
     _linear(what="without decay", positive=True),
     _linear(what="decay per head", decay="head", positive=True),
@@ -328,4 +339,5 @@ CASES = (
     _conv("2 taps", partial(_convolution, width=2, bias=False), reference.short_conv),
     Case("linear_scan", "decay per channel", _scan, reference.linear_scan),
     Case("selective_scan", "state per channel", _selective, reference.selective_scan, shared=("rate",)),
+    Case("scalar_mlp", "by its table", _network, reference.scalar_mlp, shared=_WEIGHTS, causal=False, forms=False),
 )

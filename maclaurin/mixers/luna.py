@@ -68,10 +68,9 @@ class ChannelBank(nn.Module):
             # hidden unit (l, n) feeds channel l alone
             own = torch.eye(self.num_channels, dtype=weight_out.dtype, device=weight_out.device)
             weight_out = (self.weight_out[..., None] * own[:, None]).flatten(0, 1)
-        psi = scalar_mlp(u, self.weight_in.flatten(), self.bias_in.flatten(), weight_out, self.bias_out)
-        if self.softplus:
-            return F.softplus(psi)
-        return F.relu(psi) if self.nonneg else psi
+        inner = (self.weight_in.flatten(), self.bias_in.flatten())
+        psi = scalar_mlp(u, *inner, weight_out, self.bias_out, relu=self.nonneg and not self.softplus)
+        return F.softplus(psi) if self.softplus else psi
 
 
 class LunaMap(FeatureMap):
@@ -98,7 +97,8 @@ class LunaMap(FeatureMap):
     @without_autocast
     def of_queries(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """ψ alone: h(x)/√m is a factor of the query."""
-        u_BTHM = F.linear(*in_float32(scaled(x), self.weight, self.bias))
+        # the scale goes to the weights, of which there are fewer
+        u_BTHM = F.linear(*in_float32(x, self.weight * self.key_dim**-0.25, self.bias))
         psi_BTHML: Tensor = self.channels(u_BTHM)
         if self.ch_rms:
             psi_BTHML = psi_BTHML * self._rms_scale(psi_BTHML, lengths)

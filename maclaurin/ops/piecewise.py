@@ -3,8 +3,8 @@
     f(u) = c + Σ_i A_i relu(w_i u + b_i) = slope_j u + intercept_j,   j = how many of the knots −b_i/w_i lie below u
 
 Written out, N hidden numbers would be made for every u and kept for the backward. Here a table of N + 1 rows is made from
-the weights by cumulative sums, and each u looks up its row: the cost hardly depends on N. The gradient of the weights is
-that of the table, summed by row; the place of a knot has none, because f is continuous there.
+the weights by cumulative sums, and each u looks up its row, in a kernel where there is one: the cost hardly depends on N.
+The gradient of the weights is that of the table, summed by row; the place of a knot has none, because f is continuous there.
 """
 
 # n numbers u, N hidden units, L outputs, M = N + 1 rows of the table, P = 2L
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from maclaurin.ops import native
 from maclaurin.ops.arithmetic import without_autocast
+from maclaurin.ops.backends import reason_for_torch
 from maclaurin.ops.decay import widest
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.transforms import is_transformed, twice_differentiable
@@ -27,29 +29,46 @@ DIRECT_UP_TO = 2  # numbers per hidden unit: for so few, as in decoding, the sum
 
 
 @without_autocast
-def scalar_mlp(u: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor, bias_out: Tensor) -> Tensor:
-    """f(u), u (...) -> (..., L), for weight_in and bias_in (N,), weight_out (N, L), bias_out (L,); float32 at least."""
+def scalar_mlp(
+    u: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor, bias_out: Tensor, *, relu: bool = False
+) -> Tensor:
+    """f(u), u (...) -> (..., L), for weight_in and bias_in (N,), weight_out (N, L), bias_out (L,); float32 at least.
+
+    relu: a last ReLU behind f.
+    """
     evaluate = _as_operator if u.dim() > 1 and is_unrolled(u) else _evaluate
-    y: Tensor = evaluate(u, weight_in, bias_in, weight_out, bias_out)
+    y: Tensor = evaluate(u, weight_in, bias_in, weight_out, bias_out, relu)
     return y
 
 
-def _evaluate(u: Tensor, *weights: Tensor) -> Tensor:
+def _evaluate(u: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor, bias_out: Tensor, relu: bool) -> Tensor:
+    weights = (weight_in, bias_in, weight_out, bias_out)
     dtype = torch.promote_types(u.dtype, torch.float32)
     u_n = u.to(dtype).flatten()
     if u_n.numel() <= DIRECT_UP_TO * weights[0].numel():
         w_N, b_N, A_NL, c_L = (weight.to(dtype) for weight in weights)
         y_nL = torch.addmm(c_L, torch.relu(u_n[:, None] * w_N + b_N), A_NL)
     else:
-        table = _table(*(weight.to(widest(u.device)) for weight in weights))
+        table = tuple(part.to(dtype) for part in _table(*(weight.to(widest(u.device)) for weight in weights)))
+        if reason_for_torch("auto", u, dtype) is None:
+            knots_N, slope_ML, intercept_ML = table
+            y: Tensor = native.call("piecewise", u_n, *_whole_search(knots_N, slope_ML, intercept_ML), relu)
+            return y.view(*u.shape, bias_out.shape[0])
         look_up = _looked_up if is_transformed() else _Lookup.apply
-        y_nL = look_up(u_n, *(part.to(dtype) for part in table))
-    return y_nL.view(*u.shape, weights[3].shape[0])
+        y_nL = look_up(u_n, *table)
+    return (y_nL.relu() if relu else y_nL).view(*u.shape, bias_out.shape[0])
+
+
+def _whole_search(knots_N: Tensor, slope_ML: Tensor, intercept_ML: Tensor) -> tuple[Tensor, Tensor]:
+    """Knots for a binary search of whole steps, the last of them infinite, and the table in rows (slopes, intercepts)."""
+    more = 2 ** knots_N.shape[0].bit_length() - 1 - knots_N.shape[0]
+    table_MP = torch.cat([slope_ML, intercept_ML], dim=1)
+    return pad(knots_N, (0, more), value=torch.inf), pad(table_MP, (0, 0, 0, more))
 
 
 _as_operator = one_operator(
-    "scalar_mlp(Tensor u, Tensor weight_in, Tensor bias_in, Tensor weight_out, Tensor bias_out) -> Tensor",
-    fake=lambda u, *weights: u.new_empty(*u.shape, weights[3].shape[0], dtype=torch.promote_types(u.dtype, torch.float32)),
+    "scalar_mlp(Tensor u, Tensor weight_in, Tensor bias_in, Tensor weight_out, Tensor bias_out, bool relu) -> Tensor",
+    fake=lambda u, *rest: u.new_empty(*u.shape, rest[3].shape[0], dtype=torch.promote_types(u.dtype, torch.float32)),
 )(_evaluate)
 
 

@@ -35,7 +35,7 @@ from maclaurin.ops.native.halves import STATE_DTYPES
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, chunked
-from maclaurin.ops.power_native import Policy, second_order, sums_up_to_second_order, with_lazy_fold
+from maclaurin.ops.power_native import Policy, second_order, sums_up_to_second_order, whole_series, with_lazy_fold
 from maclaurin.ops.power_prompt import plain_prompt
 from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.rounding import above_rounding
@@ -47,6 +47,7 @@ FOLD_EVERY = 32
 DIRECT_BLOCK = 512  # queries whose weights exist at a time where `auto` needs no recurrent state
 # Where there is a recurrent state, the C++ kernels take one token at a time, or so many that converting it pays off.
 NATIVE_FROM = 16
+SERIES = Kernel.of((0, 1, 2))
 LONG_SERIES = 8  # orders above it are summed in float64: their powers leave the range of float32 at ordinary scores
 
 
@@ -82,7 +83,7 @@ def power_attention(
     and one by one in a graph, whose states then have one shape (`folds_at_once`).
     state_dtype: "bfloat16" halves what a native decoding step of order 2 reads: the recurrent state rounded. All of its bits
     are kept for the next fold (`native/halves.py`); everything else reads and returns all of it.
-    Other arguments as in `Options`; the native backend has order 2, (1, 2) and weighted (0, 1, 2) in float32.
+    Other arguments as in `Options`; the native backend has orders 2, (1, 2) and (0, 1, 2) in float32.
     """
     call = Options.of(power_attention, options)
     usual = order == 2 and order_weights is None and scale is None and causal and state_dtype in STATE_DTYPES
@@ -199,20 +200,25 @@ class _Engine:
             dtype,
             no_kernel=self._no_kernel,
             torch_is_faster=faster if few else None,
-            in_triton=q.shape[3] <= gpu.LARGEST_KEY,
+            in_triton=q.shape[3] <= gpu.LARGEST_KEY and not self._series,
         )
 
     @property
     def _no_kernel(self) -> str | None:
         """Sums of two kernels have no guard against rounding, which averages of values need (`rounding.py`)."""
-        if self._squared or (self.kernel.orders[-1] == 2 and not self._averages):
+        if self._squared or self._series or (self.kernel.orders[-1] == 2 and not self._averages):
             return None
         weighted = "" if self.weights is None else " with order_weights"
-        return f"order=2, or lower orders beside it whose weights may be negative, not {self.kernel}{weighted}"
+        return f"order=2 or (0, 1, 2), or orders beside 2 whose weights may be negative, not {self.kernel}{weighted}"
 
     @property
     def _squared(self) -> bool:
         return self.weights is None and self.kernel.squared
+
+    @property
+    def _series(self) -> bool:
+        """1 + x + x²/2, with outputs that are averages: in one kernel."""
+        return self.weights is None and self.normalize and self.kernel == SERIES
 
     def _policy(self, folded: int, through_state: bool) -> Policy:
         return Policy(self.scale, self.normalize, self.chunk_size, self.form, folded, through_state)
@@ -228,6 +234,8 @@ class _Engine:
         policy = self._policy(folded, through_state)
         if self._squared:
             return second_order(q, tokens, recurrent, policy)
+        if self._series:
+            return whole_series(q, tokens, recurrent, policy)
         counted = replace(tokens, values=self._with_ones(tokens, torch.float32))
         y, recurrent = sums_up_to_second_order(q, counted, recurrent, self.kernel, self.weights, policy)
         return safe_divide(y[..., :-1], y[..., -1:]) if self.normalize else y, recurrent

@@ -1,4 +1,5 @@
-"""Power attention in the kernels: second order in its own, and orders up to 2 as a sum of second and first order.
+"""Power attention in the kernels: second order in its own, orders up to 2 as a sum of second and first order, and the
+whole series 1 + x + x²/2, whose outputs are averages, as squares of one more channel (`native/series.py`).
 
     f(x) = w_0 + w_1 x + w_2 x²/2,   x = scale·q·k:   the first two terms are (w_0, w_1 q)·(1, scale·k), of first order
 
@@ -80,6 +81,28 @@ def second_order(q: Tensor, tokens: Tokens, recurrent: Tensor | None, policy: Po
         a = None if tokens.log_decay is None else tokens.log_decay[:, :folded]
         recurrent = _fold(q.shape[2], k[:, :folded], v[:, :folded], a, policy)
     return y, recurrent
+
+
+def whole_series(q: Tensor, tokens: Tokens, recurrent: Tensor | None, policy: Policy) -> Found:
+    """Weights 1 + x + x²/2. The constant channel of padding is zero, and so is its weight."""
+    q, k, v, recurrent = _single(q, tokens.keys, tokens.values, recurrent)
+    root = 2**-0.25
+    ones, real = k.new_full(k.shape[:3], root), tokens.real()
+    constant = ones if real is None else ones * real[..., None]
+    q, k = pad(q * root, (1, 0), value=root), torch.cat([constant[..., None], k * (policy.scale * root)], dim=-1)
+    T, S, folded = q.shape[1], tokens.slots, policy.folded
+    direct = not policy.through_state and not is_unrolled(q)
+    inputs = (q, k, v, tokens.log_decay, recurrent)
+    options = (1.0, policy.normalize, policy.chunk_size)
+    if direct and folded:  # the state is a call of its own, without queries
+        a = None if tokens.log_decay is None else tokens.log_decay[:, :folded]
+        y, *_ = native.call("series", *inputs, *options, 0, True)
+        nobody = q[:, :0]
+        return y, native.call("series", nobody, k[:, :folded], v[:, :folded], a, None, *options, folded, False)[2]
+    if T == 1 < S and recurrent is not None and native.needs_gradients(inputs):
+        inputs = (pad(q, (0, 0, 0, 0, S - 1, 0)), *inputs[1:])  # as in `second_order`
+    y, _, state = native.call("series", *inputs, *options, folded, direct)
+    return y[:, -T:], state if folded else recurrent
 
 
 def sums_up_to_second_order(

@@ -24,6 +24,7 @@ OPS_OF = {  # which ops run a kernel
     "conv": {"short_conv"},
     "scan": {"linear_scan"},
     "selective": {"selective_scan"},
+    "piecewise": {"scalar_mlp"},
 }
 OUTPUTS = {
     "forward": ("y", "total", "new_state"),
@@ -42,6 +43,8 @@ OUTPUTS = {
         "db",
         "dc",
         "drate",
+        "du",
+        "dtable",
     ),
 }
 

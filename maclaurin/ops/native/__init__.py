@@ -3,7 +3,7 @@
 To add one: its struct and functions in `library.py`, its `operator` in a file beside `attention.py`.
 """
 
-from maclaurin.ops.native import attention, conv, delta, linear, scan, selective
+from maclaurin.ops.native import attention, conv, delta, linear, piecewise, scan, selective, series
 from maclaurin.ops.native.library import available, isa, refusal, using_backend, using_isa
 from maclaurin.ops.native.operators import call
 from maclaurin.ops.native.step import plain_step
@@ -18,10 +18,12 @@ __all__ = [
     "isa",
     "linear",
     "needs_gradients",
+    "piecewise",
     "plain_step",
     "refusal",
     "scan",
     "selective",
+    "series",
     "using_backend",
     "using_isa",
 ]

@@ -82,7 +82,7 @@ def _fake_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return q.new_empty(B, T, H, v.shape[3]), q.new_empty(B, T, H, dtype=torch.float32)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Tensors, which come first, and options apart."""
     ctx.options = tuple(x for x in inputs if x is not None and not isinstance(x, Tensor))
     ctx.save_for_backward(*inputs[: len(inputs) - len(ctx.options)], *output)
@@ -134,7 +134,7 @@ def _quadratic_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, *options:
     shapes=SHAPES,
     fake=_quadratic_fake,
     flops=_quadratic_flops,
-    save=_save,
+    save=save,
     backward=_quadratic_gradients,
     on_gpu=gpu.kernel("direct", "quadratic"),
 )
@@ -177,7 +177,7 @@ def _state_shape(k: Tensor, v: Tensor, normalize: bool, folded: int) -> Shape:
     return (B, G, K * (K + 1) // 2, v.shape[3] + int(normalize)) if folded else (0,)
 
 
-def _chunked_fake(
+def chunked_fake(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: Tensor | None, scale: float, normalize: bool, *last: int
 ) -> tuple[Tensor, ...]:
     _, folded = last
@@ -192,7 +192,7 @@ def _chunked_gradients(ctx: Any, dy: Tensor, dtotal: Tensor, dnew_state: Tensor)
     return dq, dk, dv, None if log_decay is None else dlog_decay, None if state is None else dstate, None, None, None, None
 
 
-def _chunked_flops(
+def chunked_flops(
     q: Shape, k: Shape, v: Shape, a: Any, m: Any, scale: Any, norm: Any, chunk: int, folded: int, **_: Any
 ) -> int:
     reads, writes = _state_products(q, k, v)
@@ -201,27 +201,19 @@ def _chunked_flops(
     return 2 * (reads + writes + _pair_products(q, v, min(chunk, LONGEST_CHUNK) / 2))
 
 
-def _chunked_backward_fake(
+def chunked_backward_fake(
     dy: Tensor, dnew: Tensor | None, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: Tensor | None, *_: Any
 ) -> tuple[Tensor, ...]:
     return _dense_like(q, k, v, a, state)
 
 
-def _chunked_backward_flops(dy: Shape, dnew: Any, q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
+def chunked_backward_flops(dy: Shape, dnew: Any, q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
     reads, writes = _state_products(q, k, v)
     return 2 * (2 * reads + 3 * writes)
 
 
-@operator(
-    f"chunked({INPUTS}, Tensor? state, float scale, bool normalize, int chunk, SymInt folded) -> (Tensor, Tensor, Tensor)",
-    shapes=SHAPES,
-    fake=_chunked_fake,
-    flops=_chunked_flops,
-    save=_save,
-    backward=_chunked_gradients,
-    on_gpu=gpu.kernel("chunked", "chunked"),
-)
-def _chunked(
+def attend(
+    kernel: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -231,26 +223,22 @@ def _chunked(
     normalize: bool,
     chunk: int,
     folded: int,
+    **mechanism: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """y, the divisors, and the state. mechanism: further fields of the call."""
     q, k, v = rows(q), rows(k), rows(v)
     y, total = _outputs(q, v)
     new_state = buffer(*_state_shape(k, v, normalize, folded))
-    call = _call(q, k, v, scale, normalize, {"log_decay": log_decay, "y": y, "total": total}, chunk=chunk, folded=folded)
+    tensors = {"log_decay": log_decay, "y": y, "total": total}
+    call = _call(q, k, v, scale, normalize, tensors, chunk=chunk, folded=folded, **mechanism)
     state = state_in(call, state)
     call.new_state = pointer(new_state)
-    run_looking("chunked_forward", call, y)
+    run_looking(kernel, call, y)
     return y, total, new_state
 
 
-@operator(
-    f"chunked_backward(Tensor dy, Tensor? dnew_state, {INPUTS}, Tensor? state, Tensor y, Tensor total, Tensor new_state, "
-    "float scale, bool normalize, int chunk, SymInt folded) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    shapes=SHAPES,
-    fake=_chunked_backward_fake,
-    flops=_chunked_backward_flops,
-    on_gpu=gpu.kernel("chunked", "chunked_backward"),
-)
-def _chunked_backward(
+def attend_backward(
+    kernel: str,
     dy: Tensor,
     dnew_state: Tensor | None,
     q: Tensor,
@@ -265,18 +253,45 @@ def _chunked_backward(
     normalize: bool,
     chunk: int,
     folded: int,
+    **mechanism: int,
 ) -> tuple[Tensor, ...]:
+    """The gradients of q, k, v, log_decay and state, from what `attend` took and returned."""
     dy, q, k, v, y = rows(dy), rows(q), rows(k), rows(v), rows(y)
     dnew_state = None if dnew_state is None else dnew_state.contiguous()
     new_state = new_state.contiguous()
     dq, dk, dv, da, dstate = _dense_like(q, k, v, log_decay, state)
     tensors = {"log_decay": log_decay, "y": y, "total": total, "dy": dy, "dq": dq, "dk": dk, "dv": dv}
     decay = {} if log_decay is None else {"dlog_decay": da}
-    call = _call(q, k, v, scale, normalize, {**tensors, **decay}, chunk=chunk, folded=folded)
+    call = _call(q, k, v, scale, normalize, {**tensors, **decay}, chunk=chunk, folded=folded, **mechanism)
     state, call.dstate = state_in(call, state), pointer(dstate)
     call.new_state, call.dnew_state = pointer(new_state), pointer(dnew_state)
-    run("chunked_backward", call)
+    run(kernel, call)
     return dq, dk, dv, da, dstate
+
+
+@operator(
+    f"chunked({INPUTS}, Tensor? state, float scale, bool normalize, int chunk, SymInt folded) -> (Tensor, Tensor, Tensor)",
+    shapes=SHAPES,
+    fake=chunked_fake,
+    flops=chunked_flops,
+    save=save,
+    backward=_chunked_gradients,
+    on_gpu=gpu.kernel("chunked", "chunked"),
+)
+def _chunked(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return attend("chunked_forward", *arguments)
+
+
+@operator(
+    f"chunked_backward(Tensor dy, Tensor? dnew_state, {INPUTS}, Tensor? state, Tensor y, Tensor total, Tensor new_state, "
+    "float scale, bool normalize, int chunk, SymInt folded) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    shapes=SHAPES,
+    fake=chunked_backward_fake,
+    flops=chunked_backward_flops,
+    on_gpu=gpu.kernel("chunked", "chunked_backward"),
+)
+def _chunked_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    return attend_backward("chunked_backward", *arguments)
 
 
 # --- squared scores, directly or through the state as the number of queries says: for compilers, that see one operator
@@ -327,7 +342,7 @@ operator(
     shapes=SHAPES,
     fake=_quadratic_fake,
     flops=_squared_flops,
-    save=_save,
+    save=save,
     backward=_squared_gradients,
     on_gpu=_squared_forward,
 )(_squared_forward)
@@ -373,7 +388,7 @@ def _whole_backward_flops(dy: Shape, q: Shape, k: Shape, v: Shape, a: Shape | No
     shapes=WHOLE,
     fake=_whole_fake,
     flops=_whole_flops,
-    save=_save,
+    save=save,
     backward=_whole_gradients,
 )
 def _whole(

@@ -54,7 +54,7 @@ class Attention(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate")),
         *((name, ctypes.c_void_p) for name in ("upper", "lower", "new_upper", "new_lower")),  # two MaclaurinHalves
         ("nan", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("chunk", "folded", "state_head")),
+        *((name, ctypes.c_int64) for name in ("chunk", "folded", "state_head", "constant")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("exponential", "normalize", "threads", "way")),
     ]
@@ -120,6 +120,17 @@ class Selective(ctypes.Structure):
     ]
 
 
+class Piecewise(ctypes.Structure):
+    """MaclaurinPiecewise, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("count", "knots", "L")),
+        *((name, ctypes.c_void_p) for name in ("u", "knot", "table", "y", "dy", "du", "dtable")),
+        ("parts", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("relu", "threads")),
+    ]
+
+
 KERNELS = {  # by what they take
     Attention: ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward"),
     Linear: ("linear_forward", "linear_backward"),
@@ -127,6 +138,7 @@ KERNELS = {  # by what they take
     Conv: ("conv_forward", "conv_backward"),
     Scan: ("scan_forward", "scan_backward"),
     Selective: ("selective_forward", "selective_backward"),
+    Piecewise: ("piecewise_forward", "piecewise_backward"),
 }
 
 
