@@ -2,7 +2,7 @@
 
 The thesis's medium model with 2Mamba (24 heads of 64 channels, 27 layers) in bfloat16 on machines of 8 H100. Bandwidths are
 those that NVIDIA states: NVLink 450 GB/s each way between GPUs of a machine, one port of 400 Gb/s per GPU between machines.
-Products reach a share of the peak that is an assumption; mixers take what `roofline.py` has for them.
+Products reach a share of the peak that is an assumption; mixers take what `ops/gpu/work.py` has for them.
 
     8k tokens      parameters and gradients sharded over all GPUs (FSDP2): two gathers and one scatter per step
     1M tokens      every sequence over the 8 GPUs of a machine, or over 64; machines are data parallel
@@ -21,15 +21,16 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.bench import roofline
+from maclaurin.bench.roofline import flash_nanoseconds
 from maclaurin.common.records import Record
-from maclaurin.machine.gpus import PEAKS
+from maclaurin.ops.gpu.peaks import PEAKS
+from maclaurin.ops.gpu.work import USUAL, chunked, nanoseconds
 
-GPU, SHARE, MIXER_SHARE = "H100", 0.5, roofline.Share(0.45, 0.40)
+GPU, SHARE = "H100", 0.5
 IN_MACHINE, BETWEEN = 450e9, 50e9  # bytes per second to a GPU
 GPUS_OF_MACHINE = 8
 LATENCY = 20e-6  # seconds until a message begins to arrive
-HIDDEN, INNER, LAYERS, HEADS, WORDS = 1536, 3072, 27, 24, 32000
+HIDDEN, INNER, LAYERS, HEADS, DIM, WORDS = 1536, 3072, 27, 24, 64, 32000
 PARAMETERS = LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * INNER) + 2 * WORDS * HIDDEN
 STATE = HEADS * 65 * 64 // 2 * 65 * 4  # bytes of a layer: d(d+1)/2 features, values and their sum, float32
 KEYS_AND_VALUES = 2 * HIDDEN * 2  # bytes of a token in a layer
@@ -66,7 +67,7 @@ def products(tokens: float) -> float:
 
 def second_order(tokens: float) -> float:
     """Seconds of all mixers for so many tokens, forward and backward."""
-    return 1e-9 * LAYERS * HEADS * tokens * roofline.nanoseconds(GPU, roofline.chunked(), MIXER_SHARE)
+    return 1e-9 * LAYERS * HEADS * tokens * nanoseconds(PEAKS[GPU], chunked(DIM), USUAL)
 
 
 def sharded(gpus: int) -> ScaleRow:
@@ -82,7 +83,7 @@ def sequences(gpus: int, over: int, how: str) -> ScaleRow:
     tokens = LONG / over
     gradients = 2 * PARAMETERS * 2 / bandwidth(gpus)
     if how == "softmax":
-        work = products(tokens) + 1e-9 * LAYERS * HEADS * tokens * roofline.flash_nanoseconds(GPU, LONG)
+        work = products(tokens) + 1e-9 * LAYERS * HEADS * tokens * flash_nanoseconds(GPU, LONG)
         exchange = 3 * LAYERS * (LONG - tokens) * KEYS_AND_VALUES / bandwidth(over) + gradients
         step = max(work, exchange)
         waiting = step - work
