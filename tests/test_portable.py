@@ -23,10 +23,9 @@ def guarded(tree):
 def test_what_only_unix_has_is_asked_for_first(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     safe = guarded(tree)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     asked = {
-        node.args[1].value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hasattr"
+        name.value for node in calls if node.func.id == "hasattr" for name in node.args[1:] if isinstance(name, ast.Constant)
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Import) and node not in safe:

@@ -130,7 +130,7 @@ def build(name: str, models: Models) -> Any:
         return _llama(fields)
     with torch.device("meta"):
         wanted, narrow, wide = (
-            _parameters(_llama(fields) if width is None else _ours(name, {**fields, "intermediate_size": width}))
+            _parameter_count(_llama(fields) if width is None else _ours(name, {**fields, "intermediate_size": width}))
             for width in (None, 1, 2)
         )
     return _ours(name, {**fields, "intermediate_size": max(1, 1 + round((wanted - narrow) / (wide - narrow)))})
@@ -144,7 +144,7 @@ def _ours(name: str, fields: dict[str, int]) -> Any:
     return MaclaurinForCausalLM(MaclaurinConfig(**fields, mixer=name.split("+")))
 
 
-def _parameters(model: Any) -> int:
+def _parameter_count(model: Any) -> int:
     return sum(x.numel() for x in model.parameters())
 
 

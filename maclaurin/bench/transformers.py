@@ -134,7 +134,7 @@ def build(name: str) -> Any:
     torch.manual_seed(0)
     config = getattr(transformers, config_class)(**COMMON | options)
     with without_gpu_packages():
-        return transformers.AutoModelForCausalLM.from_config(config).float().eval()
+        return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).float().eval()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from maclaurin.common.arguments import LARGEST
 from maclaurin.ops import native
 from maclaurin.ops.arithmetic import has_nan
 from maclaurin.ops.backends import note
@@ -46,7 +47,7 @@ def plain_prompt(
     if log_decay is not None and (log_decay.shape != (B, T, G) or not log_decay.max().item() <= 0):
         return None
     fold_at = second_order_fold(K, V, normalize, torch.float32) if fold_at is None else fold_at
-    if not all(type(x) is int and x > 0 for x in (fold_at, fold_every, chunk_size)):
+    if not all(type(x) is int and 0 < x <= LARGEST for x in (fold_at, fold_every, chunk_size)):
         return None
     if not 1 < T <= longest_direct("native", K * (K + 1) // 2):
         return None

@@ -268,7 +268,7 @@ def test_hostile_numbers_end_as_they_do_in_torch(isa, form):
         ({"order": 3}, "needs order=2"),
         (
             {"order_weights": torch.ones(1)},
-            "needs order=2, or lower orders beside it whose weights may be negative, not order=2 with",
+            r"needs order=2 or \(0, 1, 2\), or orders beside 2 whose weights may be negative, not order=2 with",
         ),
     ],
 )

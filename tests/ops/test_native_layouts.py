@@ -10,7 +10,21 @@ from maclaurin.ops.native import library, operators
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="built without a C++ compiler")
 
-SIZES = {"B": 2, "T": 5, "H": 4, "G": 2, "K": 3, "V": 6, "C": 7, "N": 2}  # and the width 4 of a convolution
+SIZES = {
+    "B": 2,
+    "T": 5,
+    "H": 4,
+    "G": 2,
+    "K": 3,
+    "V": 6,
+    "C": 7,
+    "N": 2,
+    "n": 9,
+    "P": 3,
+    "R": 4,
+    "D": 10,
+    "L": 5,
+}  # and the width 4 of a convolution
 
 ATTENTION = {"q": "BTHK", "k": "BTGK", "v": "BTGV", "log_decay": "BTG"}
 LINEAR = {"q": "BTHK", "k": "BTGK", "v": "BTGV", "log_decay": "BTGK", "state": "BGKW"}
@@ -18,6 +32,7 @@ DELTA = {"q": "BTHK", "k": "BTGK", "v": "BTGV", "beta": "BTG", "log_decay": "BTG
 CONV = {"x": "BTC", "weight": "C4", "bias": "C", "before": "B3C"}
 SCAN = {"log_decay": "BTC", "start": "BC"}
 SELECTIVE = {"x": "BTC", "dt": "BTC", "rate": "CN", "b": "BTN", "c": "BTN", "start": "BCN"}
+PIECEWISE = {"u": "n", "knots": "P", "table": "RD"}
 OUTPUTS = {"y": "BTHV", "total": "BTH"}
 
 # the tensors of each operator, and the options behind them
@@ -31,6 +46,11 @@ OPERATORS = {
     ),
     "squared": (ATTENTION, (1.0, True, 2)),
     "squared_backward": ({"dy": "BTHV", **ATTENTION, **OUTPUTS}, (1.0, True, 2)),
+    "series": ({**ATTENTION, "state": "BGFW"}, (1.0, True, 2, 5, False)),
+    "series_backward": (
+        {"dy": "BTHV", "dnew_state": "BGFW", **ATTENTION, "state": "BGFW", **OUTPUTS, "new_state": "BGFW"},
+        (1.0, True, 2, 5, False),
+    ),
     "whole": (ATTENTION, (1.0, True)),
     "whole_backward": ({"dy": "BTHV", **ATTENTION, **OUTPUTS}, (1.0, True)),
     "linear": (LINEAR, (1.0, 1.0, True, 2, True)),
@@ -49,12 +69,15 @@ OPERATORS = {
     "linear_scan_backward": ({"dy": "BTC", "y": "BTC", **SCAN}, ()),
     "selective_scan": (SELECTIVE, ()),
     "selective_scan_backward": ({"dy": "BTC", "dnew_state": "BCN", **SELECTIVE}, ()),
+    "piecewise": (PIECEWISE, (True,)),
+    "piecewise_backward": ({"dy": "nL", **PIECEWISE}, (True,)),
 }
 FREE = {
     ("quadratic", "v", 3),
     ("squared", "v", 3),
     ("whole", "v", 3),
     ("short_conv", "x", 1),
+    ("piecewise", "u", 0),
 }  # sizes that no other tensor of theirs knows
 
 every_operator = pytest.mark.parametrize("name", OPERATORS)
@@ -96,7 +119,7 @@ def test_sizes_that_disagree_are_refused(name):
         for dim, size in enumerate(tensor.shape):
             for other in (size - 1, size + 1):
                 last_queries_alone = (
-                    name in ("quadratic", "squared", "chunked") and argument == "q" and dim == 1 and other < size
+                    name in ("quadratic", "squared", "chunked", "series") and argument == "q" and dim == 1 and other < size
                 )
                 if last_queries_alone or (name, argument, dim) in FREE:
                     continue
