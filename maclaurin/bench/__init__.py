@@ -23,6 +23,7 @@ from maclaurin.bench import (
     roofline,
     scale,
     sequences,
+    serve,
     training,
     transformers,
 )
@@ -47,9 +48,10 @@ PARTS: dict[str, Callable[..., Any]] = {
     "roofline": roofline.run,
     "sequences": sequences.run,
     "scale": scale.run,
+    "serve": serve.run,
     "gpu": gpu.run,
 }
-ON_REQUEST = ("model", "transformers", "sequences")  # whole models and several processes take minutes each
+ON_REQUEST = ("model", "transformers", "sequences", "serve")  # whole models and several processes take minutes each
 
 
 def run(parts: Sequence[str], *, threads: int, long: bool, console: Console, models: Models | None = None) -> Results:

@@ -17,6 +17,7 @@ from maclaurin.bench.peers import PeerRow
 from maclaurin.bench.roofline import RooflineRow
 from maclaurin.bench.scale import ScaleRow
 from maclaurin.bench.sequences import SequenceRow
+from maclaurin.bench.serve import ServeRow
 from maclaurin.bench.training import TrainingRow
 from maclaurin.bench.transformers import TransformersRow
 from maclaurin.common.records import ABSENT, Record
@@ -52,4 +53,5 @@ class Results(Record):
     roofline: Sequence[RooflineRow] | None = field(default=None, metadata=ABSENT)
     sequences: Sequence[SequenceRow] | None = field(default=None, metadata=ABSENT)
     scale: Sequence[ScaleRow] | None = field(default=None, metadata=ABSENT)
+    serve: Sequence[ServeRow] | None = field(default=None, metadata=ABSENT)
     gpu: Sequence[GpuRow] | None = field(default=None, metadata=ABSENT)

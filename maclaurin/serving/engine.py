@@ -293,7 +293,7 @@ class Engine:
         if len(tokens) == 1:
             logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0]
             return logits, [[layer.state for layer in cache.layers]]
-        bounds = torch.tensor([0, *accumulate(map(len, tokens))], dtype=torch.long)
+        bounds = torch.tensor([0, *accumulate(map(len, tokens))], dtype=torch.long, device=self.model.device)
         last = bounds[1:] - 1
         logits = self.model(ids, past_key_values=cache, use_cache=True, cu_seqlens=bounds, logits_to_keep=last).logits[0]
         rows = range(len(tokens))
