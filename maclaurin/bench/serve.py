@@ -28,10 +28,10 @@ from maclaurin.serving import Engine, PrefixCache, Sampling
 from maclaurin.serving.slots import slots_of
 
 WORDS = 256
-SESSIONS, COMMON = 64, 512
+SESSIONS, COMMON, PREFILL = 64, 512, 2048
 NEW = (8, 16, 32, 128)
 MIXERS = ("2mamba", "gla", "mamba2", "softmax")
-CONTEXT, CONTEXT_BYTES, CONTEXT_STEPS = 2048, 3 * 2**29, 6
+CONTEXT, CONTEXT_BYTES, CONTEXT_STEPS = 2048, 2**30, 6
 ROWS, ROW_TOKENS = 32, 1100
 REPEATS = 3
 
@@ -74,7 +74,8 @@ def together(model: MaclaurinForCausalLM, jobs: list[Prompt]) -> list[list[int]]
 
 
 def continuously(model: MaclaurinForCausalLM, jobs: list[Prompt], *, prefixes: bool) -> list[list[int]]:
-    engine = Engine(model, max_active=SESSIONS, prefixes=PrefixCache(2**29) if prefixes else None)
+    kept = PrefixCache(2**29) if prefixes else None
+    engine = Engine(model, max_active=SESSIONS, prefill_tokens=PREFILL, prefixes=kept)
     requests = [engine.submit(tokens, Sampling(new)) for tokens, new in jobs]
     engine.run()
     return [request.output for request in requests]
@@ -194,7 +195,7 @@ def run(console: Console, *, long: bool) -> list[ServeRow]:
     for column in ("what", "mixer", "way", "value", "unit", "ratio"):
         table.add_column(column)
     for row in found:
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
-        table.add_row(row.what, row.mixer, row.way, f"{row.value:.4g}", row.unit, ratio)
+        times = "" if row.ratio is None else f"{row.ratio:.2f}x"
+        table.add_row(row.what, row.mixer, row.way, f"{row.value:.4g}", row.unit, times)
     console.print(table)
     return found
