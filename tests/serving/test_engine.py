@@ -31,7 +31,7 @@ def test_a_full_queue_and_states_that_are_too_large_are_refused(model):
     for _ in range(2):
         engine.submit([1], Sampling(3))
     with pytest.raises(QueueFull, match="2 requests wait already"):
-        engine.submit([1])
+        engine.submit([1], Sampling(3))
     engine.run()
     small = Engine(model, max_bytes=1000)
     with pytest.raises(ValueError, match="max_bytes=1000"):
