@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -72,10 +73,9 @@ class PrefixCache:
 
     def hashes(self, tokens: Sequence[int], salt: bytes) -> list[bytes]:
         """One for every whole block, and that of no block before them. salt: what the states belong to."""
-        found = [salt]
-        for end in range(self.block, len(tokens) + 1, self.block):
-            block = b"".join(int(token).to_bytes(8, "little") for token in tokens[end - self.block : end])
-            found.append(hashlib.blake2b(found[-1] + block, digest_size=16).digest())
+        found, numbers, size = [salt], array("q", tokens).tobytes(), 8 * self.block
+        for begin in range(0, len(numbers) - size + 1, size):
+            found.append(hashlib.blake2b(found[-1] + numbers[begin : begin + size], digest_size=16).digest())
         return found
 
     def find(self, tokens: Sequence[int], salt: bytes) -> tuple[int, StateCache | None]:
