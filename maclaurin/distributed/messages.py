@@ -53,7 +53,9 @@ class Messages:
         return dict(zip((name for name, _, _ in described), values, strict=True))
 
     def post(self, tensor: Tensor, step: int, tag: int) -> None:
-        """While work goes on here."""
+        """While work goes on here. What is empty is known from its description, and need not be sent."""
+        if not tensor.numel():
+            return
         self._on_their_way = [(work, kept) for work, kept in self._on_their_way if not work.is_completed()]
         tensor = tensor.detach().contiguous()
         work = distributed.isend(tensor, distributed.get_global_rank(self.group, self.rank + step), self.group, tag)
@@ -61,6 +63,8 @@ class Messages:
         self._on_their_way.append((work, tensor))
 
     def take(self, tensor: Tensor, step: int, tag: int) -> Tensor:
+        if not tensor.numel():
+            return tensor
         distributed.recv(tensor, distributed.get_global_rank(self.group, self.rank + step), self.group, tag)
         self.received_bytes += tensor.numel() * tensor.element_size()
         return tensor
