@@ -91,6 +91,11 @@ def test_fifty_steps_on_four_processes_and_a_run_that_goes_on_with_two_and_then_
     assert max(worst.values()) <= 1e-5, worst
 
 
+def test_what_would_shard_nothing_is_refused(folder):
+    with pytest.raises(ValueError, match="fsdp='full_shard' would shard nothing here"):
+        train(recipe(folder, trainer={"fsdp": "full_shard"}))
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_one_process_ends_all_at_the_same_step_with_one_checkpoint(folder, capfd, sent):
     def stopped(rank):
