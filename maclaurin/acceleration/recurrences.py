@@ -204,7 +204,7 @@ def lightning_attention(
     attention_mask: Tensor | None = None,
     past_key_values: Any = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """MiniMax's linear attention behind a fixed decay per head: hidden states (B,T,·) -> the same, state (B,H,D,D)."""
     heads, D = self.num_attention_heads, self.head_dim
     qkv = self.act_fn(self.qkv_proj(hidden_states))

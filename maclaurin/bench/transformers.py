@@ -143,7 +143,10 @@ def _measured(name: str, seconds: float) -> Iterator[tuple[TransformersRow, tupl
 
     calls: dict[str, Callable[[bool], None]] = {"forward": clocked, "forward, backward": lambda accelerated: backward()}
     for what, call in calls.items():
-        candidates = {"theirs": _with(call, accelerated=False), "ours": _with(call, accelerated=True)}
+        candidates: dict[str, Callable[[], object]] = {
+            "theirs": _with(call, accelerated=False),
+            "ours": _with(call, accelerated=True),
+        }
         times = interleaved(candidates, seconds=seconds / 3, fewest=2 if call is clocked else 1, most=12)
         theirs, ours = times["theirs"], times["ours"]
         difference = float((logits[True] - logits[False]).abs().max() / logits[False].abs().max())

@@ -46,9 +46,9 @@ class SwiGLU(nn.Module):
 class CappedHead(nn.Linear):
     """A language model's head whose logits z are c·tanh(z/c): none is larger than c."""
 
-    def __init__(self, config: MaclaurinConfig) -> None:
+    def __init__(self, config: MaclaurinConfig, cap: float) -> None:
         super().__init__(config.hidden_size, config.vocab_size, bias=False)
-        self.cap = config.logit_cap
+        self.cap = cap
 
     def forward(self, x: Tensor) -> Tensor:
         logits = super().forward(x)
@@ -232,8 +232,10 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
     def __init__(self, config: MaclaurinConfig) -> None:
         super().__init__(config)
         self.model = MaclaurinModel(config)
-        plain = config.logit_cap is None
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if plain else CappedHead(config)
+        if config.logit_cap is None:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        else:
+            self.lm_head = CappedHead(config, config.logit_cap)
         self.post_init()
 
     @can_return_tuple

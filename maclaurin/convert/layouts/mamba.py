@@ -111,7 +111,7 @@ def _rank(shapes: Shapes) -> int:
 
 def _transformers(described: Described, shapes: Shapes) -> dict[str, Any]:
     must(described, {"use_bias": False, "hidden_act": "silu"})
-    options = {"expand": size(described, "expand", 2), "conv_width": size(described, "conv_kernel", 4)}
+    options: dict[str, Any] = {"expand": size(described, "expand", 2), "conv_width": size(described, "conv_kernel", 4)}
     options |= {"conv_bias": described.get("use_conv_bias", True), "d_state": size(described, "state_size")}
     eps = real(described, "layer_norm_epsilon", 1e-5)
     if described["model_type"] == "mamba2":
