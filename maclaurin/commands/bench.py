@@ -29,6 +29,9 @@ def bench(
     lengths: Annotated[str | None, typer.Option(help="model: tokens of a training step, with commas.")] = None,
     contexts: Annotated[str | None, typer.Option(help="model: tokens before a decoded one, with commas.")] = None,
     batches: Annotated[str | None, typer.Option(help="model: sequences that are decoded at once, with commas.")] = None,
+    architectures: Annotated[
+        str | None, typer.Option(help="transformers: architectures, with commas; all unless given.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure speed and memory against PyTorch's attention and other peers, side by side in one process."""
@@ -48,7 +51,14 @@ def bench(
         usual.batches if batches is None else _numbers("batches", batches),
     )
     with talk(as_json=as_json):
-        results = run(parts or [], threads=threads, long=long, console=screen(), models=models)
+        results = run(
+            parts or [],
+            threads=threads,
+            long=long,
+            console=screen(),
+            models=models,
+            architectures=None if architectures is None else architectures.split(","),
+        )
         write_json(output / "bench.json", results.to_json())
         made = page(results)
         made.write(output / "bench.html")
