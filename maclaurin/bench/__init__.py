@@ -20,6 +20,7 @@ from maclaurin.bench import (
     mixers,
     model,
     peers,
+    precision,
     roofline,
     scale,
     sequences,
@@ -40,6 +41,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "decode": decode.run,
     "mixers": mixers.run,
     "peers": peers.run,
+    "precision": precision.run,
     "memory": memory.run,
     "training": training.run,
     "model": model.run,
@@ -60,9 +62,11 @@ def run(
     console: Console,
     models: Models | None = None,
     architectures: Sequence[str] | None = None,
+    layers: Sequence[str] | None = None,
 ) -> Results:
     """The figures of the named parts, or of all that can run here. Results are checked first: no speed of a wrong result is
-    printed. models: what the part "model" measures; architectures: what "transformers" does, all unless given."""
+    printed. models: what the part "model" measures; architectures: what "transformers" does; layers: the mixers of "mixers";
+    all unless given."""
     for part in parts:
         one_of("part", part, tuple(PARTS))
     torch.set_num_threads(threads)
@@ -77,7 +81,11 @@ def run(
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )
     console.print(", ".join(f"{name} {value}" for name, value in setting.to_json().items()))
-    options: dict[str, Any] = {"model": {"models": models}, "transformers": {"architectures": architectures}}
+    options: dict[str, Any] = {
+        "model": {"models": models},
+        "mixers": {"names": layers},
+        "transformers": {"architectures": architectures},
+    }
     found = {part: PARTS[part](console, long=long, **options.get(part, {})) for part in parts or _here()}
     return Results(setting, **found)
 

@@ -14,8 +14,8 @@ def bench(
     parts: Annotated[
         list[str] | None,
         typer.Argument(
-            help="limits, attention, forms, decode, mixers, peers, memory, training, roofline, scale, gpu; all that can run."
-            " Only where they are named: model, transformers and sequences."
+            help="limits, attention, forms, decode, mixers, peers, precision, memory, training, roofline, scale, gpu; all"
+            " that can run. Only where they are named: model, transformers and sequences."
         ),
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of PyTorch and the kernels; with 1, times are CPU times.")] = 2,
@@ -25,7 +25,9 @@ def bench(
     size: Annotated[str, typer.Option(help="model: size of the models.")] = "small",
     layers: Annotated[int | None, typer.Option(help="model: layers, where not as many as the size has.")] = None,
     vocabulary: Annotated[int, typer.Option(help="model: tokens of the vocabulary.")] = 32000,
-    mixers: Annotated[str | None, typer.Option(help="model: mixers, with commas; a+b alternates them.")] = None,
+    mixers: Annotated[
+        str | None, typer.Option(help="model and mixers: which ones, with commas; a+b alternates them in a model.")
+    ] = None,
     lengths: Annotated[str | None, typer.Option(help="model: tokens of a training step, with commas.")] = None,
     contexts: Annotated[str | None, typer.Option(help="model: tokens before a decoded one, with commas.")] = None,
     batches: Annotated[str | None, typer.Option(help="model: sequences that are decoded at once, with commas.")] = None,
@@ -58,6 +60,7 @@ def bench(
             console=screen(),
             models=models,
             architectures=None if architectures is None else architectures.split(","),
+            layers=None if mixers is None else mixers.split(","),
         )
         write_json(output / "bench.json", results.to_json())
         made = page(results)
