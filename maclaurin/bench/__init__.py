@@ -52,9 +52,17 @@ PARTS: dict[str, Callable[..., Any]] = {
 ON_REQUEST = ("model", "transformers", "sequences")  # whole models and several processes take minutes each
 
 
-def run(parts: Sequence[str], *, threads: int, long: bool, console: Console, models: Models | None = None) -> Results:
+def run(
+    parts: Sequence[str],
+    *,
+    threads: int,
+    long: bool,
+    console: Console,
+    models: Models | None = None,
+    lengths: Sequence[int] | None = None,
+) -> Results:
     """The figures of the named parts, or of all that can run here. Results are checked first: no speed of a wrong result is
-    printed. models: what the part "model" measures."""
+    printed. models: what the part "model" measures. lengths: of the part "attention"."""
     for part in parts:
         one_of("part", part, tuple(PARTS))
     torch.set_num_threads(threads)
@@ -69,7 +77,7 @@ def run(parts: Sequence[str], *, threads: int, long: bool, console: Console, mod
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )
     console.print(", ".join(f"{name} {value}" for name, value in setting.to_json().items()))
-    options: dict[str, Any] = {"model": {"models": models}}
+    options: dict[str, Any] = {"model": {"models": models}, "attention": {"lengths": lengths}}
     found = {part: PARTS[part](console, long=long, **options.get(part, {})) for part in parts or _here()}
     return Results(setting, **found)
 

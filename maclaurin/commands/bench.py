@@ -26,7 +26,7 @@ def bench(
     layers: Annotated[int | None, typer.Option(help="model: layers, where not as many as the size has.")] = None,
     vocabulary: Annotated[int, typer.Option(help="model: tokens of the vocabulary.")] = 32000,
     mixers: Annotated[str | None, typer.Option(help="model: mixers, with commas; a+b alternates them.")] = None,
-    lengths: Annotated[str | None, typer.Option(help="model: tokens of a training step, with commas.")] = None,
+    lengths: Annotated[str | None, typer.Option(help="attention, model: tokens of a sequence, with commas.")] = None,
     contexts: Annotated[str | None, typer.Option(help="model: tokens before a decoded one, with commas.")] = None,
     batches: Annotated[str | None, typer.Option(help="model: sequences that are decoded at once, with commas.")] = None,
     as_json: Json = False,
@@ -38,17 +38,18 @@ def bench(
     from maclaurin.common.files import write_json
 
     usual = LONG if long else Models()
+    tokens = None if lengths is None else _numbers("lengths", lengths)
     models = Models(
         size,
         layers,
         vocabulary,
         usual.mixers if mixers is None else mixers.split(","),
-        usual.lengths if lengths is None else _numbers("lengths", lengths),
+        usual.lengths if tokens is None else tokens,
         usual.contexts if contexts is None else _numbers("contexts", contexts),
         usual.batches if batches is None else _numbers("batches", batches),
     )
     with talk(as_json=as_json):
-        results = run(parts or [], threads=threads, long=long, console=screen(), models=models)
+        results = run(parts or [], threads=threads, long=long, console=screen(), models=models, lengths=tokens)
         write_json(output / "bench.json", results.to_json())
         made = page(results)
         made.write(output / "bench.html")
