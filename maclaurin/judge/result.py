@@ -14,7 +14,7 @@ FILE = "judgement.json"
 
 @dataclass(frozen=True)
 class OnText(Record):
-    """perplexity: per token. same_token: how often the likeliest next token is the teacher's. kl: of the teacher's from it."""
+    """perplexity: per token. same_token: how often the likeliest next token is the teacher's. kl: KL(teacher ‖ model)."""
 
     tokens: int
     perplexity: float

@@ -45,8 +45,9 @@ def test_it_is_its_formula(name, T):
                     weight = score.exp()
                 else:
                     a, b = q_map[t, head], k_map[s, group]
-                    far = linear.feature_map(a[None, None, None]).flatten() @ linear.feature_map(b[None, None, None]).flatten() \
-                        if name == "hedgehog" else 1 + a @ b + (a @ b) ** 2 / 2  # fmt: skip
+                    far = 1 + a @ b + (a @ b) ** 2 / 2
+                    if name == "hedgehog":
+                        far = linear.feature_map(a) @ linear.feature_map(b)
                     weight = student.log_scale[head].exp() * far * (-decay[s + WINDOW + 1 : t + 1, group].sum()).exp()
                 sums, values = sums + weight, values + weight * v[0, s, group]
             y[t, head] = values / sums
