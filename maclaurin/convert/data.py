@@ -42,6 +42,8 @@ class Data:
 
 
 def load_data(source: Source, plan: Plan) -> Data:
+    if plan.accumulate > 1 and not source.causal:
+        raise ValueError(f"accumulate needs a decoder, whose sequences are all of one length, got {plan.accumulate}")
     if source.kind == "vision":
         return _images(source, plan)
     tokenizer = source.processor()

@@ -18,6 +18,7 @@ from maclaurin.common.progress import Status
 from maclaurin.convert.cost import cost_by_length
 from maclaurin.convert.data import Data, load_data
 from maclaurin.convert.evaluate import evaluate
+from maclaurin.convert.forecast import forecast
 from maclaurin.convert.objectives import (
     recover_objective,
     recover_rates,
@@ -78,6 +79,8 @@ def _convert(source: Source, plan: Plan, say: Callable[[str], None], lengths: tu
     say(f"{source.architecture.__name__} from {plan.source}")
     teacher = source.load()
     data = load_data(source, plan)
+    if source.kind == "decoder" and not (Path(plan.output) / "transfer").exists():
+        say(forecast(teacher, student_of(teacher, plan), data, plan, recover_objective(source, teacher, plan)))
     student = student_of(teacher, plan, _students(source, teacher, data, plan, say))
     figures = _load_figures(plan, source.kind)
     if UNTRAINED not in figures.stages:

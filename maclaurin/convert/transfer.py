@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from maclaurin.common.progress import Status, time_text
+from maclaurin.common.progress import Status
 from maclaurin.common.sizes import size_text
 from maclaurin.convert.data import Batch
 from maclaurin.convert.objectives import PROJECTIONS, relative_error
@@ -32,6 +31,12 @@ from maclaurin.training.conversion import Plan
 
 LOG_SCALE = "log_scale"  # of the far weights: right only to some powers of e where training begins
 FASTER = 10  # times its learning rate is higher than that of others
+
+
+def rows_kept(plan: Plan) -> int:
+    """How many sequences have their states on disk."""
+    seen = plan.transfer_steps * plan.batch_size
+    return min(plan.transfer_rows or seen, seen)
 
 
 class LayerTransfer:
@@ -57,8 +62,9 @@ class LayerTransfer:
         if missing:
             inputs = LayerInputs(self._states, self.traced, self._rows(batches))
             with Status() as status:
-                say(self._forecast(inputs, missing))
-                inputs.compute(self._at_once, lambda done: status(f"states of {done} of {len(inputs.ids)} sequences"))
+                rows, length = inputs.ids.shape
+                say(f"states of {rows} sequences of {length} tokens: {size_text(inputs.nbytes)} on disk")
+                inputs.compute(self._at_once, lambda done: status(f"states of {done} of {rows} sequences"))
                 for layer in missing:
                     status(f"layer {layer} of {len(self.pairs)}")
                     error = self._train(layer, inputs, self.plan.transfer_steps)
@@ -68,10 +74,7 @@ class LayerTransfer:
 
     def _rows(self, batches: Sequence[Batch]) -> Tensor:
         """The sequences that states are kept of, from all over the text."""
-        rows = min(
-            self.plan.transfer_rows or self.plan.transfer_steps * self.plan.batch_size,
-            self.plan.transfer_steps * self.plan.batch_size,
-        )
+        rows = rows_kept(self.plan)
         generator = torch.Generator().manual_seed(self.plan.seed)
         order = torch.randperm(len(batches), generator=generator, device="cpu").tolist()
         ids: list[Tensor] = []
@@ -84,17 +87,6 @@ class LayerTransfer:
     @property
     def _at_once(self) -> int:
         return max(1, self.plan.batch_size // self.plan.accumulate)
-
-    def _forecast(self, inputs: LayerInputs, missing: list[int]) -> str:
-        """From some sequences of the source and a few steps of one layer, whose results are thrown away."""
-        began = time.monotonic()
-        inputs.trace(inputs.ids[: self._at_once])
-        of_source = (time.monotonic() - began) * len(inputs.ids) / self._at_once
-        return (
-            f"transfer of {len(missing)} layers: states of {len(inputs.ids)} sequences of {inputs.ids.shape[1]} tokens, "
-            f"{size_text(inputs.nbytes)} on disk, in about {time_text(of_source)}; "
-            f"then {self.plan.transfer_steps} steps a layer"
-        )
 
     def _train(self, layer: int, inputs: LayerInputs, steps: int) -> float:
         """Returns the error of the last tenth of the steps."""
