@@ -24,6 +24,7 @@ from maclaurin.bench import (
     roofline,
     scale,
     sequences,
+    serve,
     training,
     transformers,
 )
@@ -48,9 +49,10 @@ PARTS: dict[str, Callable[..., Any]] = {
     "roofline": roofline.run,
     "sequences": sequences.run,
     "scale": scale.run,
+    "serve": serve.run,
     "gpu": gpu.run,
 }
-ON_REQUEST = ("model", "transformers", "sequences")  # whole models and several processes take minutes each
+ON_REQUEST = ("model", "transformers", "sequences", "serve")  # whole models and several processes take minutes each
 
 
 def run(

@@ -15,7 +15,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="limits, attention, forms, decode, mixers, peers, precision, memory, training, roofline, scale, gpu; all"
-            " that can run. Only where they are named: model, transformers and sequences."
+            " that can run. Only where they are named: model, transformers, sequences and serve."
         ),
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of PyTorch and the kernels; with 1, times are CPU times.")] = 2,
