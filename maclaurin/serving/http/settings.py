@@ -14,13 +14,15 @@ NAMES_OF_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 @dataclass(frozen=True)
 class Settings:
     """keys: API keys; without one, anybody who reaches the port may use the models. number: of this server among those
-    behind one address; it begins the names of its sessions. folder: where sessions and prefixes are kept.
+    behind one address; it begins the names of its sessions. folder: where sessions and prefixes are kept. bind: the address to
+    listen at, where that is not the host by which it is known.
 
     max_prompt and max_new: tokens of one sequence; max_body: bytes of a request; max_choices: sequences of a request.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
+    bind: str = ""
     keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     number: int = 0
@@ -44,6 +46,10 @@ class Settings:
             raise ValueError("an API key must have at least 8 characters")
         if not self.keys and not is_this_machine(self.host):
             raise ValueError(f"--host {self.host} is reached by other machines: give an --api-key too")
+
+    @property
+    def address(self) -> str:
+        return self.bind or self.host
 
 
 def is_this_machine(host: str) -> bool:
