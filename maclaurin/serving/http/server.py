@@ -71,7 +71,7 @@ def listening(settings: Settings) -> socket.socket:
     except OSError as error:
         bound.close()
         raise ValueError(f"--host {settings.host} --port {settings.port} cannot be listened at: {error}") from error
-    bound.set_inheritable(True)
+    bound.listen(2048)  # whoever asks from now on waits until the models are there
     return bound
 
 

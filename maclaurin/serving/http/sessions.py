@@ -17,12 +17,14 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Literal
+
+from pydantic import Field
 
 from maclaurin.common.files import read_json, write_json
 from maclaurin.models import StateCache
 from maclaurin.serving.http.errors import ApiError
+from maclaurin.serving.http.requests import Body, Token
 from maclaurin.serving.http.served import Served
 from maclaurin.serving.http.settings import Settings
 
@@ -65,9 +67,23 @@ class Session:
     def nbytes(self) -> int:
         return 0 if self.state is None else self.state.nbytes
 
-    def described(self) -> dict[str, Any]:
-        names = ("owner", "model", "identity", "created", "used", "kind", "messages", "shown", "tokens")
-        return {name: getattr(self, name) for name in names}
+
+class Saved(Body):
+    """What the description of a saved session must hold: the file may be damaged, or somebody else's."""
+
+    owner: str
+    model: str
+    identity: str
+    created: float
+    used: float
+    kind: Literal["chat", "text"] | None
+    messages: list[dict[str, str]]
+    shown: str | None
+    tokens: list[Token]
+    state: str | None = Field(pattern=r"^[0-9a-f]{64}\.[0-9a-f]{16}\.safetensors$")
+
+    def opened(self, name: str, saved: float) -> Session:
+        return Session(name=name, saved=saved, **self.model_dump(exclude={"state"}))
 
 
 class Sessions:
@@ -142,7 +158,8 @@ class Sessions:
             state = f"{digest}.{secrets.token_hex(8)}.safetensors"
             session.state.save(self.folder / state)
         session.saved = time.time()
-        write_json(self.folder / f"{digest}.json", {**session.described(), "state": state})
+        description = {one: getattr(session, one) for one in Saved.model_fields if one != "state"}
+        write_json(self.folder / f"{digest}.json", {**description, "state": state})
         for path in before:
             path.unlink(missing_ok=True)
 
@@ -154,16 +171,15 @@ class Sessions:
         if not path.is_file():
             return None
         try:
-            found = read_json(path)
-            state = found.pop("state")
-            session = Session(name=name, **found, saved=path.stat().st_mtime)
-        except (ValueError, TypeError, KeyError, OSError) as error:
-            logger.warning("a saved session cannot be read and is ignored: %s", error)
+            found = Saved.model_validate(read_json(path), strict=False)
+            session = found.opened(name, path.stat().st_mtime)
+        except (ValueError, OSError) as error:
+            logger.warning("a saved session cannot be read and is ignored: %s", str(error)[:300])
             return None
         served = self.models.get(session.model)
-        if state is not None and served is not None and session.identity == served.identity:
+        if found.state is not None and served is not None and session.identity == served.identity:
             with suppress(ValueError, OSError):
-                session.state = StateCache.load(self.folder / Path(state).name)
+                session.state = StateCache.load(self.folder / found.state)
         elif served is not None:
             session.identity = served.identity
         return session
