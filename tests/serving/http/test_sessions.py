@@ -23,8 +23,8 @@ def more(server, name, prompt="", key=None, **options):
     return answer["choices"][0]["text"]
 
 
-def whole(server, prompt, count):
-    answer = server.client().completions.create(prompt=prompt, **{**GREEDY, "max_tokens": count})
+def whole(server, prompt, count, model="tiny"):
+    answer = server.client().completions.create(prompt=prompt, **{**GREEDY, "model": model, "max_tokens": count})
     return answer.choices[0].text
 
 
