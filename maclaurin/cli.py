@@ -21,6 +21,7 @@ COMMANDS = {
     "train": "Train a language model: flags, or --config FILE.yaml with the same names; --resume continues a run.",
     "compare": "Train several mixers at an equal budget and print which one wins.",
     "generate": "Continue a text.",
+    "serve": "Serve models over HTTP: OpenAI's API, sessions, metrics, and a page to try them.",
     "eval": "Score a model on a text: loss, perplexity, bits per byte.",
     "suite": "Train small models to see what mixers can do: recall, tracking, needles, the Arena.",
     "convert": "Make a trained softmax model linear: transfer, recover, evaluate.",
