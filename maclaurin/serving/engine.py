@@ -166,6 +166,11 @@ class Engine:
             self._thread = threading.Thread(target=self._work, name="maclaurin-engine", daemon=True)
             self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread that `start` began still works."""
+        return self._thread is not None and self._thread.is_alive()
+
     def close(self, drain: bool = False) -> None:
         """Take no more requests. drain: finish those that are there; otherwise they are cancelled."""
         with self._changed:
