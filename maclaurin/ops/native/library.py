@@ -156,6 +156,7 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_use_openmp.argtypes = [ctypes.c_void_p]
     library.maclaurin_any_nan.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.maclaurin_step.argtypes = [ctypes.c_char_p, ctypes.c_char_p]  # packed: ctypes structures take longer to fill
+    library.maclaurin_step_rows.argtypes = [ctypes.c_char_p]
     for call, names in KERNELS.items():
         for name in names:
             getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(call)]
@@ -307,4 +308,5 @@ _FASTEST = "" if _LIBRARY is None else isa()
 if _LIBRARY is not None and (wanted := os.environ.get(ISA_VARIABLE)):
     _choose(_LIBRARY, wanted)
 step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinBuffer, packed MaclaurinToken) -> status
+step_rows = None if _LIBRARY is None else _LIBRARY.maclaurin_step_rows  # (packed MaclaurinRows) -> status
 any_nan = None if _LIBRARY is None else _LIBRARY.maclaurin_any_nan  # (address, count) -> 0 or 1
