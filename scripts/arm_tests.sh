@@ -43,8 +43,9 @@ cd "$root/tree"
 # what `sys.executable` is, so that tests can start a process
 printf '#!/bin/sh\nexec qemu-aarch64 -0 "$0" "%s" "$@"\n' "$root/debian/usr/bin/python3.11" >"$root/python"
 chmod +x "$root/python"
-# qemu does not limit the memory of what it runs, as that test wants
-[ $# -gt 0 ] || set -- tests/ops/test_native*.py --deselect tests/ops/test_native_limits.py::test_a_process_lives_on_without
+# qemu 7.2 ignores limits of memory, and fails itself where the child of a fork starts a thread
+[ $# -gt 0 ] || set -- tests/ops/test_native*.py --deselect tests/ops/test_native_limits.py::test_a_process_lives_on_without \
+    --deselect tests/ops/test_native.py::test_a_forked_child_has_threads_of_its_own
 export OMP_NUM_THREADS=1 PYTHONPATH="$root/wheel:$root/site:$root/tree" PYTHONDONTWRITEBYTECODE=1
 export QEMU_CPU=neoverse-n1 QEMU_LD_PREFIX="$root/debian" PYTHONHOME="$root/debian/usr"
 exec "$root/python" -P -m pytest -p no:cacheprovider -p tests.few_examples "$@"

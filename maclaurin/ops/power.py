@@ -251,7 +251,7 @@ class _Engine:
         y, recurrent = sums_up_to_second_order(q, counted, recurrent, self.kernel, self.weights, policy)
         return safe_divide(y[..., :-1], y[..., -1:]) if self.normalize else y, recurrent
 
-    def _through_state(self, q: Tensor, backend: str, has_state: bool, folds: bool, tasks: int | None) -> bool:
+    def _through_state(self, q: Tensor, backend: str, has_state: bool, folds: bool, tasks: int | None = None) -> bool:
         """Whether chunks go through a recurrent state. The kernels read one in no other way; torch does directly."""
         if has_state and backend != "torch":
             return True
