@@ -32,6 +32,7 @@ from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES, buffered, fold_length_of, folds_at_once
 from maclaurin.ops.native.halves import STATE_DTYPES
+from maclaurin.ops.native.rows import RowState
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, chunked
@@ -85,6 +86,8 @@ def power_attention(
     are kept for the next fold (`native/halves.py`); everything else reads and returns all of it.
     Other arguments as in `Options`; the native backend has orders 2, (1, 2) and (0, 1, 2) in float32.
     """
+    if isinstance(state, RowState):
+        return state.step(q, k, v, log_decay)
     call = Options.of(power_attention, options)
     usual = order == 2 and order_weights is None and scale is None and causal and state_dtype in STATE_DTYPES
     # what a compiler knows at once comes first: torch 2.9 cannot tell whether a call of a graph is plain

@@ -11,27 +11,37 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from maclaurin.common.arguments import at_least_one
+from maclaurin.mixers import MixerState
 from maclaurin.models import MaclaurinForCausalLM, StateCache
 from maclaurin.serving.prefixes import PrefixCache, fingerprint, unshared_salt
 from maclaurin.serving.request import QueueFull, Request
 from maclaurin.serving.sampling import Sampling, choose
+from maclaurin.serving.slots import Slots, slots_of
 
 GREEDY = Sampling()
+LENGTHS = 64  # tokens: lengths whose states are taken to have one size
 
 
 @dataclass
 class Reading:
-    """A request whose prompt is being read: how far, and the state there."""
+    """A request whose prompt is being read: how far, and the states of all layers there. Nobody changes these."""
 
     request: Request
+    states: list[Any]
     at: int = 0
-    cache: StateCache | None = None
     marks: list[int] = field(default_factory=list)  # where states are stored for others
+
+    @property
+    def kind(self) -> Any:
+        """Sequences of one kind can be read together: nothing of their states has to be widened or made up."""
+        held = [None if state is None else state.tensors() for state in self.states]
+        return tuple(None if one is None else tuple((name, x.shape[1:]) for name, x in one.items()) for one in held)
 
 
 class Engine:
@@ -64,10 +74,11 @@ class Engine:
         self.max_active, self.max_bytes, self.queue, self.prefill_tokens = max_active, max_bytes, queue, prefill_tokens
         self.prefixes = prefixes
         self._salt = b"" if prefixes is None else unshared_salt() if prefixes.folder is None else fingerprint(model)
+        self._sizes: dict[int, int] = {}  # bytes by length
         self._waiting: deque[Request] = deque()
         self._reading: list[Reading] = []
         self._running: list[Request] = []
-        self._caches: list[StateCache] = []
+        self._slots = self._empty_slots()
         self._changed = threading.Condition()  # of the queue, and of whether there is work
         self._stepping = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -89,10 +100,11 @@ class Engine:
         """
         self._check(tokens, state)
         request = Request(tokens, sampling, given=state, keep_state=keep_state, on_token=on_token)
-        if self.max_bytes is not None and self.nbytes_of(request) > self.max_bytes:
+        request._nbytes = self._nbytes(request._length + sampling.max_tokens)
+        if self.max_bytes is not None and request._nbytes > self.max_bytes:
             raise ValueError(
-                f"tokens must be few enough for max_bytes={self.max_bytes}, got {len(request.tokens)} and "
-                f"max_tokens={sampling.max_tokens}, whose state takes {self.nbytes_of(request)}"
+                f"tokens must be few enough for max_bytes={self.max_bytes}, got {len(tokens)} and "
+                f"max_tokens={sampling.max_tokens}, whose state takes {request._nbytes}"
             )
         with self._changed:
             if self._closing:
@@ -103,11 +115,14 @@ class Engine:
             self._changed.notify_all()
         return request
 
-    def nbytes_of(self, request: Request) -> int:
-        """Of its state when it is longest."""
-        before = 0 if request._given is None else request._given.get_seq_length()
-        length = before + len(request.tokens) + request.sampling.max_tokens
-        return sum(layer.mixer.state_nbytes(length) for layer in self.model.model.layers)
+    def _nbytes(self, length: int) -> int:
+        """Of the state of so many tokens, or of some more."""
+        if self.max_bytes is None:
+            return 0
+        length = -(-length // LENGTHS) * LENGTHS
+        if length not in self._sizes:
+            self._sizes[length] = sum(layer.mixer.state_nbytes(length) for layer in self.model.model.layers)
+        return self._sizes[length]
 
     def cancel(self, request: Request) -> None:
         """It ends before the next step, and its room is free."""
@@ -121,7 +136,7 @@ class Engine:
                 "active": len(self._running),
                 "reading": len(self._reading),
                 "waiting": len(self._waiting),
-                "state_bytes": sum(cache.nbytes for cache in self._caches),
+                "state_bytes": sum(slots.nbytes for slots in self._slots),
                 **self._counts,
             }
         return found if self.prefixes is None else {**found, **self.prefixes.stats()}
@@ -186,7 +201,25 @@ class Engine:
                     if self._closing:
                         return
                     self._changed.wait()
-            self.step()
+            try:
+                self.step()
+            except Exception as error:  # those it was working for learn of it; the next ones find an empty engine
+                self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, why: str) -> None:
+        with self._changed:
+            lost = [*(one.request for one in self._reading), *self._running]
+            self._reading, self._running = [], []
+            self._slots = self._empty_slots()
+            self._counts["errors"] += len(lost)
+        for request in lost:
+            request.finish_reason, request.error = "error", why
+            request._finish()
+            if request.on_token is not None:
+                request.on_token(request)
+
+    def _empty_slots(self) -> list[Slots]:
+        return [slots_of(layer.mixer, self.max_active) for layer in self.model.model.layers]
 
     def _all(self) -> list[Request]:
         return [*self._waiting, *(one.request for one in self._reading), *self._running]
@@ -206,55 +239,91 @@ class Engine:
     def _admit(self) -> None:
         with self._changed:
             while self._waiting and len(self._running) + len(self._reading) < self.max_active:
-                others = [*self._running, *(one.request for one in self._reading)]
-                taken = sum(map(self.nbytes_of, others))
-                if self.max_bytes is not None and taken + self.nbytes_of(self._waiting[0]) > self.max_bytes:
+                taken = sum(request._nbytes for request in (*self._running, *(one.request for one in self._reading)))
+                if self.max_bytes is not None and taken + self._waiting[0]._nbytes > self.max_bytes:
                     return
                 request = self._waiting.popleft()
                 self._reading.append(self._begun(request))
 
     def _begun(self, request: Request) -> Reading:
-        reading = Reading(request)
+        reading = Reading(request, [None] * len(self._slots))
         if request._given is not None:
-            reading.cache = request._given.fork()
+            reading.states = [layer.state for layer in request._given.layers]
         elif self.prefixes is not None:
-            common = self.prefixes.shared(request.tokens[:-1], self._salt)
-            reading.at, found = self.prefixes.find(request.tokens, self._salt)
-            reading.cache = None if found is None else found.fork()
-            last = (len(request.tokens) - 1) // self.prefixes.block * self.prefixes.block
+            tokens, block = request.tokens, self.prefixes.block
+            common = self.prefixes.shared(tokens[:-1], self._salt)
+            reading.at, found = self.prefixes.find(tokens, self._salt)
+            if found is not None:
+                reading.states = [layer.state for layer in found.layers]
+            last = (len(tokens) - 1) // block * block
             reading.marks = sorted({mark for mark in (common, last) if mark > reading.at})
             request.reused = reading.at
         return reading
 
     def _read(self) -> None:
+        """The next tokens of prompts, in the order of their requests, those of the same kind of state in one call."""
         left = self.prefill_tokens
-        for reading in list(self._reading):
-            if not left:
-                return
-            tokens = reading.request.tokens
-            end = min([len(tokens), reading.at + left, *reading.marks])
-            cache = reading.cache or StateCache(self.model.config.num_hidden_layers)
-            ids = torch.tensor([tokens[reading.at : end]], dtype=torch.long, device=self.model.device)
-            logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-            left -= end - reading.at
+        kinds: dict[Any, list[tuple[Reading, int]]] = {}
+        for reading in self._reading:
+            if left:
+                end = min([len(reading.request.tokens), reading.at + left, *reading.marks[:1]])
+                kinds.setdefault(reading.kind, []).append((reading, end))
+                left -= end - reading.at
+        for together in kinds.values():
+            self._read_together(together)
+
+    def _read_together(self, parts: list[tuple[Reading, int]]) -> None:
+        tokens = [reading.request.tokens[reading.at : end] for reading, end in parts]
+        logits, states = self._forward(tokens, [reading.states for reading, _ in parts])
+        done = []
+        for place, (reading, end) in enumerate(parts):
             self._counts["prompt_tokens"] += end - reading.at
-            reading.at, reading.cache = end, cache
-            if reading.marks and end == reading.marks[0]:
+            reading.at, reading.states = end, states[place]
+            if end in reading.marks:
                 assert self.prefixes is not None
-                reading.marks.pop(0)
-                self.prefixes.store(tokens[:end], cache.fork(), self._salt)
-            if end == len(tokens):
-                self._reading.remove(reading)
-                with self._changed:
-                    self._running.append(reading.request)
-                    self._caches.append(cache)
-                self._take([reading.request], logits)
+                reading.marks.remove(end)
+                cache = StateCache.of(reading.states, end)
+                self.prefixes.store(reading.request.tokens[:end], cache, self._salt)
+            if end == len(reading.request.tokens):
+                done.append(place)
+                self._join(reading)
+        if done:
+            self._take([parts[place][0].request for place in done], logits[done])
+
+    def _forward(self, tokens: list[list[int]], before: list[list[Any]]) -> tuple[torch.Tensor, list[list[Any]]]:
+        """Logits behind the last token of every sequence (N, vocabulary), and the states of all layers there."""
+        states = [MixerState.cat(many) if many[0] is not None else None for many in zip(*before, strict=True)]
+        cache = StateCache.of(states, 0)
+        ids = torch.tensor([[token for one in tokens for token in one]], dtype=torch.long, device=self.model.device)
+        if len(tokens) == 1:
+            logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0]
+            return logits, [[layer.state for layer in cache.layers]]
+        bounds = torch.tensor([0, *accumulate(map(len, tokens))], dtype=torch.long)
+        last = bounds[1:] - 1
+        logits = self.model(ids, past_key_values=cache, use_cache=True, cu_seqlens=bounds, logits_to_keep=last).logits[0]
+        rows = range(len(tokens))
+        return logits, [[layer.state.select([row]).trimmed() for layer in cache.layers] for row in rows]
+
+    def _join(self, reading: Reading) -> None:
+        """From now on it decodes, behind those that do."""
+        with self._changed:
+            self._reading.remove(reading)
+            self._running.append(reading.request)
+            for slots, state in zip(self._slots, reading.states, strict=True):
+                slots.put(state)
 
     def _decode(self) -> None:
-        for request, cache in list(zip(self._running, self._caches, strict=True)):
-            ids = torch.tensor([request.unread], dtype=torch.long, device=self.model.device)
-            logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-            self._take([request], logits)
+        """One more token of every sequence that runs."""
+        if not self._running:
+            return
+        last = [[request.output[-1]] for request in self._running]
+        model = self.model.model
+        hidden = model.embed_tokens(torch.tensor(last, dtype=torch.long, device=self.model.device))
+        for layer, slots in zip(model.layers, self._slots, strict=True):
+            hidden = hidden + slots.step(layer.input_layernorm(hidden))
+            if layer.mlp is not None:
+                hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        self._take(list(self._running), self.model.lm_head(model.norm(hidden[:, -1])))
 
     def _take(self, requests: list[Request], logits: torch.Tensor) -> None:
         """The next token of each of them."""
@@ -275,15 +344,27 @@ class Engine:
         with self._changed:
             if request in self._running:
                 row = self._running.index(request)
-                del self._running[row]
-                cache = self._caches.pop(row)
-                if request.keep_state:
-                    request.state = cache
+                self._keep(request, row)
+                for slots in self._slots:
+                    slots.drop(row)
+                self._running[row] = self._running[-1]
+                self._running.pop()
             kind = {"cancelled": "cancelled", "error": "errors"}.get(str(request.finish_reason), "finished")
             self._counts[kind] += 1
         request._finish()
         if request.on_token is not None:
             request.on_token(request)
+
+    def _keep(self, request: Request, row: int) -> None:
+        """The state of a row that leaves, for its request and for those that go on from it."""
+        again = self.prefixes is not None and request._given is None and request.finish_reason in ("stop", "length")
+        if not request.keep_state and not again:
+            return
+        cache = StateCache.of([slots.take(row) for slots in self._slots], request._length)
+        if request.keep_state:
+            request.state = cache
+        if again and self.prefixes is not None:
+            self.prefixes.store(request.tokens + request.output[:-1], cache, self._salt)
 
     def _check(self, tokens: Sequence[int], state: StateCache | None) -> None:
         vocabulary = self.model.config.vocab_size

@@ -47,6 +47,7 @@ class Request:
         self.first_token: float | None = None
         self.finished: float | None = None
         self._given = given
+        self._nbytes = 0
         self._draws = Draws(sampling.seed)
         self._done = threading.Event()
         self._cancelled = False
@@ -60,6 +61,12 @@ class Request:
     def unread(self) -> list[int]:
         """The last token of the output, which no step has read: it is not in the state."""
         return self.output[-1:]
+
+    @property
+    def _length(self) -> int:
+        """Of the state: all tokens that were read."""
+        before = 0 if self._given is None else self._given.get_seq_length()
+        return before + len(self.tokens) + max(0, len(self.output) - 1)
 
     def _add(self, token: int) -> None:
         if self.first_token is None:

@@ -156,6 +156,7 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_use_openmp.argtypes = [ctypes.c_void_p]
     library.maclaurin_any_nan.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.maclaurin_step.argtypes = [ctypes.c_char_p, ctypes.c_char_p]  # packed: ctypes structures take longer to fill
+    library.maclaurin_step_rows.argtypes = [ctypes.c_char_p]
     for call, names in KERNELS.items():
         for name in names:
             getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(call)]
@@ -300,4 +301,5 @@ def run(kernel: str, call: ctypes.Structure) -> None:
 default_backend = _asked_for()  # what backend="auto" means
 _LIBRARY = _load()  # when imported, so that torch.compile sees a constant
 step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinBuffer, packed MaclaurinToken) -> status
+step_rows = None if _LIBRARY is None else _LIBRARY.maclaurin_step_rows  # (packed MaclaurinRows) -> status
 any_nan = None if _LIBRARY is None else _LIBRARY.maclaurin_any_nan  # (address, count) -> 0 or 1
