@@ -194,6 +194,8 @@ def run(console: Console) -> list[ServeRow]:
     for column in ("what", "mixer", "way", "value", "unit", "ratio"):
         table.add_column(column)
     for row in found:
-        table.add_row(row.what, row.mixer, row.way, f"{row.value:.4g}", row.unit, "" if row.ratio is None else f"{row.ratio:.2f}x")
+        table.add_row(
+            row.what, row.mixer, row.way, f"{row.value:.4g}", row.unit, "" if row.ratio is None else f"{row.ratio:.2f}x"
+        )
     console.print(table)
     return found

@@ -56,9 +56,7 @@ class Answers:
                     sampling = body.sampling(served, self.settings, choice)
                     whole = not body.stream
                     begun.append(
-                        Generation(
-                            served, self.bridge, self.metrics, tokens, sampling, body.stops, whole=whole, **options
-                        )
+                        Generation(served, self.bridge, self.metrics, tokens, sampling, body.stops, whole=whole, **options)
                     )
         except BaseException as error:
             leave(begun)
@@ -146,7 +144,7 @@ async def merged(begun: list[Generation]) -> Pieces:
             yield 0, piece
         yield 0, None
         return
-    queue: asyncio.Queue[tuple[int, str | None | BaseException]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, str | BaseException | None]] = asyncio.Queue()
 
     async def drain(index: int) -> None:
         try:

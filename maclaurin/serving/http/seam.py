@@ -141,7 +141,9 @@ def transformers_app(models: HeldModels) -> Any:
     """transformers' own application. A version in which the seam has moved is refused in one sentence."""
     check_seam(build_server, CBGenerateManager)
     parameters = inspect.signature(build_server).parameters
-    handlers: dict[str, Any] = {name: None for name in parameters if name.endswith("_handler")}  # of routes that are replaced
+    handlers: dict[str, Any] = {
+        name: None for name in parameters if name.endswith("_handler")
+    }  # of routes that are replaced
     return build_server(model_manager=models, generation_state=States(), **handlers)
 
 

@@ -189,7 +189,9 @@ async def _exchange(reader: Any, writer: Any, path: str, scope: Any, receive: An
     target = f"{path}?{query}" if query else path
     with suppress(ConnectionError):  # it may have answered already: that the request is too large
         writer.write(
-            connection.send(h11.Request(method=scope["method"], target=target, headers=[*headers, (b"connection", b"close")]))
+            connection.send(
+                h11.Request(method=scope["method"], target=target, headers=[*headers, (b"connection", b"close")])
+            )
         )
         while True:
             message = await receive()
@@ -241,4 +243,8 @@ async def _answer(reader: Any, connection: h11.Connection, send: Any) -> None:
 
 def _broken(begun: bool) -> Exception:
     """Before the answer has begun it can still be one; afterwards the connection is cut, so that nobody takes it for whole."""
-    return RuntimeError("the worker ended within its answer") if begun else ApiError(503, "the worker ended", code="worker_down")
+    return (
+        RuntimeError("the worker ended within its answer")
+        if begun
+        else ApiError(503, "the worker ended", code="worker_down")
+    )

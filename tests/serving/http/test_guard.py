@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+
 from maclaurin.serving.http.settings import Settings
 from tests.serving.http.conftest import running
 

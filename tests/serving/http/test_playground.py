@@ -3,6 +3,7 @@
 import time
 
 import pytest
+
 from tests.report.test_browser import browser, needs_driver, requests, wait  # noqa: F401 - a fixture among them
 from tests.serving.http.conftest import running
 from tests.serving.http.test_guard import slow_down
@@ -25,7 +26,9 @@ def panes(browser):  # noqa: F811
 def opened(browser, server, tokens=12):  # noqa: F811
     browser.get(f"{server.url}/")
     wait(browser, "document.querySelectorAll('.pane').length === 2")
-    browser.execute_script(f"document.getElementById('max_tokens').value = {tokens}; document.getElementById('temperature').value = 0")
+    browser.execute_script(
+        f"document.getElementById('max_tokens').value = {tokens}; document.getElementById('temperature').value = 0"
+    )
     from selenium.webdriver.common.by import By
 
     return browser.find_element(By.ID, "text")

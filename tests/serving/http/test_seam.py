@@ -5,15 +5,22 @@ import inspect
 import pytest
 
 pytest.importorskip("fastapi")
-from maclaurin.serving.http import seam
 from transformers.cli.serving.server import build_server
 from transformers.cli.serving.utils import CBGenerateManager
+
+from maclaurin.serving.http import seam
 
 
 def test_transformers_has_the_seam():
     seam.check_seam(build_server, CBGenerateManager)
     source = inspect.getsource(CBGenerateManager)
-    for name in ("add_request", "register_result_handler", "background_thread_status", ".start()", "init_continuous_batching"):
+    for name in (
+        "add_request",
+        "register_result_handler",
+        "background_thread_status",
+        ".start()",
+        "init_continuous_batching",
+    ):
         assert name in source
     # what its streamer asks of a manager
     from transformers.cli.serving.utils import CBStreamer

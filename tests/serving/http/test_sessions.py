@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.serving.http.conftest import running
 
 GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": 10}
