@@ -3,7 +3,8 @@
     python scripts/load.py throughput            # requests of different lengths: transformers' server as it is, and ours
     python scripts/load.py sessions --minutes 30 # a thousand sessions, some of them active: errors, memory, delays
 
-Servers are processes of their own and end with this one; tokens are counted per second of their CPU time. Needs the extra `serve`.
+Servers are processes of their own and end with this one; tokens are counted per second of their CPU time. Needs
+the extra `serve`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from statistics import quantiles
 
 import aiohttp
 
-START = 300  # seconds for a server to answer
+START = 420  # seconds for a server to answer
 REQUEST = aiohttp.ClientTimeout(total=300)
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -1,5 +1,5 @@
-"""Several processes behind one address. Each is a whole server of its own port; the first part of a session's name is the number of
-the server that has it, so that any HTTP balancer can do what the router here does.
+"""Several processes behind one address. Each is a whole server of its own port; the first part of a session's name is the
+number of the server that has it, so that any HTTP balancer can do what the router here does.
 
 Weights are not copied: safetensors maps a file into memory, and processes that map one file share its pages.
 """

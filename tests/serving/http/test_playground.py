@@ -1,4 +1,4 @@
-"""The page in a real browser: chat, stop, continue, fork, two models, by keyboard and on a phone, and no request elsewhere."""
+"""The page in a real browser: chat, stop, continue, fork, two models, by keyboard, on a phone, and no request elsewhere."""
 
 import time
 
@@ -19,8 +19,8 @@ def two(folder):
 
 def panes(browser):  # noqa: F811
     """The texts of every conversation."""
-    script = "return [...document.querySelectorAll('.pane')].map((p) => [...p.querySelectorAll('.content')].map((c) => c.textContent))"
-    return browser.execute_script(script)
+    texts = "(pane) => [...pane.querySelectorAll('.content')].map((content) => content.textContent)"
+    return browser.execute_script(f"return [...document.querySelectorAll('.pane')].map({texts})")
 
 
 def opened(browser, server, tokens=12):  # noqa: F811
