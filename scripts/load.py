@@ -133,9 +133,8 @@ async def throughput(server: Server, count: int) -> float:
         before, began = server.cpu(), time.perf_counter()
         tokens = sum(await asyncio.gather(*(one(session, body) for body in asked)))
         used, took = server.cpu() - before, time.perf_counter() - began
-    print(
-        f"  {count:3d} requests, {tokens} tokens, {used:6.2f} s of CPU time, {took:6.1f} s: {tokens / used:7.1f} tokens per CPU second"
-    )
+    speed = f"{tokens / used:7.1f} tokens per CPU second"
+    print(f"  {count:3d} requests, {tokens} tokens, {used:6.2f} s of CPU time, {took:6.1f} s: {speed}", flush=True)
     return tokens / used
 
 
@@ -219,10 +218,8 @@ async def many_sessions(server: Server, count: int, active: int, minutes: float,
             while (left := end - time.monotonic()) > 0:
                 await asyncio.sleep(min(60, left))
                 minute = (time.monotonic() - began) / 60
-                print(
-                    f"  {minute:4.1f} min: {turns} answers, {sum(delays.errors.values())} errors, {server.resident():.0f} MiB",
-                    flush=True,
-                )
+                errors = sum(delays.errors.values())
+                print(f"  {minute:4.1f} min: {turns} answers, {errors} errors, {server.resident():.0f} MiB", flush=True)
 
         cpu = server.cpu()
         await asyncio.gather(report(), *(user() for _ in range(active)))
@@ -230,9 +227,8 @@ async def many_sessions(server: Server, count: int, active: int, minutes: float,
         async with client.get(f"{server.url}/v1/sessions") as answer:
             still = len((await answer.json())["data"])
     tokens = len(delays.first) + len(delays.between)
-    print(
-        f"{turns} answers, {tokens} pieces, {tokens / used:.0f} per CPU second; {still} sessions open; errors: {delays.errors or 'none'}"
-    )
+    speed = f"{tokens / used:.0f} per CPU second"
+    print(f"{turns} answers, {tokens} pieces, {speed}; {still} sessions open; errors: {delays.errors or 'none'}")
     for name, values in (("first token", delays.first), ("between tokens", delays.between)):
         cuts = quantiles(values, n=100)
         print(f"{name}: median {1000 * cuts[49]:.0f} ms, p95 {1000 * cuts[94]:.0f} ms, p99 {1000 * cuts[98]:.0f} ms")

@@ -1,5 +1,5 @@
-"""Completions and chat completions. What transformers' own routes do not honour (n, stop, seed, options of each request, usage)
-is why these stand in their place.
+"""Completions and chat completions. What transformers' own routes do not honour (n, stop, seed, options of each request,
+usage) is why these stand in their place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What clients send: the fields of OpenAI's API that are honoured, their bounds, and those that are accepted without effect.
 
-A field that would change the answer and is not honoured is refused where it is set, so that nobody takes an answer for what it
-is not.
+A field that would change the answer and is not honoured is refused where it is set, so that nobody takes an answer for what
+it is not.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ async def _answer(reader: Any, connection: h11.Connection, send: Any) -> None:
 
 
 def _broken(begun: bool) -> Exception:
-    """Before the answer has begun it can still be one; afterwards the connection is cut, so that nobody takes it for whole."""
+    """Before the answer has begun it can still be one; afterwards the connection is cut: nobody may take it for whole."""
     return (
         RuntimeError("the worker ended within its answer")
         if begun
