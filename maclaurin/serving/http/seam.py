@@ -1,7 +1,8 @@
 """Where transformers' server meets the engine: `model.init_continuous_batching`, and nothing else of it is replaced.
 
 Its handlers ask a model for a manager with `start`, `stop`, `add_request`, `register_result_handler` and `cancel_request`,
-and get tokens from it. Here every request has a manager of its own: sampling options are given to `init_continuous_batching`.
+and get tokens from it. Here every request has a manager of its own: sampling options are given to
+`init_continuous_batching`.
 """
 
 from __future__ import annotations
