@@ -25,6 +25,7 @@ COMMANDS = {
     "eval": "Score a model on a text: loss, perplexity, bits per byte.",
     "suite": "Train small models to see what mixers can do: recall, tracking, needles, the Arena.",
     "convert": "Make a trained softmax model linear: transfer, recover, evaluate.",
+    "judge": "Judge a softmax model and its conversions side by side: text, answers, recall, decoding, a task. One page.",
     "export": "Write a model in the layout of a published checkpoint.",
     "lab": "Compute claims of the theory, beside the published numbers, and say which held.",
     "reproduce": "Make the tables of the papers again, beside the published numbers: does their order hold?",

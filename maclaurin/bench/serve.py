@@ -3,7 +3,7 @@
 Tokens are those that sessions asked for, per second of CPU time of one thread. Before anything is timed, both ways must have
 given every session the same tokens.
 
-    sessions   64 of different lengths at `tiny`: 8 to 200 tokens of prompt, 8 to 128 new ones; and behind 512 tokens in common
+    sessions   64 at `tiny`: 8 to 200 tokens of prompt, 8 to 128 new ones; and the same behind 512 tokens in common
     context    sessions behind 2,048 tokens at `small`, as many as fit into the same bytes of state, at most 64
     prefix     the same prompt of 2,048 tokens twice: what is computed until the first token
     rows       one layer of `small` with 32 sessions of 1,100 tokens: a join, a leave, and a step
@@ -28,10 +28,10 @@ from maclaurin.serving import Engine, PrefixCache, Sampling
 from maclaurin.serving.slots import slots_of
 
 WORDS = 256
-SESSIONS, COMMON = 64, 512
+SESSIONS, COMMON, PREFILL = 64, 512, 2048
 NEW = (8, 16, 32, 128)
 MIXERS = ("2mamba", "gla", "mamba2", "softmax")
-CONTEXT, CONTEXT_BYTES, CONTEXT_STEPS = 2048, 3 * 2**29, 6
+CONTEXT, CONTEXT_BYTES, CONTEXT_STEPS = 2048, 2**30, 6
 ROWS, ROW_TOKENS = 32, 1100
 REPEATS = 3
 
@@ -59,14 +59,14 @@ def model_of(size: str, mixer: str) -> MaclaurinForCausalLM:
 def prompts(common: int) -> list[Prompt]:
     rng = random.Random(0)
     head = [rng.randrange(1, WORDS) for _ in range(common)]
-    one = lambda: head + [rng.randrange(1, WORDS) for _ in range(rng.randint(8, 200))]  # noqa: E731
-    return [(one(), rng.choice(NEW)) for _ in range(SESSIONS)]
+    return [(head + [rng.randrange(1, WORDS) for _ in range(rng.randint(8, 200))], rng.choice(NEW)) for _ in range(SESSIONS)]
 
 
 def together(model: MaclaurinForCausalLM, jobs: list[Prompt]) -> list[list[int]]:
     """As `generate` takes many prompts: padded on the left, until the last one has all its tokens."""
     longest = max(len(tokens) for tokens, _ in jobs)
-    ids = torch.tensor([[0] * (longest - len(tokens)) + tokens for tokens, _ in jobs])
+    padded = [[0] * (longest - len(tokens)) + tokens for tokens, _ in jobs]
+    ids = torch.tensor(padded, dtype=torch.long, device="cpu")
     out = model.generate(
         ids, attention_mask=(ids != 0).long(), max_new_tokens=max(new for _, new in jobs), do_sample=False, pad_token_id=0
     )
@@ -74,7 +74,8 @@ def together(model: MaclaurinForCausalLM, jobs: list[Prompt]) -> list[list[int]]
 
 
 def continuously(model: MaclaurinForCausalLM, jobs: list[Prompt], *, prefixes: bool) -> list[list[int]]:
-    engine = Engine(model, max_active=SESSIONS, prefixes=PrefixCache(2**29) if prefixes else None)
+    kept = PrefixCache(2**29) if prefixes else None
+    engine = Engine(model, max_active=SESSIONS, prefill_tokens=PREFILL, prefixes=kept)
     requests = [engine.submit(tokens, Sampling(new)) for tokens, new in jobs]
     engine.run()
     return [request.output for request in requests]
@@ -158,13 +159,13 @@ def prefix(mixer: str) -> list[ServeRow]:
 def rows(mixer: str) -> list[ServeRow]:
     torch.manual_seed(0)
     layer = build_mixer(mixer, 1024, 16).eval()
-    _, state = layer(torch.randn(1, ROW_TOKENS, 1024))
+    _, state = layer(torch.randn(1, ROW_TOKENS, 1024, dtype=torch.float32, device="cpu"))
     slots = slots_of(layer, ROWS)
     for _ in range(ROWS):
         slots.put(state)
     times: dict[str, list[float]] = {"step": [], "leave": [], "join": []}
     for _ in range(8):
-        x = torch.randn(ROWS, 1, 1024)
+        x = torch.randn(ROWS, 1, 1024, dtype=torch.float32, device="cpu")
         times["step"].append(cpu_seconds(lambda x=x: slots.step(x)))  # type: ignore[misc]
         times["leave"].append(cpu_seconds(lambda: slots.drop(ROWS // 2)))
         times["join"].append(cpu_seconds(lambda: slots.put(state)))
@@ -176,7 +177,7 @@ def rows(mixer: str) -> list[ServeRow]:
     ]
 
 
-def run(console: Console) -> list[ServeRow]:
+def run(console: Console, *, long: bool) -> list[ServeRow]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -194,8 +195,7 @@ def run(console: Console) -> list[ServeRow]:
     for column in ("what", "mixer", "way", "value", "unit", "ratio"):
         table.add_column(column)
     for row in found:
-        table.add_row(
-            row.what, row.mixer, row.way, f"{row.value:.4g}", row.unit, "" if row.ratio is None else f"{row.ratio:.2f}x"
-        )
+        times = "" if row.ratio is None else f"{row.ratio:.2f}x"
+        table.add_row(row.what, row.mixer, row.way, f"{row.value:.4g}", row.unit, times)
     console.print(table)
     return found

@@ -25,6 +25,7 @@ from maclaurin.serving.sampling import Sampling, choose
 from maclaurin.serving.slots import Slots, slots_of
 
 GREEDY = Sampling()
+WORTH_KEEPING = 4  # blocks of a prompt that nobody has begun with before: its state is kept too
 LENGTHS = 64  # tokens: lengths whose states are taken to have one size
 
 
@@ -242,8 +243,18 @@ class Engine:
                 taken = sum(request._nbytes for request in (*self._running, *(one.request for one in self._reading)))
                 if self.max_bytes is not None and taken + self._waiting[0]._nbytes > self.max_bytes:
                     return
+                if self._comes_soon(self._waiting[0]):
+                    return
                 request = self._waiting.popleft()
                 self._reading.append(self._begun(request))
+
+    def _comes_soon(self, request: Request) -> bool:
+        """Whether somebody reads more of the prompt's beginning than is known, and stores the state there."""
+        if self.prefixes is None or request._given is not None:
+            return False
+        tokens, known = request.tokens, self.prefixes.longest(request.tokens, self._salt)
+        marks = ((reading.request.tokens, mark) for reading in self._reading for mark in reading.marks)
+        return any(known < mark < len(tokens) and theirs[:mark] == tokens[:mark] for theirs, mark in marks)
 
     def _begun(self, request: Request) -> Reading:
         reading = Reading(request, [None] * len(self._slots))
@@ -256,7 +267,8 @@ class Engine:
             if found is not None:
                 reading.states = [layer.state for layer in found.layers]
             last = (len(tokens) - 1) // block * block
-            reading.marks = sorted({mark for mark in (common, last) if mark > reading.at})
+            long = last - reading.at >= WORTH_KEEPING * block
+            reading.marks = sorted({mark for mark in (common, last if long else 0) if mark > reading.at})
             request.reused = reading.at
         return reading
 
@@ -298,11 +310,11 @@ class Engine:
         if len(tokens) == 1:
             logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0]
             return logits, [[layer.state for layer in cache.layers]]
-        bounds = torch.tensor([0, *accumulate(map(len, tokens))], dtype=torch.long)
+        bounds = torch.tensor([0, *accumulate(map(len, tokens))], dtype=torch.long, device=self.model.device)
         last = bounds[1:] - 1
         logits = self.model(ids, past_key_values=cache, use_cache=True, cu_seqlens=bounds, logits_to_keep=last).logits[0]
-        rows = range(len(tokens))
-        return logits, [[layer.state.select([row]).trimmed() for layer in cache.layers] for row in rows]
+        rows, after = range(len(tokens)), [layer.state for layer in cache.layers if layer.state is not None]
+        return logits, [[state.select([row]).trimmed() for state in after] for row in rows]
 
     def _join(self, reading: Reading) -> None:
         """From now on it decodes, behind those that do."""

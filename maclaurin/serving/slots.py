@@ -158,7 +158,7 @@ class Places(Slots):
         for view, new in zip(self.views, after.tensors().values(), strict=True):
             if new.data_ptr() != view.data_ptr():
                 view.copy_(new)
-        return y  # type: ignore[no-any-return]
+        return y
 
     @property
     def nbytes(self) -> int:

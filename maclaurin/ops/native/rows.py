@@ -1,4 +1,4 @@
-"""Decoding steps of sequences of different lengths, in place: one call for all rows, each with tokens and a state of its own.
+"""Decoding steps of sequences of different lengths, in place: one call for all rows, each with its own tokens and state.
 
 A row joins and leaves without the others being touched: what the kernel reads is a table of addresses. Second order folds a
 row's tokens when it is their time, whatever the other rows do; a window moves on inside its slots. What a row gets does not
