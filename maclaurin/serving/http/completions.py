@@ -158,11 +158,11 @@ async def merged(begun: list[Generation]) -> Pieces:
     try:
         left = len(begun)
         while left:
-            index, piece = await queue.get()
-            if isinstance(piece, BaseException):
-                raise piece
-            left -= piece is None
-            yield index, piece
+            index, came = await queue.get()
+            if isinstance(came, BaseException):
+                raise came
+            left -= came is None
+            yield index, came
     finally:
         for task in tasks:
             task.cancel()

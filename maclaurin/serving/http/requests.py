@@ -42,7 +42,7 @@ class Body(BaseModel):
 
 class StreamOptions(Body):
     include_usage: bool = False
-    continuous_usage_stats: bool = Field(False, description="usage in every chunk, as far as it has come")
+    continuous_usage_stats: bool = Field(default=False, description="usage in every chunk, as far as it has come")
     include_obfuscation: bool | None = None
 
 

@@ -37,7 +37,7 @@ class RequestManager:
         self.served, self.options, self.settings = served, options, settings
         self.background_thread_status = SimpleNamespace(fatal_error=None)
         self._request: Request | None = None
-        self._deliver: Callable[[GenerationOutput], None] | None = None
+        self._deliver: Callable[[GenerationOutput], object] | None = None
         self._streaming, self._sent = False, 0
 
     def start(self) -> None:
@@ -48,7 +48,7 @@ class RequestManager:
 
     def register_result_handler(self, request_id: str, callback: Callable[[GenerationOutput], None]) -> None:
         loop = asyncio.get_running_loop()
-        self._deliver = lambda output: loop.call_soon_threadsafe(callback, output) and None
+        self._deliver = lambda output: loop.call_soon_threadsafe(callback, output)
         if self._request is not None:
             self._on_token(self._request)  # what came before the handler did
 
