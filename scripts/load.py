@@ -3,7 +3,8 @@
     python scripts/load.py throughput            # requests of different lengths: transformers' server as it is, and ours
     python scripts/load.py sessions --minutes 30 # a thousand sessions, some of them active: errors, memory, delays
 
-Servers are processes of their own and end with this one; tokens are counted per second of their CPU time. Needs the extra `serve`.
+Servers are processes of their own and end with this one; tokens are counted per second of their CPU time. Needs
+the extra `serve`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from statistics import quantiles
 
 import aiohttp
 
-START = 300  # seconds for a server to answer
+START = 420  # seconds for a server to answer
 REQUEST = aiohttp.ClientTimeout(total=300)
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -115,7 +116,8 @@ async def throughput(server: Server, count: int) -> float:
     """Tokens per second of CPU time, of `count` requests at once."""
     pick = random.Random(0)
     asked = [
-        {"prompt": "x" * pick.randint(8, 256), "max_tokens": pick.randint(16, 128), "temperature": 0, "seed": 1} for _ in range(count)
+        {"prompt": "x" * pick.randint(8, 256), "max_tokens": pick.randint(16, 128), "temperature": 0, "seed": 1}
+        for _ in range(count)
     ]
 
     async def one(session: aiohttp.ClientSession, body: dict[str, object]) -> int:
@@ -131,7 +133,8 @@ async def throughput(server: Server, count: int) -> float:
         before, began = server.cpu(), time.perf_counter()
         tokens = sum(await asyncio.gather(*(one(session, body) for body in asked)))
         used, took = server.cpu() - before, time.perf_counter() - began
-    print(f"  {count:3d} requests, {tokens} tokens, {used:6.2f} s of CPU time, {took:6.1f} s: {tokens / used:7.1f} tokens per CPU second")
+    speed = f"{tokens / used:7.1f} tokens per CPU second"
+    print(f"  {count:3d} requests, {tokens} tokens, {used:6.2f} s of CPU time, {took:6.1f} s: {speed}", flush=True)
     return tokens / used
 
 
@@ -184,7 +187,9 @@ async def many_sessions(server: Server, count: int, active: int, minutes: float,
     async with aiohttp.ClientSession(timeout=REQUEST, connector=aiohttp.TCPConnector(limit=0)) as client:
 
         async def new() -> str:
-            async with client.post(f"{server.url}/v1/sessions", json={"prompt": f"session {pick.random()} begins"}) as answer:
+            async with client.post(
+                f"{server.url}/v1/sessions", json={"prompt": f"session {pick.random()} begins"}
+            ) as answer:
                 name: str = (await answer.json())["id"]
                 return name
 
@@ -213,7 +218,8 @@ async def many_sessions(server: Server, count: int, active: int, minutes: float,
             while (left := end - time.monotonic()) > 0:
                 await asyncio.sleep(min(60, left))
                 minute = (time.monotonic() - began) / 60
-                print(f"  {minute:4.1f} min: {turns} answers, {sum(delays.errors.values())} errors, {server.resident():.0f} MiB", flush=True)
+                errors = sum(delays.errors.values())
+                print(f"  {minute:4.1f} min: {turns} answers, {errors} errors, {server.resident():.0f} MiB", flush=True)
 
         cpu = server.cpu()
         await asyncio.gather(report(), *(user() for _ in range(active)))
@@ -221,7 +227,8 @@ async def many_sessions(server: Server, count: int, active: int, minutes: float,
         async with client.get(f"{server.url}/v1/sessions") as answer:
             still = len((await answer.json())["data"])
     tokens = len(delays.first) + len(delays.between)
-    print(f"{turns} answers, {tokens} pieces, {tokens / used:.0f} per CPU second; {still} sessions open; errors: {delays.errors or 'none'}")
+    speed = f"{tokens / used:.0f} per CPU second"
+    print(f"{turns} answers, {tokens} pieces, {speed}; {still} sessions open; errors: {delays.errors or 'none'}")
     for name, values in (("first token", delays.first), ("between tokens", delays.between)):
         cuts = quantiles(values, n=100)
         print(f"{name}: median {1000 * cuts[49]:.0f} ms, p95 {1000 * cuts[94]:.0f} ms, p99 {1000 * cuts[98]:.0f} ms")

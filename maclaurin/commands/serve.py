@@ -10,7 +10,7 @@ import typer
 
 
 def serve(
-    models: Annotated[list[str], typer.Argument(help="Folders of models, or NAME=FOLDER; requests name them, and no others.")],
+    models: Annotated[list[str], typer.Argument(help="Folders of models, or NAME=FOLDER; no others are served.")],
     host: Annotated[str, typer.Option(help="Address to listen at. One that other machines reach needs an --api-key.")] = (
         "127.0.0.1"
     ),
@@ -26,7 +26,7 @@ def serve(
     ] = None,
     max_active: Annotated[int, typer.Option(help="Sequences that run at a time.")] = 64,
     queue: Annotated[int, typer.Option(help="Requests that may wait; those beyond are told to come back (429).")] = 256,
-    max_state: Annotated[str | None, typer.Option(help="What the states of running sequences may take, such as 4GB.")] = None,
+    max_state: Annotated[str | None, typer.Option(help="What states of running sequences may take, such as 4GB.")] = None,
     prefix_cache: Annotated[str, typer.Option(help="Memory for states of prompts that come again.")] = "512MB",
     session_memory: Annotated[str, typer.Option(help="Memory for states of sessions.")] = "1GB",
     session_idle: Annotated[float, typer.Option(help="Seconds without a request after which a session ends.")] = 3600.0,

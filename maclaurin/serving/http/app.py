@@ -64,9 +64,7 @@ def create_app(served: Mapping[str, Served], settings: Settings) -> FastAPI:
     _add_page(app)
     app.add_middleware(Guard, settings=settings, metrics=metrics, public=frozenset([*PAGE, "/health"]))
     if settings.origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["*"], allow_headers=["*"]
-        )
+        app.add_middleware(CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["*"], allow_headers=["*"])
     metrics.watch(served, sessions)
     sessions.forget_old_files()
     for one in served.values():

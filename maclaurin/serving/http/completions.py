@@ -1,5 +1,5 @@
-"""Completions and chat completions: what transformers' own routes do not honour (n, stop, seed, options of each request, usage) is
-why these stand in their place.
+"""Completions and chat completions. What transformers' own routes do not honour (n, stop, seed, options of each request,
+usage) is why these stand in their place.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class Answers:
                     sampling = body.sampling(served, self.settings, choice)
                     whole = not body.stream
                     begun.append(
-                        Generation(
-                            served, self.bridge, self.metrics, tokens, sampling, body.stops, whole=whole, **options
-                        )
+                        Generation(served, self.bridge, self.metrics, tokens, sampling, body.stops, whole=whole, **options)
                     )
         except BaseException as error:
             leave(begun)
@@ -146,7 +144,7 @@ async def merged(begun: list[Generation]) -> Pieces:
             yield 0, piece
         yield 0, None
         return
-    queue: asyncio.Queue[tuple[int, str | None | BaseException]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, str | BaseException | None]] = asyncio.Queue()
 
     async def drain(index: int) -> None:
         try:
@@ -160,11 +158,11 @@ async def merged(begun: list[Generation]) -> Pieces:
     try:
         left = len(begun)
         while left:
-            index, piece = await queue.get()
-            if isinstance(piece, BaseException):
-                raise piece
-            left -= piece is None
-            yield index, piece
+            index, came = await queue.get()
+            if isinstance(came, BaseException):
+                raise came
+            left -= came is None
+            yield index, came
     finally:
         for task in tasks:
             task.cancel()

@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 class Left(Response):
-    """A response, and what happens however it ends. A stream whose client has gone may never be begun, so that nothing that is
-    written in it would run.
+    """A response, and what happens however it ends. A stream whose client has gone may never be begun, so that nothing in it
+    would run.
     """
 
     def __init__(self, response: Response, leave: Callable[[], None]) -> None:

@@ -1,6 +1,7 @@
 """What clients send: the fields of OpenAI's API that are honoured, their bounds, and those that are accepted without effect.
 
-A field that would change the answer and is not honoured is refused where it is set, so that nobody takes an answer for what it is not.
+A field that would change the answer and is not honoured is refused where it is set, so that nobody takes an answer for what
+it is not.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Body(BaseModel):
 
 class StreamOptions(Body):
     include_usage: bool = False
-    continuous_usage_stats: bool = Field(False, description="usage in every chunk, as far as it has come")
+    continuous_usage_stats: bool = Field(default=False, description="usage in every chunk, as far as it has come")
     include_obfuscation: bool | None = None
 
 

@@ -1,7 +1,8 @@
 """Where transformers' server meets the engine: `model.init_continuous_batching`, and nothing else of it is replaced.
 
-Its handlers ask a model for a manager with `start`, `stop`, `add_request`, `register_result_handler` and `cancel_request`, and get
-tokens from it. Here every request has a manager of its own, because its sampling options are given to `init_continuous_batching`.
+Its handlers ask a model for a manager with `start`, `stop`, `add_request`, `register_result_handler` and `cancel_request`,
+and get tokens from it. Here every request has a manager of its own: sampling options are given to
+`init_continuous_batching`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class RequestManager:
         self.served, self.options, self.settings = served, options, settings
         self.background_thread_status = SimpleNamespace(fatal_error=None)
         self._request: Request | None = None
-        self._deliver: Callable[[GenerationOutput], None] | None = None
+        self._deliver: Callable[[GenerationOutput], object] | None = None
         self._streaming, self._sent = False, 0
 
     def start(self) -> None:
@@ -47,7 +48,7 @@ class RequestManager:
 
     def register_result_handler(self, request_id: str, callback: Callable[[GenerationOutput], None]) -> None:
         loop = asyncio.get_running_loop()
-        self._deliver = lambda output: loop.call_soon_threadsafe(callback, output) and None
+        self._deliver = lambda output: loop.call_soon_threadsafe(callback, output)
         if self._request is not None:
             self._on_token(self._request)  # what came before the handler did
 
@@ -141,7 +142,9 @@ def transformers_app(models: HeldModels) -> Any:
     """transformers' own application. A version in which the seam has moved is refused in one sentence."""
     check_seam(build_server, CBGenerateManager)
     parameters = inspect.signature(build_server).parameters
-    handlers: dict[str, Any] = {name: None for name in parameters if name.endswith("_handler")}  # of routes that are replaced
+    handlers: dict[str, Any] = {
+        name: None for name in parameters if name.endswith("_handler")
+    }  # of routes that are replaced
     return build_server(model_manager=models, generation_state=States(), **handlers)
 
 

@@ -52,7 +52,9 @@ class Served:
                 list(messages), tokenize=False, add_generation_prompt=not going_on, continue_final_message=going_on
             )
         except Exception as error:  # templates refuse by whatever Jinja raises
-            raise ApiError(400, f"the model's chat template refuses these messages: {error}"[:300], param="messages") from error
+            raise ApiError(
+                400, f"the model's chat template refuses these messages: {error}"[:300], param="messages"
+            ) from error
         return text
 
     def sizes(self, tokens: int) -> dict[str, int]:
@@ -68,7 +70,9 @@ def opened(folders: Sequence[str], settings: Settings) -> dict[str, Served]:
         folder = folder if equals else words
         name = name if equals else re.sub(r"[^A-Za-z0-9._-]", "-", Path(folder).resolve().name)
         if not NAME.fullmatch(name):
-            raise ValueError(f"the name of a model must be letters, digits, dots and dashes, got {name!r:.80}: give NAME=FOLDER")
+            raise ValueError(
+                f"the name of a model must be letters, digits, dots and dashes, got {name!r:.80}: give NAME=FOLDER"
+            )
         if name in found:
             raise ValueError(f"two models would have the name {name!r}: give NAME=FOLDER")
         model, tokenizer = open_model(folder)

@@ -1,5 +1,5 @@
-"""Routes of sessions. `/v1/sessions/NAME` is an address of its own for clients of OpenAI's API: what they send there as messages or
-prompt comes after what the session has.
+"""Routes of sessions. `/v1/sessions/NAME` is an address of its own for clients of OpenAI's API: what they send there as
+messages or prompt comes after what the session has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sessions: sequences whose state is kept between requests, in memory and, where it was saved, in a folder.
 
-What a session is, is its tokens. Its state only saves reading them again: it may be behind them, or lost, and nothing but time is.
-A saved session is two files, the state and a description that names it and is written last; their names come from a hash of the
-session's name, so that nothing a request sends is ever a path.
+What a session is, is its tokens. Its state only saves reading them again: it may be behind them, or lost, and nothing but
+time is. A saved session is two files, the state and a description that names it and is written last; they are named by a
+hash of the session's name, so that nothing a request sends is ever a path.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ NAMES_OF_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 @dataclass(frozen=True)
 class Settings:
     """keys: API keys; without one, anybody who reaches the port may use the models. number: of this server among those
-    behind one address; it begins the names of its sessions. folder: where sessions and prefixes are kept. bind: the address to
-    listen at, where that is not the host by which it is known.
+    behind one address; it begins the names of its sessions. folder: where sessions and prefixes are kept. bind: the address
+    to listen at, where that is not the host by which it is known.
 
     max_prompt and max_new: tokens of one sequence; max_body: bytes of a request; max_choices: sequences of a request.
     """

@@ -1,5 +1,5 @@
-"""Several processes behind one address. Each is a whole server of its own port; the first part of a session's name is the number of
-the server that has it, so that any HTTP balancer can do what the router here does.
+"""Several processes behind one address. Each is a whole server of its own port; the first part of a session's name is the
+number of the server that has it, so that any HTTP balancer can do what the router here does.
 
 Weights are not copied: safetensors maps a file into memory, and processes that map one file share its pages.
 """
@@ -189,7 +189,9 @@ async def _exchange(reader: Any, writer: Any, path: str, scope: Any, receive: An
     target = f"{path}?{query}" if query else path
     with suppress(ConnectionError):  # it may have answered already: that the request is too large
         writer.write(
-            connection.send(h11.Request(method=scope["method"], target=target, headers=[*headers, (b"connection", b"close")]))
+            connection.send(
+                h11.Request(method=scope["method"], target=target, headers=[*headers, (b"connection", b"close")])
+            )
         )
         while True:
             message = await receive()
@@ -240,5 +242,9 @@ async def _answer(reader: Any, connection: h11.Connection, send: Any) -> None:
 
 
 def _broken(begun: bool) -> Exception:
-    """Before the answer has begun it can still be one; afterwards the connection is cut, so that nobody takes it for whole."""
-    return RuntimeError("the worker ended within its answer") if begun else ApiError(503, "the worker ended", code="worker_down")
+    """Before the answer has begun it can still be one; afterwards the connection is cut: nobody may take it for whole."""
+    return (
+        RuntimeError("the worker ended within its answer")
+        if begun
+        else ApiError(503, "the worker ended", code="worker_down")
+    )

@@ -1,6 +1,7 @@
 """OpenAI's own client: what it sends is honoured, and what it gets is in its format."""
 
 import pytest
+
 from tests.serving.http.conftest import alone
 
 openai = pytest.importorskip("openai")
@@ -39,7 +40,9 @@ def test_a_stream_is_the_same_answer_in_pieces(server):
 def test_a_stop_string_ends_the_text_before_it(server, stream):
     client = server.client()
     text = client.completions.create(prompt="12 green", **GREEDY).choices[0].text
-    stop = next(text[i : i + 2] for i in range(3, len(text) - 2) if text[i : i + 2].isprintable() and text.find(text[i : i + 2]) == i)
+    stop = next(
+        text[i : i + 2] for i in range(3, len(text) - 2) if text[i : i + 2].isprintable() and text.find(text[i : i + 2]) == i
+    )
     answer = client.completions.create(prompt="12 green", stop=[stop, "never"], stream=stream, **GREEDY)
     chunks = list(answer) if stream else [answer]
     assert "".join(chunk.choices[0].text for chunk in chunks) == text[: text.index(stop)]
@@ -67,7 +70,10 @@ def test_top_k_of_one_is_greedy_whatever_the_temperature(server):
     greedy = server.client().completions.create(prompt="ab", **GREEDY).choices[0].text
     options = {**GREEDY, "temperature": 2.0, "extra_body": {"top_k": 1}}
     assert server.client().completions.create(prompt="ab", **options).choices[0].text == greedy
-    assert server.client().completions.create(prompt="ab", **{**GREEDY, "temperature": 2.0, "top_p": 1e-9}).choices[0].text == greedy
+    assert (
+        server.client().completions.create(prompt="ab", **{**GREEDY, "temperature": 2.0, "top_p": 1e-9}).choices[0].text
+        == greedy
+    )
 
 
 def test_several_prompts_as_texts_and_as_tokens(server):
@@ -88,7 +94,10 @@ def test_an_answer_that_was_begun_is_continued(server):
 
 
 def test_the_responses_api_comes_from_transformers_through_the_seam(server):
-    client, options = server.client(), {"model": "tiny", "instructions": "Be brief.", "input": "Hello", "max_output_tokens": 12}
+    client, options = (
+        server.client(),
+        {"model": "tiny", "instructions": "Be brief.", "input": "Hello", "max_output_tokens": 12},
+    )
     said = client.chat.completions.create(messages=CHAT, **GREEDY).choices[0].message.content
     assert client.responses.create(temperature=0, **options).output_text == said
     events = list(client.responses.create(temperature=0, stream=True, **options))

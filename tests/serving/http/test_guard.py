@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+
 from maclaurin.serving.http.settings import Settings
 from tests.serving.http.conftest import running
 
@@ -96,7 +97,8 @@ def test_a_client_that_goes_away_frees_its_slot(server, monkeypatch, stream, pat
     before = server.engine.stats()
     body = {**LONG, "stream": stream} if path.endswith("completions") else {"input": "ab", "stream": stream}
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(content)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
         raw.sendall(head.encode() + content)
         until(lambda: server.engine.stats()["tokens"] > before["tokens"] + 2)

@@ -1,8 +1,9 @@
-"""The page in a real browser: chat, stop, continue, fork, two models, by keyboard and on a phone, and no request elsewhere."""
+"""The page in a real browser: chat, stop, continue, fork, two models, by keyboard, on a phone, and no request elsewhere."""
 
 import time
 
 import pytest
+
 from tests.report.test_browser import browser, needs_driver, requests, wait  # noqa: F401 - a fixture among them
 from tests.serving.http.conftest import running
 from tests.serving.http.test_guard import slow_down
@@ -18,14 +19,16 @@ def two(folder):
 
 def panes(browser):  # noqa: F811
     """The texts of every conversation."""
-    script = "return [...document.querySelectorAll('.pane')].map((p) => [...p.querySelectorAll('.content')].map((c) => c.textContent))"
-    return browser.execute_script(script)
+    texts = "(pane) => [...pane.querySelectorAll('.content')].map((content) => content.textContent)"
+    return browser.execute_script(f"return [...document.querySelectorAll('.pane')].map({texts})")
 
 
 def opened(browser, server, tokens=12):  # noqa: F811
     browser.get(f"{server.url}/")
     wait(browser, "document.querySelectorAll('.pane').length === 2")
-    browser.execute_script(f"document.getElementById('max_tokens').value = {tokens}; document.getElementById('temperature').value = 0")
+    browser.execute_script(
+        f"document.getElementById('max_tokens').value = {tokens}; document.getElementById('temperature').value = 0"
+    )
     from selenium.webdriver.common.by import By
 
     return browser.find_element(By.ID, "text")

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+
 from tests.serving.http.conftest import running
 
 schemathesis = pytest.importorskip("schemathesis")

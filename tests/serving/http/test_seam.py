@@ -1,19 +1,27 @@
 """Where transformers' server meets the engine. Run with the oldest and the newest transformers of the range."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fastapi")
-from maclaurin.serving.http import seam
 from transformers.cli.serving.server import build_server
 from transformers.cli.serving.utils import CBGenerateManager
+
+from maclaurin.serving.http import seam
 
 
 def test_transformers_has_the_seam():
     seam.check_seam(build_server, CBGenerateManager)
     source = inspect.getsource(CBGenerateManager)
-    for name in ("add_request", "register_result_handler", "background_thread_status", ".start()", "init_continuous_batching"):
+    for name in (
+        "add_request",
+        "register_result_handler",
+        "background_thread_status",
+        ".start()",
+        "init_continuous_batching",
+    ):
         assert name in source
     # what its streamer asks of a manager
     from transformers.cli.serving.utils import CBStreamer
@@ -29,7 +37,8 @@ def test_a_version_that_moved_it_is_refused_in_one_sentence():
         def init_cb(self, model):
             return model.begin_batching()
 
-    words = r"transformers \S+ has moved the seam of its server \(completion_handler, response_handler, init_continuous_batching\)"
+    missing = "completion_handler, response_handler, init_continuous_batching"
+    words = rf"transformers \S+ has moved the seam of its server \({missing}\)"
     with pytest.raises(ImportError, match=words) as caught:
         seam.check_seam(other, Manager)
     assert "\n" not in str(caught.value)
@@ -48,7 +57,7 @@ def test_only_routes_that_this_package_answers_are_there(server):
 def test_weights_are_the_pages_of_their_file(server, folder):
     """So that processes which serve one model have them in memory once."""
     places = []
-    for line in open("/proc/self/maps"):
+    for line in Path("/proc/self/maps").read_text().splitlines():
         if line.rstrip().endswith("model.safetensors"):
             begin, end = (int(number, 16) for number in line.split()[0].split("-"))
             places.append((begin, end))

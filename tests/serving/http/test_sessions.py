@@ -1,10 +1,11 @@
-"""Sessions: what comes after is what one request would have said, whatever happened to state, memory and process in between."""
+"""Sessions: what comes after is what one request would have said, whatever became of state, memory and process."""
 
 import json
 import time
 from pathlib import Path
 
 import pytest
+
 from tests.serving.http.conftest import running
 
 GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": 10}
@@ -31,7 +32,7 @@ def whole(server, prompt, count, model="tiny"):
 def test_a_text_goes_on_where_it_was(server):
     name = begun(server, prompt="12 green")
     assert more(server, name) + more(server, name) == whole(server, "12 green", 20)
-    status, answer = server.ask("POST", f"/v1/sessions/{name}/completions", {"prompt": "!", **TEXT})
+    _, answer = server.ask("POST", f"/v1/sessions/{name}/completions", {"prompt": "!", **TEXT})
     # all but the last token of the output was read already
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 8 + 20 - 1
     assert server.ask("GET", f"/v1/sessions/{name}")[1]["tokens"] == 8 + 20 + 1 + 10
@@ -99,7 +100,7 @@ def test_what_was_saved_goes_on_after_a_death(folder, tmp_path):
         assert not any(name in str(path) or name in path.read_bytes().decode("latin-1") for path in files(tmp_path))
         with running(folder, folder=tmp_path) as second:
             assert second.ask("GET", "/v1/sessions")[1]["data"] == []
-            status, answer = second.ask("POST", f"/v1/sessions/{name}/completions", TEXT)
+            _, answer = second.ask("POST", f"/v1/sessions/{name}/completions", TEXT)
             assert text + answer["choices"][0]["text"] == whole(second, "12 green", 20)
             assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 17  # its state was there
             second.ask("DELETE", f"/v1/sessions/{name}")

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from maclaurin.data.tokenizer import byte_tokenizer
 from maclaurin.serving.http.text import TextStream
 

@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import pytest
+
 from maclaurin.serving.http.settings import Settings
 from maclaurin.serving.http.workers import Router, Workers
 from tests.serving.http.conftest import running, started
