@@ -18,6 +18,7 @@ from maclaurin.bench.precision import PrecisionRow
 from maclaurin.bench.roofline import RooflineRow
 from maclaurin.bench.scale import ScaleRow
 from maclaurin.bench.sequences import SequenceRow
+from maclaurin.bench.serve import ServeRow
 from maclaurin.bench.training import TrainingRow
 from maclaurin.bench.transformers import TransformersRow
 from maclaurin.common.records import ABSENT, Record
@@ -54,4 +55,5 @@ class Results(Record):
     roofline: Sequence[RooflineRow] | None = field(default=None, metadata=ABSENT)
     sequences: Sequence[SequenceRow] | None = field(default=None, metadata=ABSENT)
     scale: Sequence[ScaleRow] | None = field(default=None, metadata=ABSENT)
+    serve: Sequence[ServeRow] | None = field(default=None, metadata=ABSENT)
     gpu: Sequence[GpuRow] | None = field(default=None, metadata=ABSENT)

@@ -15,7 +15,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="limits, attention, forms, decode, mixers, peers, precision, memory, training, roofline, scale, gpu; all"
-            " that can run. Only where they are named: model, transformers and sequences."
+            " that can run. Only where they are named: model, transformers, sequences and serve."
         ),
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of PyTorch and the kernels; with 1, times are CPU times.")] = 2,
@@ -28,9 +28,12 @@ def bench(
     mixers: Annotated[
         str | None, typer.Option(help="model and mixers: which ones, with commas; a+b alternates them in a model.")
     ] = None,
-    lengths: Annotated[str | None, typer.Option(help="model: tokens of a training step, with commas.")] = None,
+    lengths: Annotated[str | None, typer.Option(help="attention, model: tokens of a sequence, with commas.")] = None,
     contexts: Annotated[str | None, typer.Option(help="model: tokens before a decoded one, with commas.")] = None,
     batches: Annotated[str | None, typer.Option(help="model: sequences that are decoded at once, with commas.")] = None,
+    architectures: Annotated[
+        str | None, typer.Option(help="transformers: architectures, with commas; all unless given.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure speed and memory against PyTorch's attention and other peers, side by side in one process."""
@@ -40,18 +43,24 @@ def bench(
     from maclaurin.common.files import write_json
 
     usual = LONG if long else Models()
+    tokens = None if lengths is None else _numbers("lengths", lengths)
     models = Models(
         size,
         layers,
         vocabulary,
         usual.mixers if mixers is None else mixers.split(","),
-        usual.lengths if lengths is None else _numbers("lengths", lengths),
+        usual.lengths if tokens is None else tokens,
         usual.contexts if contexts is None else _numbers("contexts", contexts),
         usual.batches if batches is None else _numbers("batches", batches),
     )
     with talk(as_json=as_json):
-        layers = None if mixers is None else mixers.split(",")
-        results = run(parts or [], threads=threads, long=long, console=screen(), models=models, layers=layers)
+        options = {
+            "attention": {"lengths": tokens},
+            "mixers": {"names": None if mixers is None else mixers.split(",")},
+            "model": {"models": models},
+            "transformers": {"architectures": None if architectures is None else architectures.split(",")},
+        }
+        results = run(parts or [], threads=threads, long=long, console=screen(), options=options)
         write_json(output / "bench.json", results.to_json())
         made = page(results)
         made.write(output / "bench.html")
