@@ -110,7 +110,8 @@ class LunaMap(FeatureMap):
 
     def _projected(self, x: Tensor) -> Tensor:
         # the scale goes to the weights, of which there are fewer
-        return F.linear(*in_float32(x, self.weight * self.key_dim**-0.25, self.bias))
+        u_BTHM: Tensor = F.linear(*in_float32(x, self.weight * self.key_dim**-0.25, self.bias))
+        return u_BTHM
 
     def dead_fraction(self, x: Tensor | None = None, reach: float = 4.0) -> float:
         """How much of the map is silent, for a training log: the share of features that are zero for every token of x.
