@@ -95,7 +95,7 @@ class LunaMap(FeatureMap):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         times = 1 / math.sqrt(self.weight.shape[0])
         if isinstance(self.channels, ChannelBank) and not self.ch_rms:
-            features = self.channels(self._projected(x), times).flatten(-2)
+            features: Tensor = self.channels(self._projected(x), times).flatten(-2)
         else:
             features = self.of_queries(x, lengths) * times
         return features if self.envelope is None else features * self._envelope(x)
