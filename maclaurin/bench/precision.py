@@ -7,6 +7,7 @@ the torch backend: what plain PyTorch loses.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -55,14 +56,16 @@ def run(console: Console, *, long: bool) -> list[PrecisionRow]:
 
 def _measure(case: Case, size: Sizes) -> list[PrecisionRow]:
     drawn = case.draw(size)
-    runs = {str(dtype): partial(_call, case, drawn, size, "auto", dtype) for dtype in (torch.float32, *DTYPES)}
+    runs: dict[str, Callable[[], object]] = {
+        str(dtype): partial(_call, case, drawn, size, "auto", dtype) for dtype in (torch.float32, *DTYPES)
+    }
     times = interleaved(runs, seconds=1)
     rows = []
     for dtype in DTYPES:
         rounded = {name: x.to(dtype) for name, x in drawn.items()}
         exact = _call(case, rounded, size, "torch", torch.float64)
         with watching() as choices:
-            found = runs[str(dtype)]()
+            found = _call(case, drawn, size, "auto", dtype)
         backend = ", ".join(sorted({choice.backend for choice in choices}))
         errors = (_distance(y, exact) for y in (found, _call(case, drawn, size, "torch", dtype)))
         name = str(dtype).removeprefix("torch.")

@@ -95,7 +95,7 @@ class LunaMap(FeatureMap):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         times = 1 / math.sqrt(self.weight.shape[0])
         if isinstance(self.channels, ChannelBank) and not self.ch_rms:
-            features = self.channels(self._projected(x), times).flatten(-2)
+            features: Tensor = self.channels(self._projected(x), times).flatten(-2)
         else:
             features = self.of_queries(x, lengths) * times
         return features if self.envelope is None else features * self._envelope(x)
@@ -110,7 +110,8 @@ class LunaMap(FeatureMap):
 
     def _projected(self, x: Tensor) -> Tensor:
         # the scale goes to the weights, of which there are fewer
-        return F.linear(*in_float32(x, self.weight * self.key_dim**-0.25, self.bias))
+        u_BTHM: Tensor = F.linear(*in_float32(x, self.weight * self.key_dim**-0.25, self.bias))
+        return u_BTHM
 
     def dead_fraction(self, x: Tensor | None = None, reach: float = 4.0) -> float:
         """How much of the map is silent, for a training log: the share of features that are zero for every token of x.
