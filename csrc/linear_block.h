@@ -1,11 +1,14 @@
 // First-order attention takes a block of tokens at a time: its rows, and the decays between its tokens.
 //
 // A decay between two tokens is always a product of single factors, each at most 1: nothing can overflow, whatever the
-// decays are, and an exponential is computed once per token (and channel), not once per pair.
+// decays are, and an exponential is computed once per token (and channel), not once per pair. What is left of the state
+// after a block is one exponential of a sum: a product would round the same slow decay in the same direction token by
+// token, which a state that lasts for a thousand tokens shows in its fifth digit.
 #pragma once
 #include <type_traits>
 
 #include "arena.h"
+#include "decay.h"
 #include "pack.h"
 #include "tile.h"
 
@@ -17,6 +20,7 @@ constexpr int64_t BLOCK = PER_CHANNEL ? 16 : 32;
 
 struct LinearShape {
     int64_t K, V, W, k_row, v_row;  // W: columns of the caller's state; rows in whole vectors and whole tiles
+    int64_t heads = 1;              // key-value heads that a task takes in turn, block by block
 
     LinearShape(int64_t K, int64_t V, bool normalize)
         : K(K),
@@ -27,6 +31,29 @@ struct LinearShape {
 
     int64_t state_size() const { return K * W; }
 };
+
+// Heads lie side by side in a token: one after the other they would read every page and line of the tensors once each, too far
+// apart for the processor to guess what is next. So a task takes as many as leave work for all threads, and as have states that
+// stay in a second-level cache.
+constexpr int64_t STATES = 1 << 16;  // floats
+
+inline int64_t heads_of_task(const MaclaurinLinear& call, const LinearShape& shape) {
+    const int64_t fit = STATES / (shape.k_row * shape.v_row), each = call.B * call.G / larger(call.threads, 1);
+    return larger(smaller(smaller(fit, each), call.G), 1);
+}
+
+// One task for every `shape.heads` heads of a sequence: task(b, first, heads) is false where memory ran out.
+template <class Task>
+bool over_groups_of_heads(const MaclaurinLinear& call, const LinearShape& shape, const Task& task) {
+    const int64_t groups = (call.G + shape.heads - 1) / shape.heads;
+    bool failed = false;
+    parallel_for(call.B * groups, call.threads, [&](int64_t n) {
+        const FlushSubnormals flush;
+        const int64_t first = n % groups * shape.heads;
+        if (!task(n / groups, first, smaller(shape.heads, call.G - first))) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+    });
+    return !failed;
+}
 
 // body(i, j, width) for every tile of a matrix of whole tiles; width::value is its number of vectors.
 template <class Body>
@@ -88,15 +115,33 @@ struct BlockDecay {
                 const float* from = row(log_decay, b, begin + t, g);
                 for (int64_t c = 0; c < (PER_CHANNEL ? shape.K : 1); ++c) each[t * width + c] = from[c];
             }
-        for (int64_t i = 0; i < ROW * width; i += LANES) store(each + i, factor(load(each + i)));
-        for (int64_t i = 0; i < ROW * width; ++i) from_start[i] = i < width ? each[i] : from_start[i - width] * each[i];
-        fill(to_end + (ROW - 1) * width, width, 1);
-        for (int64_t i = (ROW - 1) * width - 1; i >= 0; --i) to_end[i] = to_end[i + width] * each[i + width];
-        for (int64_t c = 0; c < shape.k_row; ++c) keep[c] = from_start[(ROW - 1) * width + (PER_CHANNEL ? c : 0)];
-        if constexpr (!PER_CHANNEL) pack_pairs(count);
+        if constexpr (PER_CHANNEL) return pack_channels();
+        pack_head(shape.k_row);
+        pack_pairs(count);
     }
 
   private:
+    void pack_channels() const {
+        for (int64_t c = 0; c < width; c += LANES) {
+            vec sum{};
+            for (int64_t t = 0; t < ROW; ++t) sum += load(each + t * width + c);
+            store(keep + c, factor(sum));
+        }
+        exponentiate(each, ROW * width);
+        for (int64_t i = 0; i < ROW * width; ++i) from_start[i] = i < width ? each[i] : from_start[i - width] * each[i];
+        fill(to_end + (ROW - 1) * width, width, 1);
+        for (int64_t i = (ROW - 1) * width - 1; i >= 0; --i) to_end[i] = to_end[i + width] * each[i + width];
+    }
+
+    void pack_head(int64_t k_row) const {
+        from_start[0] = each[0];
+        for (int64_t t = 1; t < ROW; ++t) from_start[t] = from_start[t - 1] + each[t];
+        to_end[ROW - 1] = 0;
+        for (int64_t t = ROW - 1; t > 0; --t) to_end[t - 1] = to_end[t] + each[t];
+        for (float* logarithms : {each, from_start, to_end}) exponentiate(logarithms, ROW);
+        fill(keep, k_row, from_start[ROW - 1]);
+    }
+
     // From the last key to the first: every query sees a key through one more factor than the next key.
     void pack_pairs(int64_t count) const {
         vec seen[ROW / LANES] = {};

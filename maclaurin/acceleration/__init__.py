@@ -17,8 +17,8 @@ def accelerate_transformers(model: Any = None) -> Acceleration:
     To be undone by the result's `undo`, or by leaving `with accelerate_transformers():`. A model that is given and has
     nothing to gain is refused. `maclaurin run SCRIPT` does the same for a script, MACLAURIN_ACCELERATE=1 for any process.
     """
-    if model is not None and (reason := sentence(type(model))) is not None:
-        raise ValueError(reason)
+    if model is not None and all(sentence(kind) is not None for kind in {type(module) for module in model.modules()}):
+        raise ValueError(sentence(type(model)))
     return Acceleration()
 
 

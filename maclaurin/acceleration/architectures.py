@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,10 +32,14 @@ def on_cpu(ours: Callable[..., Any]) -> Replacement:
 
 @dataclass(frozen=True)
 class Family:
-    """Architectures with the same functions in their modeling files, whose layers learn of packed batches in one way."""
+    """Architectures with the same functions in their modeling files, whose layers learn of packed batches in one way.
+
+    names: of what stands for something else. around: of layers that keep documents apart only with what is put around them.
+    """
 
     op: str
     names: dict[str, Replacement]
+    around: dict[str, Replacement] = field(default_factory=dict)
     packing: Packing = Packing.HANDED_ON
 
 
@@ -68,12 +72,25 @@ KIMI_DELTA = Family(
 )
 RG_LRU = Family(
     "linear_scan",
-    {
-        "RecurrentGemmaRglru._rnn_scan": on_cpu(recurrences.rglru_scan),
-        "RecurrentGemmaRecurrentBlock.forward": recurrences.packed_rglru_block,
-    },
+    {"RecurrentGemmaRglru._rnn_scan": on_cpu(recurrences.rglru_scan)},
+    around={"RecurrentGemmaRecurrentBlock.forward": recurrences.packed_rglru_block},
 )
-MLSTM = Family("mlstm", {"xLSTMBackend.forward": on_cpu(recurrences.mlstm_cell)}, packing=Packing.ASKED)
+RWKV = Family(
+    "linear_scan",
+    {"rwkv_linear_attention": on_cpu(recurrences.wkv)},
+    around={f"Rwkv{layer}.forward": recurrences.shifting_documents for layer in ("SelfAttention", "FeedForward")},
+    packing=Packing.ASKED,
+)
+LIGHTNING = Family("linear_attention", {"MiniMaxLightningAttention.forward": on_cpu(recurrences.lightning_attention)})
+MLSTM = Family(
+    "mlstm",
+    {
+        "xLSTMBackend.forward": on_cpu(recurrences.mlstm_cell),
+        "xLSTMMultiHeadLayerNorm._layer_normalize": on_cpu(recurrences.head_norm),
+        "xLSTMRMSNorm._rms_normalize": on_cpu(recurrences.token_norm),
+    },
+    packing=Packing.ASKED,
+)
 
 ARCHITECTURES = {
     "bailing_hybrid": KIMI_DELTA,
@@ -82,12 +99,16 @@ ARCHITECTURES = {
     "falcon_mamba": MAMBA,
     "glm5_next": replace(KIMI_DELTA, packing=Packing.REFUSED),
     "granitemoehybrid": replace(MAMBA_2, packing=Packing.MASKED),
+    "inkling": CONVOLUTIONS,
+    "inkling2": replace(CONVOLUTIONS, packing=Packing.REFUSED),
     "jamba": MAMBA,
     "kimi_linear": KIMI_DELTA,
     "lfm2": CONVOLUTIONS,
     "lfm2_moe": CONVOLUTIONS,
+    "lfm3": CONVOLUTIONS,
     "mamba": MAMBA,
     "mamba2": MAMBA_2,
+    "minimax": LIGHTNING,
     "nemotron_h": MAMBA_2,
     "olmo_hybrid": GATED_DELTA,
     "qwen3_5": GATED_DELTA,
@@ -95,6 +116,7 @@ ARCHITECTURES = {
     "qwen3_next": GATED_DELTA,
     "qwen4_exp": GATED_DELTA,
     "recurrent_gemma": RG_LRU,
+    "rwkv": RWKV,
     "xlstm": MLSTM,
     "zamba": ZAMBA,
     "zamba2": MAMBA_2,

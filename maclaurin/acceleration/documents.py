@@ -117,7 +117,7 @@ class Packing(Enum):
     HANDED_ON = "the model hands its arguments on to them"
     ASKED = "it does not: they ask `documents_of`, which a backward pass that computes a layer again could not answer"
     MASKED = "handed on, but to softmax as a mask that the model makes without regard to positions"
-    REFUSED = "its softmax cannot keep documents apart"
+    REFUSED = "some of its layers cannot keep documents apart"
 
 
 def telling_documents(forward: Callable[..., Any], packing: Packing) -> Callable[..., Any]:

@@ -31,6 +31,12 @@ def architecture_of(module_name: str) -> str | None:
     return name if module_name == f"{MODELS}{name}.modeling_{name}" else None
 
 
+def holds_covered(config: Any) -> bool:
+    """Whether a model of this configuration has one of ours inside it, as those that see and hear have."""
+    inner = (config, *(value for value in vars(config).values() if hasattr(value, "model_type")))
+    return any(type(one).__module__.removeprefix(MODELS).partition(".")[0] in ARCHITECTURES for one in inner)
+
+
 def sentence(model_class: type) -> str | None:
     """Why a model of transformers runs as it does without this package; None if its kernels are taken."""
     name = architecture_of(model_class.__module__)
@@ -39,7 +45,8 @@ def sentence(model_class: type) -> str | None:
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         return f"maclaurin has no kernels for {name!r} of transformers, which runs as before; it has them for {known}"
-    if missing := [path for path in ARCHITECTURES[name].names if _holder(sys.modules[model_class.__module__], path) is None]:
+    family, module = ARCHITECTURES[name], sys.modules[model_class.__module__]
+    if missing := [path for path in family.names | family.around if holder_of(module, path) is None]:
         return f"{name!r} of this transformers has no {', '.join(missing)} that maclaurin could take over: it runs as before"
     return None
 
@@ -84,9 +91,10 @@ class Patches:
             self._replace(module, "PreTrainedModel.__init__", _saying_so)
             return
         family = ARCHITECTURES[name]
-        if any(_holder(module, path) is None for path in family.names):
+        replacements = family.names | family.around
+        if any(holder_of(module, path) is None for path in replacements):
             return  # half of a model's functions would be worse than none; `sentence` says so
-        for path, replacement in family.names.items():
+        for path, replacement in replacements.items():
             self._replace(module, path, replacement)
         telling = functools.partial(telling_documents, packing=family.packing)
         for made in list(vars(module).values()):
@@ -94,13 +102,13 @@ class Patches:
                 self._replace(module, f"{made.__name__}.forward", telling)
 
     def _replace(self, module: ModuleType, path: str, replacement: Replacement) -> None:
-        holder, name = _holder(module, path), path.rpartition(".")[2]
+        holder, name = holder_of(module, path), path.rpartition(".")[2]
         before = vars(holder)[name]
         self._changed.append((holder, name, before))
         setattr(holder, name, replacement(before))
 
 
-def _holder(module: ModuleType, path: str) -> Any | None:
+def holder_of(module: ModuleType, path: str) -> Any | None:
     """Whose attribute a name is, the module or a class of it; None if there is no such name."""
     owner, _, name = path.rpartition(".")
     holder = getattr(module, owner, None) if owner else module
@@ -115,8 +123,11 @@ def _is_model(made: type) -> bool:
 def _saying_so(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def saying_so(self: Any, *args: Any, **kwargs: Any) -> None:
-        if architecture_of(type(self).__module__) is not None and (reason := sentence(type(self))) is not None:
-            warnings.warn(reason, NotAccelerated, stacklevel=2)
         init(self, *args, **kwargs)
+        name = architecture_of(type(self).__module__)
+        if name is None or (name not in ARCHITECTURES and holds_covered(self.config)):
+            return
+        if (reason := sentence(type(self))) is not None:
+            warnings.warn(reason, NotAccelerated, stacklevel=2)
 
     return saying_so

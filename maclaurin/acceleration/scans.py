@@ -77,7 +77,7 @@ def mamba2_scan(
     q, k = (repeat_heads(x.float(), heads) for x in (C, B))
     inputs = (q, k, x_BTHP * dt_BTH[..., None], A.float() * dt_BTH)
     start = None if initial_states is None else initial_states.float().transpose(2, 3).contiguous()
-    y, state = _attended(inputs, start, return_final_states, documents_of(kwargs))
+    y, state = attended(inputs, start, return_final_states, documents_of(kwargs))
     if D is not None:
         y = torch.addcmul(y, x_BTHP, D.float().view(heads, -1))
     if z is not None:
@@ -85,9 +85,10 @@ def mamba2_scan(
     return y if state is None else (y, state.transpose(2, 3))
 
 
-def _attended(
+def attended(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor], start: Tensor | None, keep: bool, documents: Documents | None
 ) -> tuple[Tensor, Tensor | None]:
+    """First-order attention of q, k, v and log decay (B,T,H,…), document by document, and the state (B,H,N,P)."""
     if documents is None:
         state = None if start is None else LinearState(start)
         y, after = ops.linear_attention(*inputs, scale=1.0, normalize=False, state=state, return_state=keep)

@@ -4,7 +4,8 @@
     S_t = γ S_{t-1} + k_t v_tᵀ;   y_t = q_t S_t/√d;   out = W_o · (norm(y) ⊙ silu(x·W_g))
 
 The authors' code scales keys where this scales queries, divides by the root of the summed decays and by max(|Σ w|, 1), which
-cancels in each head's norm except for its epsilon, and has values of twice the width: `head_dim=2 * key_dim`.
+cancels in each head's norm except for its epsilon, and has values of twice the width: `head_dim=2 * key_dim`. The paper's
+decays, which fla has too, are `decays="doubling"`: n_h = 32·2^h.
 
 Sun et al.: Retentive Network: A Successor to Transformer for Large Language Models, arXiv 2307.08621, 2023.
 """
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.common.arguments import one_of
 from maclaurin.mixers.base import Call, MixerState, RMSNorm, Zeros, initialise
 from maclaurin.mixers.mechanisms import Linear
 from maclaurin.mixers.projected import ProjectedMixer
@@ -24,18 +26,35 @@ from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.states import LinearState
 
+DECAYS = ("spread", "doubling")
+
 
 class RetNet(ProjectedMixer):
-    """Options beside those of every projected mixer: init, "torch" (PyTorch's defaults) or "llama" (N(0, 0.02))."""
+    """Options beside those of every projected mixer:
+
+    decays: 1 − 1/n with n from 32 to 512 in equal ratios ("spread"), or n = 32·2^h for head h ("doubling").
+    norm_eps: of the norm of each head's output. init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
+    """
 
     bidirectional = True
 
-    def __init__(self, d_model: int, num_heads: int, *, init: str = "torch", **projection: Any) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        decays: str = "spread",
+        norm_eps: float = 1e-5,
+        init: str = "torch",
+        **projection: Any,
+    ) -> None:
         super().__init__(d_model, num_heads, **projection)
+        one_of("decays", decays, DECAYS)
+        self.decays = decays
         if self.decay != "none":
             raise ValueError(f"decay must be 'none', because retnet has its own fixed decays, got {self.decay!r}")
         self.add_skip_and_gate()
-        self.out_norm = RMSNorm(self.head_dim, 1e-5)
+        self.out_norm = RMSNorm(self.head_dim, norm_eps)
         initialise(self, init)
 
     @property
@@ -44,7 +63,9 @@ class RetNet(ProjectedMixer):
 
     def log_decay(self, x: Tensor, dt: Tensor | None) -> Tensor:
         own, parts = self.part
-        log_n = torch.linspace(math.log(32), math.log(512), parts * self.num_kv_heads, dtype=torch.float64, device=x.device)
+        heads = parts * self.num_kv_heads
+        last = math.log(512) if self.decays == "spread" else math.log(32) + math.log(2) * (heads - 1)
+        log_n = torch.linspace(math.log(32), last, heads, dtype=torch.float64, device=x.device)
         return torch.log1p(-torch.exp(-log_n.chunk(parts)[own])).to(wide(x).dtype).expand(*x.shape[:2], -1)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:

@@ -28,6 +28,7 @@ class MaclaurinConfig(PretrainedConfig):
     mixer: one name for all layers, or a list with one per layer; a shorter list is a pattern that repeats, so that
     `["mlstm", "sliding-window"]` alternates.
     mixer_options: options for every layer's mixer, or a dict of options by mixer name.
+    logit_cap: c of the soft cap c·tanh(z/c) on the logits, None for none.
     mlp: "swiglu", or "none" for layers that are a mixer alone, as those of Mamba.
     init: "torch" (PyTorch's defaults in the layers, N(0, initializer_range) in the embeddings) or "llama" (everywhere).
     """
@@ -47,6 +48,7 @@ class MaclaurinConfig(PretrainedConfig):
     mlp: str = "swiglu"
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-5
+    logit_cap: float | None = None
     initializer_range: float = 0.02
     init: str = "torch"
     use_cache: bool = True
@@ -83,6 +85,8 @@ class MaclaurinConfig(PretrainedConfig):
             fields.whole("num_key_value_heads", self.num_key_value_heads)
         for name in ("rms_norm_eps", "initializer_range"):
             fields.real(name, getattr(self, name))
+        if self.logit_cap is not None:
+            fields.real("logit_cap", self.logit_cap, smallest=1e-3)
         for name in ("use_cache", "tie_word_embeddings"):
             fields.flag(name, getattr(self, name))
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):

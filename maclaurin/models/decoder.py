@@ -43,6 +43,19 @@ class SwiGLU(nn.Module):
         return y
 
 
+class CappedHead(nn.Linear):
+    """A language model's head whose logits z are c·tanh(z/c): none is larger than c."""
+
+    def __init__(self, config: MaclaurinConfig, cap: float) -> None:
+        super().__init__(config.hidden_size, config.vocab_size, bias=False)
+        self.cap = cap
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return (torch.tanh(wide / self.cap) * self.cap).to(logits.dtype)
+
+
 class MaclaurinLayer(GradientCheckpointingLayer):
     def __init__(self, config: MaclaurinConfig, mixer: str) -> None:
         super().__init__()
@@ -219,7 +232,10 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
     def __init__(self, config: MaclaurinConfig) -> None:
         super().__init__(config)
         self.model = MaclaurinModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.logit_cap is None:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        else:
+            self.lm_head = CappedHead(config, config.logit_cap)
         self.post_init()
 
     @can_return_tuple

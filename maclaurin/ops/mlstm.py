@@ -33,7 +33,7 @@ from torch import Tensor
 
 from maclaurin.common.arguments import number, one_of
 from maclaurin.ops import checks, decay
-from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
+from maclaurin.ops.arithmetic import default_scale, repeat_heads, without_autocast
 from maclaurin.ops.linear import CHUNK, linear_attention
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs
@@ -153,12 +153,16 @@ def _stabilised(i: Tensor, log_forget: Tensor, start: Tensor | None) -> tuple[Te
 
 
 def _divided(y_BTHW: Tensor, m_BTG: Tensor | None, eps: float) -> Tensor:
+    """By at least 1 in units of exp(m), which may be nothing in these: then 0, like `safe_divide` with less to write."""
     total = y_BTHW[..., -1:].abs()
     if m_BTG is None:
-        return safe_divide(y_BTHW[..., :-1], total.clamp(min=1) + eps)
-    m = repeat_heads(m_BTG[..., None], y_BTHW.shape[2])
-    one = (-m.detach()).exp().to(total.dtype)
-    return safe_divide(y_BTHW[..., :-1], torch.maximum(total, one) + eps * (m - m.detach()).exp().to(total.dtype))
+        divisor = total.clamp(min=1) + eps
+    else:
+        m = repeat_heads(m_BTG[..., None], y_BTHW.shape[2])
+        one = (-m.detach()).exp().to(total.dtype)
+        divisor = torch.maximum(total, one) + eps * (m - m.detach()).exp().to(total.dtype)
+    nothing = divisor < torch.finfo(divisor.dtype).tiny ** 0.8
+    return y_BTHW[..., :-1] / divisor.masked_fill(nothing, torch.inf)
 
 
 def _check_state(state: MLSTMState | None, k: Tensor, v: Tensor, normalize: bool, kind: str) -> None:

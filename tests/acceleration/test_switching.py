@@ -68,6 +68,33 @@ def test_a_model_without_kernels_says_so() -> None:
         LlamaForCausalLM(config)
 
 
+def test_a_model_with_a_linear_one_inside_is_covered() -> None:
+    """Of those that see, the model of language is what has the kernels."""
+    from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
+
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_patches": 16,
+    }
+    config = Lfm2VlConfig(vision_config=vision, text_config=tiny("lfm2").config.to_dict())
+    with maclaurin.accelerate_transformers(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = Lfm2VlForConditionalGeneration(config)
+    assert not any("'lfm2" in str(warning.message) for warning in said)
+    with maclaurin.accelerate_transformers(model):
+        pass
+
+
+def test_importing_alone_changes_nothing() -> None:
+    program = """import sys, maclaurin.acceleration
+print(any(type(finder).__module__.startswith("maclaurin.") for finder in sys.meta_path))"""
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300).stdout
+    assert printed.strip() == "False"
+
+
 def test_what_cannot_keep_documents_apart_refuses_them() -> None:
     positions = torch.tensor([[0, 1, 2, 0, 1]])
     with maclaurin.accelerate_transformers(), pytest.raises(ValueError, match="takes no packed batches"):

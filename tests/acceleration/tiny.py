@@ -46,6 +46,22 @@ LATENT = {
     "layer_types": ["linear_attention", "full_attention"],
 }
 
+INKLING = {
+    "layer_types": ["hybrid_sliding", "hybrid"],
+    "mlp_layer_types": ["dense", "sparse"],
+    "head_dim": 8,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 8,
+    "d_rel": 4,
+    "rel_extent": 64,
+    "sliding_window_size": 256,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+}
+
 # the class of the configuration, what it is given beside COMMON
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("MambaConfig", {"state_size": 8, "tie_word_embeddings": False}),
@@ -120,6 +136,14 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "num_dense_layers": 1,
         },
     ),
+    "lfm3": ("Lfm3Config", {"layer_types": ["conv", "full_attention"], "head_dim": 8}),
+    "minimax": (
+        "MiniMaxConfig",
+        {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4, "block_size": 16, "head_dim": 8},
+    ),
+    "rwkv": ("RwkvConfig", {"context_length": 512}),
+    "inkling": ("InklingTextConfig", INKLING),
+    "inkling2": ("Inkling2TextConfig", INKLING),
 }
 
 

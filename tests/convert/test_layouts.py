@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,43 @@ def gla(x: Tensor, w: Weights) -> Tensor:
     return (y.flatten(2) * F.silu(x @ w["g_proj.weight"].mT)) @ w["o_proj.weight"].mT
 
 
+def retnet(x: Tensor, w: Weights) -> Tensor:
+    """Rotated by halves; head h forgets 2^(-5-h) of what it holds."""
+    H = 4
+    q, k, v = (heads(x, w, name, H, convolved=False) for name in "qkv")
+    half = q.shape[-1] // 2
+    angle = torch.arange(x.shape[1])[:, None].double() * 10000.0 ** (-torch.arange(half).double() / half)
+    turn = torch.polar(torch.ones_like(angle), angle)[:, None]
+    q, k = (torch.cat([z.real, z.imag], -1) for z in (torch.complex(y[..., :half], y[..., half:]) * turn for y in (q, k)))
+    decay = 1 - 2.0 ** (-5 - torch.arange(H).double())
+
+    def step(S: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        S = S * decay[:, None, None] + k[:, t, ..., None] * v[:, t, :, None]
+        return S, torch.einsum("bhkv,bhk->bhv", S, q[:, t]) * k.shape[-1] ** -0.5
+
+    y = scanned(x, step, x.new_zeros(len(x), H, k.shape[-1], v.shape[-1]))
+    y = y * (y.square().mean(-1, keepdim=True) + EPS).rsqrt() * w["g_norm_swish_gate.weight"]
+    return (y.flatten(2) * F.silu(x @ w["g_proj.weight"].mT)) @ w["o_proj.weight"].mT
+
+
+def xlstm(x: Tensor, w: Weights) -> Tensor:
+    """Without stabilisation: the input gates of a small model are no large numbers."""
+    H = 4
+    q, k, v = ((x @ w[f"{name}.weight"].mT).unflatten(-1, (H, -1)) for name in "qkv")
+    i, f = (15 * torch.tanh((x @ w[f"{g}.weight"].mT + w[f"{g}.bias"]) / 15) for g in ("igate_preact", "fgate_preact"))
+
+    def step(S: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        new = torch.cat([v[:, t], torch.ones_like(v[:, t, :, :1])], -1)
+        S = S * torch.sigmoid(f[:, t])[..., None, None]
+        S = S + torch.einsum("bh,bhk,bhv->bhkv", i[:, t].exp(), k[:, t], new)
+        y = torch.einsum("bhkv,bhk->bhv", S, q[:, t]) * k.shape[-1] ** -0.5
+        return S, y[..., :-1] / (y[..., -1:].abs().clamp(min=1) + 1e-6)
+
+    y = scanned(x, step, x.new_zeros(len(x), H, k.shape[-1], v.shape[-1] + 1))
+    y = F.layer_norm(y, y.shape[-1:], eps=EPS).flatten(2) * w["multihead_norm.weight"]
+    return (torch.sigmoid(x @ w["ogate_preact.weight"].mT) * y) @ w["out_proj.weight"].mT
+
+
 # --- checkpoints: config.json, shapes of a layer's mixer, the mixer, the words of its layout
 
 INNER = 2 * WIDTH
@@ -153,6 +191,9 @@ TRANSFORMERS = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "vocab_size":
 TRANSFORMERS |= {"tie_word_embeddings": False, "layer_norm_epsilon": EPS, "bos_token_id": 0, "eos_token_id": 1}
 FLA = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "vocab_size": VOCAB, "norm_eps": EPS, "num_heads": 4}
 FLA |= {"bos_token_id": 0, "eos_token_id": 1}
+XLSTM = {"model_type": "xlstm", "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "vocab_size": VOCAB, "num_heads": 4}
+XLSTM |= {"norm_eps": EPS, "output_logit_soft_cap": 5.0, "bos_token_id": 0, "eos_token_id": 1}
+XLSTM |= {"ffn_proj_factor": 0.75, "ffn_round_up_to_multiple_of": 8}
 
 
 def projections(keys: int, values: int, gate: bool, width: int = 4) -> dict[str, tuple[int, ...]]:
@@ -194,26 +235,66 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], Callabl
         | {"g_norm_swish_gate.weight": (8,)},
         gla,
     ),
+    "fla-retnet": (
+        FLA | {"model_type": "retnet"},
+        projections(32, 64, gate=True, width=0) | {"g_norm_swish_gate.weight": (16,)},
+        retnet,
+    ),
+    "transformers-xlstm": (
+        XLSTM,
+        {f"{name}.weight": (16, WIDTH) for name in "qk"}
+        | {f"{name}.weight": (WIDTH, WIDTH) for name in ("v", "ogate_preact", "out_proj")}
+        | {f"{name}.weight": (4, WIDTH) for name in ("igate_preact", "fgate_preact")}
+        | {f"{name}.bias": (4,) for name in ("igate_preact", "fgate_preact")}
+        | {"multihead_norm.weight": (WIDTH,)},
+        xlstm,
+    ),
 }
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a layout calls the parts of a model."""
+
+    embeddings: str
+    layer: str
+    mixer: str
+    norm: str
+    last_norm: str
+    mlp: tuple[str, ...] = ()  # its norm, then its projections: gate, up, down
+
+
+def words(layout: str) -> Words:
+    if layout.startswith("fla"):
+        mlp = ("mlp_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+        return Words("model.embeddings", "model.layers", "attn", "attn_norm", "model.norm", mlp)
+    if layout.endswith("xlstm"):
+        mlp = ("norm_ffn", "ffn.proj_up_gate", "ffn.proj_up", "ffn.proj_down")
+        return Words("backbone.embeddings", "backbone.blocks", "mlstm_layer", "norm_mlstm", "backbone.out_norm", mlp)
+    embeddings = "backbone.embeddings" if layout.startswith("transformers") else "backbone.embedding"
+    return Words(embeddings, "backbone.layers", "mixer", "norm", "backbone.norm_f")
+
+
 each_layout = pytest.mark.parametrize("layout", sorted(CHECKPOINTS))
 
 
 def checkpoint(folder: Path, layout: str) -> Weights:
     described, mixer, _ = CHECKPOINTS[layout]
-    fla = layout.startswith("fla")
-    block, embeddings = ("model", "embeddings") if fla else ("backbone", "embedding")
-    embeddings += "s" if layout.startswith("transformers") else ""
-    shapes: dict[str, tuple[int, ...]] = {f"{block}.{embeddings}.weight": (VOCAB, WIDTH)}
-    shapes[f"{block}.norm.weight" if fla else f"{block}.norm_f.weight"] = (WIDTH,)
+    named = words(layout)
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{named.embeddings}.weight": (VOCAB, WIDTH),
+        f"{named.last_norm}.weight": (WIDTH,),
+    }
     if not described.get("tie_embeddings"):
         shapes["lm_head.weight"] = (VOCAB, WIDTH)
     for index in range(LAYERS):
-        layer = f"{block}.layers.{index}."
-        shapes |= {f"{layer}{'attn' if fla else 'mixer'}.{name}": shape for name, shape in mixer.items()}
-        shapes[layer + ("attn_norm.weight" if fla else "norm.weight")] = (WIDTH,)
-        if fla:
-            shapes |= {f"{layer}mlp_norm.weight": (WIDTH,), f"{layer}mlp.down_proj.weight": (WIDTH, 24)}
-            shapes |= {f"{layer}mlp.{name}_proj.weight": (24, WIDTH) for name in ("gate", "up")}
+        layer = f"{named.layer}.{index}."
+        shapes |= {f"{layer}{named.mixer}.{name}": shape for name, shape in mixer.items()}
+        shapes[f"{layer}{named.norm}.weight"] = (WIDTH,)
+        if named.mlp:
+            norm, gate, up, down = named.mlp
+            shapes |= {f"{layer}{norm}.weight": (WIDTH,), f"{layer}{down}.weight": (WIDTH, 24)}
+            shapes |= {f"{layer}{name}.weight": (24, WIDTH) for name in (gate, up)}
     weights = draw(3, shapes)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(described))
@@ -224,21 +305,23 @@ def checkpoint(folder: Path, layout: str) -> Weights:
 
 def logits(layout: str, weights: Weights, ids: Tensor) -> Tensor:
     """Of the whole model, in double precision."""
-    fla, mix = layout.startswith("fla"), CHECKPOINTS[layout][2]
-    w = {name: tensor.double() for name, tensor in weights.items()}
-    block, attn = ("model", "attn") if fla else ("backbone", "mixer")
-    embeddings = next(tensor for name, tensor in w.items() if name.startswith(f"{block}.embedding"))
-    x = embeddings[ids]
+    described, _, mix = CHECKPOINTS[layout]
+    named, w = words(layout), {name: tensor.double() for name, tensor in weights.items()}
+    x = w[f"{named.embeddings}.weight"][ids]
     for index in range(LAYERS):
-        layer = {name.removeprefix(f"{block}.layers.{index}."): tensor for name, tensor in w.items()}
-        inner = {name.removeprefix(f"{attn}."): tensor for name, tensor in layer.items() if name.startswith(f"{attn}.")}
-        x = x + mix(rms(x, layer["attn_norm.weight" if fla else "norm.weight"] - 1), inner)
-        if fla:
-            y = rms(x, layer["mlp_norm.weight"] - 1)
-            up, gate, down = (layer[f"mlp.{name}_proj.weight"].mT for name in ("up", "gate", "down"))
+        prefix = f"{named.layer}.{index}."
+        layer = {name.removeprefix(prefix): tensor for name, tensor in w.items() if name.startswith(prefix)}
+        own = f"{named.mixer}."
+        inner = {name.removeprefix(own): tensor for name, tensor in layer.items() if name.startswith(own)}
+        x = x + mix(rms(x, layer[f"{named.norm}.weight"] - 1), inner)
+        if named.mlp:
+            norm, *projections = (layer[f"{name}.weight"] for name in named.mlp)
+            gate, up, down = (weight.mT for weight in projections)
+            y = rms(x, norm - 1)
             x = x + (F.silu(y @ gate) * (y @ up)) @ down
-    x = rms(x, w["model.norm.weight" if fla else "backbone.norm_f.weight"] - 1)
-    return x @ w.get("lm_head.weight", embeddings).mT
+    z = rms(x, w[f"{named.last_norm}.weight"] - 1) @ w.get("lm_head.weight", w[f"{named.embeddings}.weight"]).mT
+    cap = described.get("output_logit_soft_cap")
+    return z if cap is None else cap * torch.tanh(z / cap)
 
 
 def tokens(*shape: int) -> Tensor:
@@ -286,7 +369,7 @@ def test_the_way_there_and_back_changes_no_bit(layout: str, dtype: torch.dtype, 
     assert first == second
 
 
-@pytest.mark.parametrize("layout", ["transformers-mamba", "transformers-mamba2"])
+@pytest.mark.parametrize("layout", ["transformers-mamba", "transformers-mamba2", "transformers-xlstm"])
 def test_transformers_agrees_and_reads_what_is_exported(layout: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -296,7 +379,8 @@ def test_transformers_agrees_and_reads_what_is_exported(layout: str, tmp_path: P
     ids = tokens(2, 30)
     ours, back = (AutoModelForCausalLM.from_pretrained(tmp_path / folder).eval() for folder in ("ours", "back"))
     with torch.no_grad():
-        torch.testing.assert_close(ours(ids).logits, back(ids).logits, rtol=0, atol=1e-5)
+        expected = back(ids, use_cache=False).logits
+        torch.testing.assert_close(ours(ids).logits, expected, rtol=0, atol=1e-5)
 
 
 def test_unknown_tensors_are_listed(tmp_path: Path) -> None:

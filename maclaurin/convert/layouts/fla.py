@@ -1,0 +1,167 @@
+"""flash-linear-attention's models: a mixer and an MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from maclaurin.convert.layouts.layout import (
+    EMBEDDINGS,
+    HEAD,
+    Described,
+    Layout,
+    Names,
+    Shapes,
+    must,
+    of_type,
+    options_of,
+    real,
+    shared_out,
+    size,
+    sizes_of,
+    tokens,
+)
+from maclaurin.models import MaclaurinConfig
+
+
+def _fla_names(mixer: Names) -> Names:
+    ours, theirs = "model.layers.{}.", "model.layers.{}."
+    mlp = {f"{ours}mlp.{part}_proj.weight": f"{theirs}mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
+    inside: Names = {}
+    for name, parts in mixer.items():
+        joined = (parts,) if isinstance(parts, str) else parts
+        full = tuple(f"{theirs}attn.{part}" for part in joined)
+        inside[f"{ours}mixer.{name}"] = full[0] if isinstance(parts, str) else full
+    return {
+        EMBEDDINGS: "model.embeddings.weight",
+        "model.norm.weight": "model.norm.weight",
+        HEAD: HEAD,
+        f"{ours}input_layernorm.weight": f"{theirs}attn_norm.weight",
+        f"{ours}post_attention_layernorm.weight": f"{theirs}mlp_norm.weight",
+        **mlp,
+        **inside,
+    }
+
+
+PROJECTIONS: Names = {
+    "qkv_proj.weight": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
+    "conv.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
+    "out_proj.weight": "o_proj.weight",
+    "gate_proj.weight": "g_proj.weight",
+}
+DELTA: Names = PROJECTIONS | {"beta_proj.weight": "b_proj.weight", "out_norm.weight": "o_norm.weight"}
+GATED_DELTA: Names = DELTA | {"dt_proj.weight": "a_proj.weight", "A_log": "A_log", "dt_bias": "dt_bias"}
+RETNET: Names = {name: theirs for name, theirs in PROJECTIONS.items() if name != "conv.weight"} | {
+    "out_norm.weight": "g_norm_swish_gate.weight"
+}
+GLA: Names = PROJECTIONS | {
+    "decay_down.weight": "gk_proj.0.weight",
+    "decay_up.weight": "gk_proj.1.weight",
+    "decay_up.bias": "gk_proj.1.bias",
+    "out_norm.weight": "g_norm_swish_gate.weight",
+}
+
+
+def _fla(described: Described, shapes: Shapes, mixer: str, heads: int, options: dict[str, Any]) -> dict[str, Any]:
+    must(described, {"attn": None, "hidden_act": "swish", "elementwise_affine": True})
+    return {
+        "hidden_size": size(described, "hidden_size"),
+        "num_hidden_layers": size(described, "num_hidden_layers"),
+        "num_attention_heads": heads,
+        "intermediate_size": shapes["model.layers.0.mlp.gate_proj.weight"][0],
+        "max_position_embeddings": size(described, "max_position_embeddings", 2048),
+        "rms_norm_eps": real(described, "norm_eps", 1e-6),
+        "tie_word_embeddings": described.get("tie_word_embeddings", False),
+        "mixer": mixer,
+        "mixer_options": {mixer: options},
+        **tokens(described),
+    }
+
+
+def _convolution(described: Described, *, usual: bool) -> dict[str, Any]:
+    if not described.get("use_short_conv", usual):
+        return {}
+    return {"conv_width": size(described, "conv_size", 4), "conv_bias": False, "activation": "silu"}
+
+
+def _of_delta(described: Described, key_dim: int, head_dim: int, *, gate: bool) -> dict[str, Any]:
+    return _convolution(described, usual=True) | {
+        "key_dim": key_dim,
+        "head_dim": head_dim,
+        "gate": described.get("use_gate", gate),
+        "norm_eps": key_dim * real(described, "norm_eps", 1e-6),
+        "allow_negative_eigenvalues": described.get("allow_neg_eigval", False),
+    }
+
+
+def _gated_delta(described: Described, shapes: Shapes) -> dict[str, Any]:
+    keys, key_dim = size(described, "num_heads"), size(described, "head_dim")
+    heads = keys if described.get("num_v_heads") is None else size(described, "num_v_heads")
+    head_dim = int(key_dim * real(described, "expand_v", 2))
+    options = _of_delta(described, key_dim, head_dim, gate=True) | ({"shared_keys": keys} if heads != keys else {})
+    return _fla(described, shapes, "gated-delta", heads, options)
+
+
+def _delta(described: Described, shapes: Shapes) -> dict[str, Any]:
+    must(described, {"qk_norm": "l2", "qk_activation": "silu", "use_beta": True, "use_output_norm": True})
+    sizes = shared_out(described, "expand_k", 1), shared_out(described, "expand_v", 1)
+    return _fla(described, shapes, "delta", size(described, "num_heads"), _of_delta(described, *sizes, gate=False))
+
+
+def _gla(described: Described, shapes: Shapes) -> dict[str, Any]:
+    must(described, {"feature_map": None, "use_gk": True, "use_gv": False, "use_output_gate": True, "clamp_min": None})
+    heads = size(described, "num_heads")
+    must(described, {"num_kv_heads": None if described.get("num_kv_heads") != heads else heads})
+    options = _convolution(described, usual=False) | {
+        "key_dim": shared_out(described, "expand_k", 0.5),
+        "head_dim": shared_out(described, "expand_v", 1),
+        "norm_eps": real(described, "norm_eps", 1e-6),
+        "tau": real(described, "gate_logit_normalizer", 16),
+        "decay_rank": shapes["model.layers.0.attn.gk_proj.0.weight"][0],
+    }
+    return _fla(described, shapes, "gla", heads, options)
+
+
+def _retnet(described: Described, shapes: Shapes) -> dict[str, Any]:
+    """Its configuration has use_short_conv, which its layers are never given, and decays differ within a group of heads."""
+    must(described, {"feature_map": None, "use_output_gate": True, "fuse_norm": True})
+    heads = size(described, "num_heads")
+    must(described, {"num_kv_heads": None if described.get("num_kv_heads") != heads else heads})
+    options: dict[str, Any] = {"decays": "doubling", "norm_eps": real(described, "norm_eps", 1e-6)}
+    options |= {"key_dim": shared_out(described, "expand_k", 1), "head_dim": shared_out(described, "expand_v", 2)}
+    return _fla(described, shapes, "retnet", heads, options)
+
+
+def _as_fla(config: MaclaurinConfig) -> Described:
+    options, heads = options_of(config), config.num_attention_heads
+    key_dim, head_dim = options["key_dim"], options["head_dim"]
+    conv_width = options["conv_width"]
+    described = sizes_of(config) | {
+        "num_heads": heads,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": "swish",
+        "max_position_embeddings": config.max_position_embeddings,
+        "norm_eps": config.rms_norm_eps,
+        "use_short_conv": conv_width > 0,
+        "conv_size": conv_width or 4,
+        "expand_k": key_dim * heads / config.hidden_size,
+        "expand_v": head_dim * heads / config.hidden_size,
+    }
+    mixer = config.layer_mixers()[0]
+    if mixer == "gla":
+        return described | {"model_type": "gla", "gate_logit_normalizer": options["tau"]}
+    if mixer == "retnet":
+        return described | {"model_type": "retnet"}
+    described |= {"use_gate": options["gate"], "allow_neg_eigval": options["allow_negative_eigenvalues"]}
+    if mixer == "delta":
+        return described | {"model_type": "delta_net"}
+    del described["expand_k"]
+    keys = {"num_heads": int(options["shared_keys"]) or heads, "num_v_heads": heads}
+    return described | keys | {"model_type": "gated_deltanet", "head_dim": key_dim, "expand_v": head_dim / key_dim}
+
+
+FLA_LAYOUTS = {
+    "fla-gated-deltanet": Layout(of_type("gated_deltanet"), _gated_delta, _as_fla, _fla_names(GATED_DELTA), "gated-delta"),
+    "fla-deltanet": Layout(of_type("delta_net"), _delta, _as_fla, _fla_names(DELTA), "delta"),
+    "fla-gla": Layout(of_type("gla"), _gla, _as_fla, _fla_names(GLA), "gla"),
+    "fla-retnet": Layout(of_type("retnet"), _retnet, _as_fla, _fla_names(RETNET), "retnet"),
+}
