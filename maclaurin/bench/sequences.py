@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,9 +26,10 @@ from maclaurin.distributed import sequence_parallel
 from maclaurin.mixers import Mixer, available_mixers, build_mixer
 from maclaurin.processes.children import end_with_parent, lifeline
 
-MIXERS = ("2mamba", "mamba2", "gla", "gated-delta", "mlstm", "softmax")  # at all lengths
 LENGTHS = (2048, 8192)  # tokens of a slice
-SLOW = ("2mamba-delta", "taylor")  # minutes at the longest of them: only with --long
+AT_BOTH = ("2mamba", "mamba2", "gla", "gated-delta", "mlstm")
+SOFTMAX_LENGTHS = (1024, 4096)
+SLOW = ("2mamba-delta", "taylor")  # minutes: only with --long
 D_MODEL, HEADS = 256, 4
 PROCESSES = 2
 REPEATS = 3
@@ -55,7 +57,7 @@ def run(console: Console, *, long: bool) -> list[SequenceRow]:
         first = subprocess.Popen([*command, "0"], stdin=stdin, stdout=subprocess.DEVNULL)
         answer = subprocess.run([*command, "1"], stdin=stdin, check=True, capture_output=True, text=True).stdout
         first.wait()
-    rows = [SequenceRow(**row) for row in json.loads(answer)]
+    rows = [SequenceRow(**json.loads(line)) for line in answer.splitlines()]
     table = Table(title=f"a slice behind another one, {HEADS} heads of {D_MODEL // HEADS}, forward and backward")
     for column in ("mixer", "tokens of a slice", "bytes received", "CPU s", "of the first", "alone", "ratio"):
         table.add_column(column, justify="right")
@@ -67,33 +69,35 @@ def run(console: Console, *, long: bool) -> list[SequenceRow]:
 
 
 def cases(long: bool) -> list[tuple[str, int]]:
-    """The mixers above, and at the longest slice all others whose state stops growing."""
-    finite = [name for name in available_mixers() if name not in MIXERS and (long or name not in SLOW)]
-    finite = [name for name in finite if (mixer := build_mixer(name, D_MODEL, HEADS)).has_states and mixer.finite_state]
-    return [(name, tokens) for name in MIXERS for tokens in LENGTHS] + [(name, LENGTHS[-1]) for name in finite]
+    """All mixers whose state stops growing at the longer slice, some of them at both, and softmax."""
+    mixers = {name: build_mixer(name, D_MODEL, HEADS) for name in available_mixers() if long or name not in SLOW}
+    finite = [name for name, mixer in mixers.items() if mixer.has_states and mixer.finite_state]
+    short = [(name, LENGTHS[0]) for name in AT_BOTH]
+    return [*short, *((name, LENGTHS[1]) for name in finite), *(("softmax", tokens) for tokens in SOFTMAX_LENGTHS)]
 
 
-def _measured(store: str, long: bool, rank: int) -> list[SequenceRow]:
+def _measured(store: str, long: bool, rank: int) -> Iterator[SequenceRow]:
+    """In the second process, whose rows are the answer, the slice is also computed alone."""
     torch.set_num_threads(1)
     files = distributed.FileStore(store, PROCESSES)
     distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES, store=files)
-    rows = []
     for name, tokens in cases(long):
         torch.manual_seed(0)
         mixer = build_mixer(name, D_MODEL, HEADS)
         x = torch.randn(1, tokens, D_MODEL, dtype=torch.float32, device="cpu", requires_grad=True)
-        received, behind, alone = 0, [], []
+        received, slices, alone = 0, [], []
         for _ in range(REPEATS):
             with sequence_parallel() as chain:
-                behind.append(_cpu_seconds(mixer, x))
+                slices.append(_cpu_seconds(mixer, x))
             received = chain.received_bytes
-            alone.append(_cpu_seconds(mixer, x))
-        ratio = statistics.median(one / other for one, other in zip(behind, alone, strict=True))
-        both: list[float] = [0.0] * PROCESSES
-        distributed.all_gather_object(both, min(behind))
-        rows.append(SequenceRow(name, tokens, received, min(behind), min(alone), ratio, both[0]))
+            if rank:
+                alone.append(_cpu_seconds(mixer, x))
+        of_all: list[float] = [0.0] * PROCESSES
+        distributed.all_gather_object(of_all, min(slices))
+        if rank:
+            ratio = statistics.median(one / other for one, other in zip(slices, alone, strict=True))
+            yield SequenceRow(name, tokens, received, min(slices), min(alone), ratio, of_all[0])
     distributed.destroy_process_group()
-    return rows
 
 
 def _cpu_seconds(mixer: Mixer, x: Tensor) -> float:
@@ -104,4 +108,5 @@ def _cpu_seconds(mixer: Mixer, x: Tensor) -> float:
 
 if __name__ == "__main__":
     end_with_parent()
-    print(json.dumps([row.to_json() for row in _measured(sys.argv[1], sys.argv[2] == "1", int(sys.argv[3]))]))
+    for one in _measured(sys.argv[1], sys.argv[2] == "1", int(sys.argv[3])):
+        print(json.dumps(one.to_json()), flush=True)

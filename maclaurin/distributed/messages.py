@@ -134,10 +134,12 @@ class Answers:
         if not self._coming:
             self.ask()
         coming, self._coming = self._coming, []
+        found: dict[str, Tensor] = {}
         for one in coming:
             one.wait()
-        found = {name: sum(one.tensors[name] for one in coming) for name in coming[0].tensors}
-        return [found.get(name) for name, _, _ in self.shapes]  # type: ignore[misc]
+            for name, tensor in one.tensors.items():
+                found[name] = found[name] + tensor if name in found else tensor
+        return [found.get(name) for name, _, _ in self.shapes]
 
 
 def answered(through: Tensor, received: Tensor) -> Tensor:

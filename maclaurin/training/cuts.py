@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from torch import distributed
@@ -22,7 +23,7 @@ class Cut:
     exchange: str = "chain"
 
     @staticmethod
-    def of(processes: int, chunks: int, world_size: int, exchange: str = "chain") -> Cut:
+    def of(processes: int, chunks: int, world_size: int, exchange: str = "chain", timeout: timedelta | None = None) -> Cut:
         """For this process; all of the world must call it. Those that follow one another share sequences."""
         if processes == 1:
             if chunks > 1 and world_size > 1:
@@ -33,7 +34,7 @@ class Cut:
         if world_size % processes:
             raise ValueError(f"sequence_parallel must divide the {world_size} processes of the run, got {processes}")
         groups = [list(range(first, first + processes)) for first in range(0, world_size, processes)]
-        own, _ = distributed.new_subgroups_by_enumeration(groups)
+        own, _ = distributed.new_subgroups_by_enumeration(groups, timeout=timeout)
         return Cut(processes=processes, group=own, exchange=exchange)
 
     def handing_over(self) -> AbstractContextManager[Any]:

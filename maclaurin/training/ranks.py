@@ -28,6 +28,13 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def begin(backend: str | None, timeout: float | None) -> None:
+    """The group of all processes on CPUs, to which transformers would not give its `ddp_timeout` (seconds)."""
+    if world_size() > 1 and not distributed.is_initialized():
+        patience = None if timeout is None else timedelta(seconds=timeout)
+        distributed.init_process_group(backend or "gloo", timeout=patience)
+
+
 def agreed(value: Value) -> Value:
     """The value of the first process, in all of them."""
     values = [value]

@@ -116,7 +116,8 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
         raise ValueError(f"{str(output)!r} holds a run already: resume it with --resume, or choose another output")
     checkpoint = agreed(last_whole(output) if resume and not rank() else None)
     first_step = (step_of(checkpoint) or 0) if checkpoint else 0
-    cut = Cut.of(recipe.sequence_parallel, recipe.sequence_chunks, args.world_size, recipe.sequence_exchange)
+    parallel, chunks = recipe.sequence_parallel, recipe.sequence_chunks
+    cut = Cut.of(parallel, chunks, args.world_size, recipe.sequence_exchange, args.ddp_timeout_delta)
     devices = args.world_size // cut.processes * max(args.n_gpu, 1)
     per_process = recipe.batch_size * recipe.accumulation
     per_step = devices * per_process

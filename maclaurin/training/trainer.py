@@ -22,7 +22,7 @@ from maclaurin.data.epochs import Epochs, Filled, Shared, WithoutBlanks
 from maclaurin.distributed import backward_in_chunks
 from maclaurin.training.checkpoints import WEIGHTS, checkpoints, put, remove_old, run_of, seal, writing
 from maclaurin.training.cuts import WHOLE, Cut
-from maclaurin.training.ranks import agreed
+from maclaurin.training.ranks import agreed, begin
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -32,6 +32,8 @@ class NonFiniteLossError(FloatingPointError):
 def arguments(output: str, steps: int, **fields: Any) -> TrainingArguments:
     """The arguments that all training here shares, and `fields` in which runs differ."""
     fields.setdefault("use_cpu", not torch.cuda.is_available())
+    if fields["use_cpu"]:
+        begin(fields.get("ddp_backend"), fields.get("ddp_timeout"))
     return TrainingArguments(
         output_dir=output,
         max_steps=steps,

@@ -134,6 +134,32 @@ def test_a_killed_process_ends_the_others_with_a_sentence(folder, capfd):
 
 
 @pytest.mark.slow
+def test_a_process_that_cannot_be_reached_ends_the_others_after_ddp_timeout(folder, capfd):
+    """As behind a cut cable: it says nothing, and its connections stay open."""
+    from maclaurin.processes.exits import errors_as_sentences
+
+    def work(rank):
+        class Unreachable(LanguageTrainer):
+            def training_step(self, *args, **kwargs):
+                if rank == 1 and self.state.global_step == 4:
+                    (folder / "process").write_text(str(os.getpid()))
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                return super().training_step(*args, **kwargs)
+
+        run_module.LanguageTrainer = Unreachable
+        try:
+            with errors_as_sentences():
+                execute(recipe(folder, trainer={"ddp_timeout": 15}), resume="auto")
+        finally:
+            os.kill(int((folder / "process").read_text()), signal.SIGKILL)
+
+    assert ends_on_ranks(2, work) == [2, -signal.SIGKILL]
+    said = capfd.readouterr().err
+    assert said.count("has lost another one") == 1 and "Traceback" not in said
+    assert [path.name for path in (folder / "run").glob("checkpoint-*")] == ["checkpoint-3"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_five_kills_of_a_random_process_change_no_bit(folder, ranks):
     """As below with torchrun, but in forks, which start at once."""
