@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "pool.h"
 #include "step.h"
+#include "step_rows.h"
 
 namespace maclaurin {
 namespace {
@@ -82,6 +83,10 @@ int32_t maclaurin_step(const MaclaurinBuffer* buffer, const MaclaurinToken* toke
     const MaclaurinAttention call = maclaurin::as_attention(*buffer, *token);
     const maclaurin::Kernels* kernels = chosen().load();
     return !(maclaurin::has_state(call) ? kernels->chunked_forward(call) : kernels->quadratic_forward(call));
+}
+int32_t maclaurin_step_rows(const MaclaurinRows* rows) {
+    if (maclaurin::any_grows(*rows)) return 2;
+    return !maclaurin::step_rows(*chosen().load(), *rows);
 }
 int32_t maclaurin_linear_forward(const MaclaurinLinear* call) { return !chosen().load()->linear_forward(*call); }
 int32_t maclaurin_linear_backward(const MaclaurinLinear* call) { return !chosen().load()->linear_backward(*call); }

@@ -15,13 +15,15 @@
 #include "quadratic_forward.h"
 #include "selective.h"
 #include "step.h"
+#include "step_softmax.h"
 #include "step_state.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
 // One new token has kernels of its own, behind the same interface.
 inline bool quadratic(const MaclaurinAttention& call) {
-    return call.T == 1 && !call.exponential ? step_over_keys(call) : quadratic_forward(call);
+    if (call.T == 1 && !call.exponential) return step_over_keys(call);
+    return call.T == 1 && call.total.data == nullptr ? step_softmax(call) : quadratic_forward(call);
 }
 
 inline bool chunked(const MaclaurinAttention& call) {

@@ -13,7 +13,7 @@ template <bool PER_CHANNEL>
 struct LinearBackwardBuffers {
     static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
     BlockDecay<PER_CHANNEL> decay;
-    LinearState state;    // dS in the walk backward
+    float* states;          // of every head of the task; dS in the walk backward
     float* across;          // [value channel][key channel]: S or dS transposed
     float *q, *k, *v, *dy;  // rows of the block
     float* left;            // decayed q or k
@@ -21,11 +21,11 @@ struct LinearBackwardBuffers {
     float *weights, *dweights, *own, *carried;
     float *dq, *dk, *own_dk, *dv;
     float* ones;      // [k_row]
-    double* through;  // [k_row]: sums of the decay's gradient over all later tokens
+    double* through;  // [head][k_row]: sums of the decay's gradient over all later tokens
 
     LinearBackwardBuffers(Arena& arena, const LinearShape& shape)
         : decay(arena, shape),
-          state(arena, shape),
+          states(arena.take(shape.heads * LinearState::floats(shape))),
           across(arena.take(shape.k_row * shape.v_row)),
           q(arena.take(ROW * shape.k_row)),
           k(arena.take(ROW * shape.k_row)),
@@ -44,30 +44,57 @@ struct LinearBackwardBuffers {
           own_dk(arena.take(ROW * shape.k_row)),
           dv(arena.take(ROW * shape.v_row)),
           ones(arena.take(shape.k_row)),
-          through(reinterpret_cast<double*>(arena.take(2 * shape.k_row))) {}
+          through(reinterpret_cast<double*>(arena.take(2 * shape.heads * shape.k_row))) {}
 };
 
+// One key-value head of a task, its n-th.
 template <bool PER_CHANNEL>
 class LinearBackward {
   public:
     using Buffers = LinearBackwardBuffers<PER_CHANNEL>;
-    LinearBackward(const MaclaurinLinear& call, const LinearShape& shape, const Buffers& buffers, int64_t b, int64_t g)
+    static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
+
+    LinearBackward(const MaclaurinLinear& call, const LinearShape& shape, const Buffers& buffers, int64_t b, int64_t g,
+                   int64_t n)
         : call_(call),
           shape_(shape),
           at_(buffers),
+          state_(buffers.states + n * LinearState::floats(shape), shape),
+          through_(buffers.through + n * shape.k_row),
           b_(b),
           g_(g),
-          R_(call.H / call.G),
-          step_(smaller(call.chunk, ROW)) {}
+          R_(call.H / call.G) {}
 
-    void run() const {
-        fill(at_.ones, shape_.k_row, 1);
-        walk_forward();
-        walk_backward();
+    void start_forward() const {
+        state_.read(call_.state == nullptr ? nullptr : call_.state + (b_ * call_.G + g_) * call_.state_head, shape_);
+    }
+
+    void block_forward(int64_t begin, int64_t count) const {
+        pack_keys(begin, count);
+        transpose_rows(at_.across, shape_.k_row, shape_.k_row, state_.s, shape_.v_row, shape_.k_row, shape_.v_row, 1);
+        for (int64_t r = 0; r < R_; ++r) gradient_of_queries(r, begin, count);
+        decay_rows(at_.left, at_.k, at_.decay, at_.decay.to_end, count, shape_.k_row);
+        state_.add(at_.decay.keep, at_.left, at_.v, nullptr, count);
+    }
+
+    void start_backward() const {
+        const float* dnew = call_.dnew_state == nullptr ? nullptr : call_.dnew_state + state_at();
+        state_.read(dnew, shape_);
+        start_decay(dnew);
+    }
+
+    void block_backward(int64_t begin, int64_t count) const {
+        pack_keys(begin, count);
+        gradient_through_state(count);
+        for (int64_t r = 0; r < R_; ++r) gradient_of_pairs(r, begin, count);
+        write_gradients(begin, count);
+    }
+
+    void finish() const {
+        if (call_.dstate != nullptr) state_.write(call_.dstate + state_at(), shape_);
     }
 
   private:
-    static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
 
     int64_t state_at() const { return (b_ * call_.G + g_) * shape_.state_size(); }
 
@@ -94,20 +121,6 @@ class LinearBackward {
         weigh_backward(at_.dweights, at_.own, at_.dy_channels, at_.dtotal, at_.v, shape_, at_.decay, count);
     }
 
-    void walk_forward() const {
-        const LinearState& state = at_.state;
-        const float* before = call_.state == nullptr ? nullptr : call_.state + (b_ * call_.G + g_) * call_.state_head;
-        state.read(before, shape_);
-        for (int64_t begin = 0; begin < call_.T; begin += step_) {
-            const int64_t count = smaller(step_, call_.T - begin);
-            pack_keys(begin, count);
-            transpose_rows(at_.across, shape_.k_row, shape_.k_row, state.s, shape_.v_row, shape_.k_row, shape_.v_row, 1);
-            for (int64_t r = 0; r < R_; ++r) gradient_of_queries(r, begin, count);
-            decay_rows(at_.left, at_.k, at_.decay, at_.decay.to_end, count, shape_.k_row);
-            state.add(at_.decay.keep, at_.left, at_.v, nullptr, count);
-        }
-    }
-
     void gradient_of_queries(int64_t r, int64_t begin, int64_t count) const {
         const int64_t h = g_ * R_ + r, k_row = shape_.k_row;
         pack_queries(h, begin, count);
@@ -115,7 +128,7 @@ class LinearBackward {
             constexpr int N = decltype(vectors)::value;
             Tile<N> tile;
             for (int n = 0; n < N; ++n) {
-                const vec z = load(at_.state.z + j + n * LANES);
+                const vec z = load(state_.z + j + n * LANES);
                 for (int l = 0; l < ROWS; ++l) tile.at[l][n] = z * at_.dtotal[i + l];
             }
             tile.add_product({at_.dy + i * shape_.v_row, shape_.v_row, 1}, at_.across + j, k_row, shape_.V);
@@ -139,43 +152,27 @@ class LinearBackward {
         else *kept = dot_product(q, dq, shape_.k_row) + (first ? 0 : *kept);
     }
 
-    void walk_backward() const {
-        const LinearState& dstate = at_.state;
-        const float* dnew = call_.dnew_state == nullptr ? nullptr : call_.dnew_state + state_at();
-        dstate.read(dnew, shape_);
-        start_decay(dnew);
-        for (int64_t begin = (call_.T - 1) / step_ * step_; begin >= 0; begin -= step_) {
-            const int64_t count = smaller(step_, call_.T - begin);
-            pack_keys(begin, count);
-            gradient_through_state(count);
-            for (int64_t r = 0; r < R_; ++r) gradient_of_pairs(r, begin, count);
-            write_gradients(begin, count);
-        }
-        if (call_.dstate != nullptr) dstate.write(call_.dstate + state_at(), shape_);
-    }
-
     // <S_end, dS_end>, for all channels together or for each.
     void start_decay(const float* dnew) const {
-        for (int64_t c = 0; c < shape_.k_row; ++c) at_.through[c] = 0;
+        for (int64_t c = 0; c < shape_.k_row; ++c) through_[c] = 0;
         if (dnew == nullptr || call_.dlog_decay.data == nullptr) return;
         const float* end = call_.new_state + state_at();
         const int64_t W = shape_.W;
         for (int64_t c = 0; c < shape_.K; ++c)
             for (int64_t w = 0; w < W; ++w)
-                at_.through[PER_CHANNEL ? c : 0] += static_cast<double>(end[c * W + w]) * dnew[c * W + w];
+                through_[PER_CHANNEL ? c : 0] += static_cast<double>(end[c * W + w]) * dnew[c * W + w];
     }
 
     // What keys and values have from the state at the end of the block.
     void gradient_through_state(int64_t count) const {
-        const LinearState& dstate = at_.state;
         const int64_t k_row = shape_.k_row, v_row = shape_.v_row, padded = round_up(count, ROWS);
-        transpose_rows(at_.across, k_row, k_row, dstate.s, v_row, k_row, v_row, 1);
+        transpose_rows(at_.across, k_row, k_row, state_.s, v_row, k_row, v_row, 1);
         decay_rows(at_.left, at_.k, at_.decay, at_.decay.to_end, count, k_row);
         over_tiles(padded, k_row, [&](int64_t i, int64_t j, auto vectors) {
             constexpr int N = decltype(vectors)::value;
             Tile<N> tile;
             for (int n = 0; n < N; ++n)
-                for (int l = 0; l < ROWS; ++l) tile.at[l][n] = load(dstate.z + j + n * LANES);
+                for (int l = 0; l < ROWS; ++l) tile.at[l][n] = load(state_.z + j + n * LANES);
             tile.add_product({at_.v + i * v_row, v_row, 1}, at_.across + j, k_row, shape_.V);
             for (int l = 0; l < ROWS; ++l)
                 for (int n = 0; n < N; ++n) tile.at[l][n] *= at_.decay.at(at_.decay.to_end, i + l, j + n * LANES);
@@ -184,7 +181,7 @@ class LinearBackward {
         over_tiles(padded, v_row, [&](int64_t i, int64_t j, auto vectors) {
             Tile<decltype(vectors)::value> tile;
             tile.clear();
-            tile.add_product({at_.left + i * k_row, k_row, 1}, dstate.s + j, v_row, shape_.K);
+            tile.add_product({at_.left + i * k_row, k_row, 1}, state_.s + j, v_row, shape_.K);
             tile.write(at_.dv + i * v_row + j, v_row);
         });
         fill(at_.own_dk, padded * k_row, 0);
@@ -207,7 +204,7 @@ class LinearBackward {
                 store(to, load(to) + load(at_.q + j * k_row + c) * at_.own[j]);
             }
         decay_rows(at_.left, at_.q, at_.decay, at_.decay.from_start, count, k_row);
-        at_.state.add(r == 0 ? at_.decay.keep : at_.ones, at_.left, at_.dy, at_.dtotal, count);
+        state_.add(r == 0 ? at_.decay.keep : at_.ones, at_.left, at_.dy, at_.dtotal, count);
     }
 
     void write_gradients(int64_t begin, int64_t count) const {
@@ -223,28 +220,46 @@ class LinearBackward {
     void finish_decay(int64_t t, const float* k, const float* dk) const {
         const float* a = row(call_.log_decay, b_, t, g_);
         float* da = row(call_.dlog_decay, b_, t, g_);
-        if (!PER_CHANNEL) at_.through[0] += static_cast<double>(*da) - dot_product(k, dk, shape_.k_row);
+        if (!PER_CHANNEL) through_[0] += static_cast<double>(*da) - dot_product(k, dk, shape_.k_row);
         for (int64_t c = 0; c < (PER_CHANNEL ? shape_.K : 1); ++c) {
-            if (PER_CHANNEL) at_.through[c] += static_cast<double>(da[c]) - k[c] * dk[c];
-            da[c] = a[c] > SMALLEST_LOG_DECAY ? static_cast<float>(at_.through[c]) : 0;
+            if (PER_CHANNEL) through_[c] += static_cast<double>(da[c]) - k[c] * dk[c];
+            da[c] = a[c] > SMALLEST_LOG_DECAY ? static_cast<float>(through_[c]) : 0;
         }
     }
 
     const MaclaurinLinear& call_;
     const LinearShape& shape_;
     const Buffers& at_;
-    const int64_t b_, g_, R_, step_;
+    const LinearState state_;
+    double* const through_;
+    const int64_t b_, g_, R_;
 };
 
+template <bool PER_CHANNEL>
+bool linear_backward_of_heads(const MaclaurinLinear& call, const LinearShape& shape, int64_t b, int64_t first, int64_t heads) {
+    using Head = LinearBackward<PER_CHANNEL>;
+    return with_buffers<typename Head::Buffers>(shape, [&](const auto& buffers) {
+        const auto each = [&](const auto& use) {
+            for (int64_t n = 0; n < heads; ++n) use(Head(call, shape, buffers, b, first + n, n));
+        };
+        const int64_t step = smaller(call.chunk, Head::ROW);
+        fill(buffers.ones, shape.k_row, 1);
+        each([](const Head& head) { head.start_forward(); });
+        for (int64_t begin = 0; begin < call.T; begin += step)
+            each([&](const Head& head) { head.block_forward(begin, smaller(step, call.T - begin)); });
+        each([](const Head& head) { head.start_backward(); });
+        for (int64_t begin = (call.T - 1) / step * step; begin >= 0; begin -= step)
+            each([&](const Head& head) { head.block_backward(begin, smaller(step, call.T - begin)); });
+        each([](const Head& head) { head.finish(); });
+    });
+}
+
 inline bool linear_backward(const MaclaurinLinear& call) {
-    const LinearShape shape(call.K, call.V, call.normalize);
-    const auto of_head = [&](auto per_channel, int64_t b, int64_t g) {
-        using Backward = LinearBackward<decltype(per_channel)::value>;
-        return with_buffers<typename Backward::Buffers>(
-            shape, [&](const auto& buffers) { Backward(call, shape, buffers, b, g).run(); });
-    };
-    return over_heads(call, [&](int64_t b, int64_t g) {
-        return call.per_channel ? of_head(std::true_type{}, b, g) : of_head(std::false_type{}, b, g);
+    LinearShape shape(call.K, call.V, call.normalize);
+    shape.heads = heads_of_task(call, shape);
+    return over_groups_of_heads(call, shape, [&](int64_t b, int64_t first, int64_t heads) {
+        return call.per_channel ? linear_backward_of_heads<true>(call, shape, b, first, heads)
+                                : linear_backward_of_heads<false>(call, shape, b, first, heads);
     });
 }
 

@@ -20,6 +20,7 @@ constexpr int64_t BLOCK = PER_CHANNEL ? 16 : 32;
 
 struct LinearShape {
     int64_t K, V, W, k_row, v_row;  // W: columns of the caller's state; rows in whole vectors and whole tiles
+    int64_t heads = 1;              // key-value heads that a task takes in turn, block by block
 
     LinearShape(int64_t K, int64_t V, bool normalize)
         : K(K),
@@ -30,6 +31,29 @@ struct LinearShape {
 
     int64_t state_size() const { return K * W; }
 };
+
+// Heads lie side by side in a token: one after the other they would read every page and line of the tensors once each, too far
+// apart for the processor to guess what is next. So a task takes as many as leave work for all threads, and as have states that
+// stay in a second-level cache.
+constexpr int64_t STATES = 1 << 16;  // floats
+
+inline int64_t heads_of_task(const MaclaurinLinear& call, const LinearShape& shape) {
+    const int64_t fit = STATES / (shape.k_row * shape.v_row), each = call.B * call.G / larger(call.threads, 1);
+    return larger(smaller(smaller(fit, each), call.G), 1);
+}
+
+// One task for every `shape.heads` heads of a sequence: task(b, first, heads) is false where memory ran out.
+template <class Task>
+bool over_groups_of_heads(const MaclaurinLinear& call, const LinearShape& shape, const Task& task) {
+    const int64_t groups = (call.G + shape.heads - 1) / shape.heads;
+    bool failed = false;
+    parallel_for(call.B * groups, call.threads, [&](int64_t n) {
+        const FlushSubnormals flush;
+        const int64_t first = n % groups * shape.heads;
+        if (!task(n / groups, first, smaller(shape.heads, call.G - first))) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+    });
+    return !failed;
+}
 
 // body(i, j, width) for every tile of a matrix of whole tiles; width::value is its number of vectors.
 template <class Body>

@@ -11,7 +11,7 @@ template <bool PER_CHANNEL>
 struct LinearForwardBuffers {
     static constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
     BlockDecay<PER_CHANNEL> decay;
-    LinearState state;
+    float* states;           // of every head of the task
     float *q, *k, *v;        // rows of the block
     float *left_q, *left_k;  // decayed: q from the start, k to the end
     float* q_channels;       // [channel][query]
@@ -19,7 +19,7 @@ struct LinearForwardBuffers {
 
     LinearForwardBuffers(Arena& arena, const LinearShape& shape)
         : decay(arena, shape),
-          state(arena, shape),
+          states(arena.take(shape.heads * LinearState::floats(shape))),
           q(arena.take(ROW * shape.k_row)),
           k(arena.take(ROW * shape.k_row)),
           v(arena.take(ROW * shape.v_row)),
@@ -30,12 +30,14 @@ struct LinearForwardBuffers {
           y(arena.take(ROW * shape.v_row)),
           total(arena.take(ROW)),
           carried(arena.take(PER_CHANNEL ? shape.K * LANES : 0)) {}
+
+    LinearState state(int64_t n, const LinearShape& shape) const { return {states + n * LinearState::floats(shape), shape}; }
 };
 
 template <bool PER_CHANNEL>
 inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape,
-                           const LinearForwardBuffers<PER_CHANNEL>& buffers, bool empty, int64_t b, int64_t h, int64_t begin,
-                           int64_t count) {
+                           const LinearForwardBuffers<PER_CHANNEL>& buffers, const LinearState& state, bool empty, int64_t b,
+                           int64_t h, int64_t begin, int64_t count) {
     constexpr int64_t ROW = BLOCK<PER_CHANNEL>;
     const int64_t padded = round_up(count, larger(LANES, ROWS));
     copy_rows(buffers.q, shape.k_row, padded, row(call.q, b, begin, h), call.q.time, count, shape.K, call.q_scale);
@@ -46,7 +48,7 @@ inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape
         Tile<decltype(vectors)::value> tile;
         tile.clear();
         if (!empty)
-            tile.add_product({buffers.left_q + i * shape.k_row, shape.k_row, 1}, buffers.state.s + j, shape.v_row, shape.K);
+            tile.add_product({buffers.left_q + i * shape.k_row, shape.k_row, 1}, state.s + j, shape.v_row, shape.K);
         tile.add_product({buffers.weights + i, 1, ROW}, buffers.v + j, shape.v_row, smaller(count, i + ROWS));
         tile.write(buffers.y + i * shape.v_row + j, shape.v_row);
     });
@@ -59,7 +61,7 @@ inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape
     for (int64_t i = 0; i < count; ++i) {
         float times = 1;
         if (call.normalize) {
-            if (!empty) buffers.total[i] += dot_product(buffers.left_q + i * shape.k_row, buffers.state.z, shape.k_row);
+            if (!empty) buffers.total[i] += dot_product(buffers.left_q + i * shape.k_row, state.z, shape.k_row);
             *row(call.total, b, begin + i, h) = buffers.total[i];
             times = inverse(buffers.total[i]);
         }
@@ -68,33 +70,44 @@ inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape
     report_nan(call.nan, nan);
 }
 
+// One block of one key-value head and its queries.
 template <bool PER_CHANNEL>
-bool linear_forward_of_head(const MaclaurinLinear& call, const LinearShape& shape, int64_t b, int64_t g) {
+inline void linear_forward_block(const MaclaurinLinear& call, const LinearShape& shape,
+                                 const LinearForwardBuffers<PER_CHANNEL>& buffers, const LinearState& state, int64_t b,
+                                 int64_t g, int64_t begin, int64_t count) {
+    const int64_t R = call.H / call.G, padded = round_up(count, larger(LANES, ROWS));
+    copy_rows(buffers.k, shape.k_row, padded, row(call.k, b, begin, g), call.k.time, count, shape.K, call.k_scale);
+    copy_rows(buffers.v, shape.v_row, padded, row(call.v, b, begin, g), call.v.time, count, shape.V, 1);
+    buffers.decay.pack(call.log_decay, shape, b, g, begin, count);
+    const bool empty = begin == 0 && call.state == nullptr;
+    for (int64_t r = 0; r < R; ++r) linear_outputs(call, shape, buffers, state, empty, b, g * R + r, begin, count);
+    if (begin + count == call.T && call.new_state == nullptr) return;
+    decay_rows(buffers.left_k, buffers.k, buffers.decay, buffers.decay.to_end, count, shape.k_row);
+    state.add(buffers.decay.keep, buffers.left_k, buffers.v, nullptr, count);
+}
+
+template <bool PER_CHANNEL>
+bool linear_forward_of_heads(const MaclaurinLinear& call, const LinearShape& shape, int64_t b, int64_t first, int64_t heads) {
     using Buffers = LinearForwardBuffers<PER_CHANNEL>;
     return with_buffers<Buffers>(shape, [&](const Buffers& buffers) {
-        const int64_t R = call.H / call.G, n = b * call.G + g, step = smaller(call.chunk, Buffers::ROW);
-        const float* before = call.state == nullptr ? nullptr : call.state + n * call.state_head;
-        buffers.state.read(before, shape);
-        for (int64_t begin = 0; begin < call.T; begin += step) {
-            const int64_t count = smaller(step, call.T - begin), padded = round_up(count, larger(LANES, ROWS));
-            copy_rows(buffers.k, shape.k_row, padded, row(call.k, b, begin, g), call.k.time, count, shape.K, call.k_scale);
-            copy_rows(buffers.v, shape.v_row, padded, row(call.v, b, begin, g), call.v.time, count, shape.V, 1);
-            buffers.decay.pack(call.log_decay, shape, b, g, begin, count);
-            const bool empty = begin == 0 && before == nullptr;
-            for (int64_t r = 0; r < R; ++r) linear_outputs(call, shape, buffers, empty, b, g * R + r, begin, count);
-            if (begin + count == call.T && call.new_state == nullptr) break;
-            decay_rows(buffers.left_k, buffers.k, buffers.decay, buffers.decay.to_end, count, shape.k_row);
-            buffers.state.add(buffers.decay.keep, buffers.left_k, buffers.v, nullptr, count);
-        }
-        if (call.new_state != nullptr) buffers.state.write(call.new_state + n * shape.state_size(), shape);
+        const int64_t step = smaller(call.chunk, Buffers::ROW), at = b * call.G + first;
+        for (int64_t n = 0; n < heads; ++n)
+            buffers.state(n, shape).read(call.state == nullptr ? nullptr : call.state + (at + n) * call.state_head, shape);
+        for (int64_t begin = 0; begin < call.T; begin += step)
+            for (int64_t n = 0; n < heads; ++n)
+                linear_forward_block(call, shape, buffers, buffers.state(n, shape), b, first + n, begin,
+                                     smaller(step, call.T - begin));
+        for (int64_t n = 0; n < heads && call.new_state != nullptr; ++n)
+            buffers.state(n, shape).write(call.new_state + (at + n) * shape.state_size(), shape);
     });
 }
 
 inline bool linear_forward(const MaclaurinLinear& call) {
-    const LinearShape shape(call.K, call.V, call.normalize);
-    return over_heads(call, [&](int64_t b, int64_t g) {
-        return call.per_channel ? linear_forward_of_head<true>(call, shape, b, g)
-                                : linear_forward_of_head<false>(call, shape, b, g);
+    LinearShape shape(call.K, call.V, call.normalize);
+    shape.heads = heads_of_task(call, shape);
+    return over_groups_of_heads(call, shape, [&](int64_t b, int64_t first, int64_t heads) {
+        return call.per_channel ? linear_forward_of_heads<true>(call, shape, b, first, heads)
+                                : linear_forward_of_heads<false>(call, shape, b, first, heads);
     });
 }
 

@@ -14,6 +14,12 @@ struct LinearState {
           k_row(shape.k_row),
           v_row(shape.v_row) {}
 
+    // One of several, in memory of `floats` each.
+    LinearState(float* begin, const LinearShape& shape)
+        : s(begin), z(begin + shape.k_row * shape.v_row), k_row(shape.k_row), v_row(shape.v_row) {}
+
+    static int64_t floats(const LinearShape& shape) { return shape.k_row * shape.v_row + shape.k_row; }
+
     // From (K, V or V+1) as the caller has it; from nothing, zeros.
     void read(const float* state, const LinearShape& shape) const {
         fill(z, k_row, 0);

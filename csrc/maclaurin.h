@@ -76,6 +76,26 @@ struct MaclaurinToken {
     int64_t threads;
 };
 
+// A sequence among others of different lengths: its tokens, and the state that they are folded into.
+struct MaclaurinRow {
+    float *keys, *values, *log_decays;  // dense (G,slots,K), (G,slots,V), and (G,slots) or absent
+    float* state;                      // dense (G,F,W), or absent
+    int64_t slots;
+    int64_t S;      // tokens in the slots; a call counts the new one
+    int64_t limit;  // squared scores: so many are folded into the state; exponential: so many a query sees, 0 for all
+};
+
+// One decoding step of such rows, in place. Each needs a free slot for its new token, which is (B,1,heads,channels).
+struct MaclaurinRows {
+    int64_t B, H, G, K, V;
+    int64_t q_strides[2], k_strides[2], v_strides[2], log_decay_strides[2];  // from row to row, head to head
+    const float *q, *k, *v, *log_decay;
+    float* y;  // dense (B,1,H,V)
+    MaclaurinRow* rows;
+    float scale;
+    int32_t exponential, normalize, threads;
+};
+
 // One call of first-order attention. Decays are absent, one per head (B,T,G), or one per channel (B,T,G,K).
 struct MaclaurinLinear {
     int64_t B, T, H, G, K, V;
@@ -167,6 +187,7 @@ MACLAURIN_EXPORT int32_t maclaurin_chunked_forward(const MaclaurinAttention* cal
 MACLAURIN_EXPORT int32_t maclaurin_chunked_backward(const MaclaurinAttention* call);
 // 2 where a decay is positive: then nothing was done.
 MACLAURIN_EXPORT int32_t maclaurin_step(const MaclaurinBuffer* buffer, const MaclaurinToken* token);
+MACLAURIN_EXPORT int32_t maclaurin_step_rows(const MaclaurinRows* rows);
 MACLAURIN_EXPORT int32_t maclaurin_linear_forward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_linear_backward(const MaclaurinLinear* call);
 MACLAURIN_EXPORT int32_t maclaurin_delta_forward(const MaclaurinDelta* call);

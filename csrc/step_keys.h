@@ -70,6 +70,17 @@ MACLAURIN_INLINE void step_values(float* sums, const float* weights, const float
     for (int n = 0; n < N; ++n) store(sums + n * LANES, total[n]);
 }
 
+// sums += Σ_j weights_j v_j over the keys from `begin` on.
+inline void step_weighted(float* sums, const float* weights, const MaclaurinAttention& call, int64_t b, int64_t g,
+                          int64_t begin, int64_t count) {
+    const float* v = row(call.v, b, begin, g);
+    int64_t c = 0;
+    for (; c + 4 * LANES <= call.V; c += 4 * LANES) step_values<4>(sums + c, weights, v + c, call.v.time, count);
+    for (; c + LANES <= call.V; c += LANES) step_values<1>(sums + c, weights, v + c, call.v.time, count);
+    for (; c < call.V; ++c)
+        for (int64_t j = 0; j < count; ++j) sums[c] += weights[j] * v[j * call.v.time + c];
+}
+
 // One query head and a block of keys: Σ w v and, behind the values, Σ w in LANES parts.
 inline void step_keys(float* sums, int64_t v_row, const float* q, const MaclaurinAttention& call, int64_t b, int64_t g,
                       int64_t begin, int64_t count, const float* left) {
@@ -88,12 +99,7 @@ inline void step_keys(float* sums, int64_t v_row, const float* q, const Maclauri
         store(weights + j, weight);
     }
     store(sums + v_row, total);
-    const float* v = row(call.v, b, begin, g);
-    int64_t c = 0;
-    for (; c + 4 * LANES <= call.V; c += 4 * LANES) step_values<4>(sums + c, weights, v + c, call.v.time, count);
-    for (; c + LANES <= call.V; c += LANES) step_values<1>(sums + c, weights, v + c, call.v.time, count);
-    for (; c < call.V; ++c)
-        for (int64_t j = 0; j < count; ++j) sums[c] += weights[j] * v[j * call.v.time + c];
+    step_weighted(sums, weights, call, b, g, begin, count);
 }
 
 // y, and the divisor for the backward: with a minus sign where the state was not used.

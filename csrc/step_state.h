@@ -1,5 +1,5 @@
-// One new token and the state, in one pass: read as the caller has it and, when tokens are folded in, written anew beside
-// it, so that the caller's state stays as it is.
+// One new token and the state, in one pass: read as the caller has it and, when tokens are folded in, written anew: beside
+// it, so that the caller's state stays as it is, or over it, where both are the same memory.
 #pragma once
 #include "chunked_forward.h"
 #include "halves.h"
@@ -188,20 +188,19 @@ inline bool step_exceeds(const MaclaurinAttention& call, const StepBuffers& at, 
 
 // Reads the state, of one in halves the upper ones, and both where these leave a query of the head too few digits.
 inline void step_read_state(const MaclaurinAttention& call, const StepBuffers& at, const Pairs& pairs, int64_t b, int64_t g,
-                            Left left) {
+                            Left left, float trace) {
     step_state(call, at, pairs, b, g, left, call.folded != 0);
     if (call.halves.upper == nullptr || call.folded || !call.normalize) return;
-    const float trace = step_trace(call, b, g);
     for (int64_t r = 0; r < call.H / call.G; ++r)
         if (!step_exceeds(call, at, r, trace, ENOUGH_FOR_HALVES)) return step_state(call, at, pairs, b, g, left, true);
 }
 
 // What a query head has read goes to its sums, unless it is rounding error: then false.
-inline bool step_use(const MaclaurinAttention& call, const StepBuffers& at, int64_t b, int64_t g, int64_t r, float keep) {
+inline bool step_use(const MaclaurinAttention& call, const StepBuffers& at, int64_t r, float keep, float trace) {
     const float* read = at.read + r * at.w_row;
     float* sums = at.sums + r * at.s_row;
     if (call.normalize) {
-        if (!step_exceeds(call, at, r, step_trace(call, b, g), ROUNDING)) return false;
+        if (!step_exceeds(call, at, r, trace, ROUNDING)) return false;
         sums[at.v_row] += read[call.V] * keep;
     }
     for (int64_t c = 0; c < call.V; ++c) sums[c] += read[c] * keep;
@@ -220,14 +219,16 @@ inline bool step_through_state(const MaclaurinAttention& call) {
             copy_rows(at.q, at.k_row, R, row(call.q, b, 0, g * R), call.q.head, R, call.K, 1);
             // values and totals without columns are no state
             const bool reads = (left.state != 0 || call.folded) && state_width(call) > 0;
-            if (reads) step_read_state(call, at, pairs, b, g, left);
+            // before a fold, which may write the new state over this one
+            const float trace = reads && call.normalize ? step_trace(call, b, g) : 0;
+            if (reads) step_read_state(call, at, pairs, b, g, left, trace);
             fill(at.sums, R * at.s_row, 0);
             for (int64_t r = 0; r < R; ++r) {
                 float* sums = at.sums + r * at.s_row;
                 for (int64_t begin = left.first; begin < call.S; begin += STEP_KEYS)
                     step_keys(sums, at.v_row, at.q + r * at.k_row, call, b, g, begin, smaller(STEP_KEYS, call.S - begin),
                               at.left + begin);
-                const bool silent = reads && left.state != 0 && !step_use(call, at, b, g, r, left.state);
+                const bool silent = reads && left.state != 0 && !step_use(call, at, r, left.state, trace);
                 step_finish(call, sums, at.v_row, silent, b, g * R + r);
             }
         });

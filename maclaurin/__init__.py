@@ -37,8 +37,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ops":
-        return importlib.import_module("maclaurin.ops")
+    if name in ("ops", "serving"):
+        return importlib.import_module(f"maclaurin.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'maclaurin' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

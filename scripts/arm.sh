@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compiles the kernels for aarch64 and runs them over hostile shapes under qemu, compared with plain loops in float64.
-# From Debian: apt install g++-aarch64-linux-gnu qemu-user. Nothing is installed.
+# From Debian: apt install cmake g++-aarch64-linux-gnu qemu-user. Nothing is installed. The tests in Python: arm_tests.sh.
 set -eu
 cd "$(dirname "$0")/.."
 build=$(mktemp -d)

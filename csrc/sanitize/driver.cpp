@@ -164,6 +164,43 @@ void check(bool good, const char* what, const Case& c, const char* isa, int thre
                 long(c.folded));
 }
 
+// The same tokens as rows that are stepped in place; then one step of exponential scores, whose window moves to the front.
+void run_rows(const Case& c, const MaclaurinBuffer& buffer, const MaclaurinToken& token, const Tensor& y,
+              const Tensor& new_state, const char* isa, int threads) {
+    Outputs out(c);
+    const bool stateful = c.state || c.folded;
+    const int64_t size = c.G * features(c) * width(c), window = c.S > 2 ? 3 : 1;
+    std::vector<float> states(stateful ? c.B * size : 0);
+    for (size_t i = 0; i < states.size() && c.state; ++i) states[i] = buffer.state[i];
+    std::vector<MaclaurinRow> table(c.B);
+    for (int64_t b = 0; b < c.B; ++b) {
+        const int64_t slot = b * c.G * c.S;
+        float* decays = buffer.log_decays == nullptr ? nullptr : buffer.log_decays + slot;
+        float* state = stateful ? states.data() + b * size : nullptr;
+        const int64_t limit = c.folded ? c.S : c.S + 1;
+        table[b] = {buffer.keys + slot * c.K, buffer.values + slot * c.V, decays, state, c.S, c.S - 1, limit};
+    }
+    MaclaurinRows rows{};
+    rows.B = c.B, rows.H = c.H, rows.G = c.G, rows.K = c.K, rows.V = c.V;
+    for (int i = 0; i < 2; ++i) {
+        rows.q_strides[i] = buffer.q_strides[i], rows.k_strides[i] = buffer.k_strides[i];
+        rows.v_strides[i] = buffer.v_strides[i], rows.log_decay_strides[i] = buffer.log_decay_strides[i];
+    }
+    rows.q = token.q, rows.k = token.k, rows.v = token.v;
+    rows.log_decay = buffer.log_decays == nullptr ? nullptr : token.log_decay;
+    rows.y = out.y.data(), rows.rows = table.data();
+    rows.scale = buffer.scale, rows.normalize = buffer.normalize, rows.threads = threads;
+    bool good = maclaurin_step_rows(&rows) == 0 && out.y.distance(y) < 1e-5;
+    for (size_t i = 0; i < states.size() && c.folded; ++i)
+        good = good && std::fabs(states[i] - new_state.data()[i]) < 1e-4 * (1 + std::fabs(states[i]));
+    check(good, "decoding step of rows", c, isa, threads);
+    rows.exponential = 1;
+    for (MaclaurinRow& row : table) row.S = c.S - 1, row.limit = window;
+    good = maclaurin_step_rows(&rows) == 0 && out.y.finite();
+    for (const MaclaurinRow& row : table) good = good && row.S == window - 1;
+    check(good, "decoding step of a window", c, isa, threads);
+}
+
 // A decoding step from buffers of exactly its size: the last key, value and decay come as the new token.
 void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& new_state, const char* isa, int threads) {
     Outputs out(c);
@@ -190,6 +227,7 @@ void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& ne
     token.y = out.y.data(), token.new_state = out.new_state.data();
     check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 1e-5 && out.new_state.distance(new_state) < 1e-5,
           "decoding step", c, isa, threads);
+    run_rows(c, buffer, token, y, new_state, isa, threads);
     if (!c.state) return;
     const Halves from(in.state), to(in.state);
     buffer.state = nullptr, token.new_state = nullptr, buffer.halves = from.view();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,14 @@ from maclaurin.bench import (
     mixers,
     model,
     peers,
+    precision,
     roofline,
     scale,
     sequences,
+    serve,
     training,
     transformers,
 )
-from maclaurin.bench.model import Models
 from maclaurin.bench.results import Results, Setting
 from maclaurin.common.arguments import one_of
 from maclaurin.machine.allocator import keep_freed_memory
@@ -40,6 +41,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "decode": decode.run,
     "mixers": mixers.run,
     "peers": peers.run,
+    "precision": precision.run,
     "memory": memory.run,
     "training": training.run,
     "model": model.run,
@@ -47,9 +49,10 @@ PARTS: dict[str, Callable[..., Any]] = {
     "roofline": roofline.run,
     "sequences": sequences.run,
     "scale": scale.run,
+    "serve": serve.run,
     "gpu": gpu.run,
 }
-ON_REQUEST = ("model", "transformers", "sequences")  # whole models and several processes take minutes each
+ON_REQUEST = ("model", "transformers", "sequences", "serve")  # whole models and several processes take minutes each
 
 
 def run(
@@ -58,11 +61,10 @@ def run(
     threads: int,
     long: bool,
     console: Console,
-    models: Models | None = None,
-    architectures: Sequence[str] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Results:
     """The figures of the named parts, or of all that can run here. Results are checked first: no speed of a wrong result is
-    printed. models: what the part "model" measures; architectures: what "transformers" does, all unless given."""
+    printed. options: what single parts take besides, by the name of the part."""
     for part in parts:
         one_of("part", part, tuple(PARTS))
     torch.set_num_threads(threads)
@@ -77,7 +79,7 @@ def run(
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )
     console.print(", ".join(f"{name} {value}" for name, value in setting.to_json().items()))
-    options: dict[str, Any] = {"model": {"models": models}, "transformers": {"architectures": architectures}}
+    options = options or {}
     found = {part: PARTS[part](console, long=long, **options.get(part, {})) for part in parts or _here()}
     return Results(setting, **found)
 

@@ -1,12 +1,13 @@
 """Second and first order against PyTorch's causal attention by length: forward, and forward with backward.
 
 Float32, one sequence, heads of 64 channels. The decay is weak, so that no key is negligible: a stronger one lets the direct
-form skip keys, and would flatter it. The times of both forms justify the lines in maclaurin/ops/crossover.py.
+form skip keys, and would flatter it. A prompt is the forward with its state; up to a length, tokens are folded by
+whoever looks at it (`PowerState.lazily`). The times of both forms justify the lines in maclaurin/ops/crossover.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,8 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.bench.limits import matrix_rate
-from maclaurin.common.records import Record
+from maclaurin.bench.limits import PRODUCT, matrix_product
+from maclaurin.common.records import ABSENT, Record
 from maclaurin.common.timing import Timing, interleaved
 from maclaurin.ops import linear_attention, power_attention
 from maclaurin.ops.native.attention import LONGEST_CHUNK
@@ -40,7 +41,7 @@ class OpTime(Record):
 
 @dataclass(frozen=True)
 class AttentionRow(Record):
-    """share: of the machine's matrix rate, in the chunked form of second order."""
+    """share: of the rate of a matrix product in the same run, in the chunked form of second order."""
 
     heads: int
     T: int
@@ -49,23 +50,27 @@ class AttentionRow(Record):
     second_order: OpTime = field(metadata={"key": "second order"})
     first_order: OpTime = field(metadata={"key": "first order"})
     share: float
+    prompt: OpTime | None = field(default=None, metadata=ABSENT)
 
 
-def run(console: Console, *, long: bool) -> list[AttentionRow]:
+def run(console: Console, *, long: bool, lengths: Sequence[int] | None = None) -> list[AttentionRow]:
     rows = []
     for heads in (4, 16):
-        lengths = LENGTHS if heads == 16 and not long else (*LENGTHS, VERY_LONG)
+        usual = LENGTHS if heads == 16 and not long else (*LENGTHS, VERY_LONG)
         for backward in (False, True):
             table = Table(title=f"{heads} heads, {'forward + backward' if backward else 'forward'}: ms (quartiles)")
             for column in ("T", "softmax", *(f"{name}, {what}" for name in OPS for what in ("ms", "ratio"))):
                 table.add_column(column, justify="right")
             table.add_column("second order, share of matrix rate", justify="right")
-            for T in lengths:
+            if not backward:
+                table.add_column("prompt, ratio", justify="right")
+            for T in lengths or usual:
                 row = _row(heads, T, backward)
                 rows.append(row)
                 ops = (row.second_order, row.first_order)
                 cells = [text for op in ops for text in (f"{op.ms:.3g}", f"{op.ratio:.2f}x")]
-                table.add_row(str(T), f"{row.softmax_ms:.3g}", *cells, f"{100 * row.share:.0f} %")
+                prompt = () if row.prompt is None else (f"{row.prompt.ratio:.2f}x",)
+                table.add_row(str(T), f"{row.softmax_ms:.3g}", *cells, f"{100 * row.share:.0f} %", *prompt)
             console.print(table)
     return rows
 
@@ -74,8 +79,9 @@ def _row(heads: int, T: int, backward: bool) -> AttentionRow:
     times = _measure(heads, T, backward)
     softmax = times["softmax"].median
     second, first = (_op_time(name, times, softmax) for name in OPS)
-    share = useful_operations(heads, T, backward) / (second.forms["chunked"] / 1000) / matrix_rate()
-    return AttentionRow(heads, T, backward, softmax, second, first, share)
+    prompt = None if backward else _op_time("prompt", times, softmax)
+    share = useful_operations(heads, T, backward) / PRODUCT * times["product"].median / second.forms["chunked"]
+    return AttentionRow(heads, T, backward, softmax, second, first, share, prompt)
 
 
 def _op_time(name: str, times: dict[str, Timing], softmax: float) -> OpTime:
@@ -118,5 +124,9 @@ def _measure(heads: int, T: int, backward: bool) -> dict[str, Timing]:
 
     forms = ("auto", "chunked", "parallel") if T <= LONGEST_MATRIX else ("auto", "chunked")
     candidates = {f"{name} {form}": ours(op, form) for name, op in OPS.items() for form in forms}
+    if not backward:
+        candidates["prompt auto"] = lambda: power_attention(q, k, v, log_decay)
     with torch.set_grad_enabled(backward):
-        return interleaved({"softmax": softmax, **candidates}, seconds=6, fewest=1 if T == VERY_LONG else 3)
+        return interleaved(
+            {"softmax": softmax, "product": matrix_product(), **candidates}, seconds=6, fewest=0 if T == VERY_LONG else 3
+        )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -13,6 +13,7 @@ from maclaurin.common.records import Record
 from maclaurin.common.timing import interleaved
 
 SIZE = 2048  # of the matrices
+PRODUCT = 2 * SIZE**3  # floating-point operations, two per multiply-add
 COPIED = 2**28  # bytes: more than any cache
 
 
@@ -30,10 +31,15 @@ def run(console: Console, *, long: bool) -> Limits:
 
 @cache
 def matrix_rate() -> float:
-    """Floating-point operations per second of PyTorch's product of two square matrices, two per multiply-add."""
+    """Floating-point operations per second of PyTorch's product of two square matrices."""
+    times = interleaved({"product": matrix_product()}, seconds=2)
+    return PRODUCT / (times["product"].low / 1000)
+
+
+def matrix_product() -> Callable[[], object]:
+    """Of two square matrices, PRODUCT operations."""
     a, b, out = (torch.randn(SIZE, SIZE, dtype=torch.float32, device="cpu") for _ in range(3))
-    times: Any = interleaved({"product": lambda: torch.mm(a, b, out=out)}, seconds=2)
-    return float(2 * SIZE**3 / (times["product"].low / 1000))
+    return lambda: torch.mm(a, b, out=out)
 
 
 @cache

@@ -117,7 +117,7 @@ def _row(
     steps: dict[str, Callable[[], object]],
     peaks: Mapping[str, int],
 ) -> ModelRow:
-    times = interleaved(steps, seconds=5, fewest=2, most=20)
+    times = interleaved(steps, seconds=5, fewest=0, most=20)
     ours, theirs = (1000 * done / times[name].median for name in (mixer, LLAMA))
     return ModelRow(mixer, what, tokens, batch, ours, theirs, ours / theirs, peaks.get(mixer), peaks.get(LLAMA))
 

@@ -14,9 +14,11 @@ from maclaurin.bench.memory import Memory
 from maclaurin.bench.mixers import MixerRow
 from maclaurin.bench.model import ModelRow
 from maclaurin.bench.peers import PeerRow
+from maclaurin.bench.precision import PrecisionRow
 from maclaurin.bench.roofline import RooflineRow
 from maclaurin.bench.scale import ScaleRow
 from maclaurin.bench.sequences import SequenceRow
+from maclaurin.bench.serve import ServeRow
 from maclaurin.bench.training import TrainingRow
 from maclaurin.bench.transformers import TransformersRow
 from maclaurin.common.records import ABSENT, Record
@@ -45,6 +47,7 @@ class Results(Record):
     decode: Sequence[DecodeRow] | None = field(default=None, metadata=ABSENT)
     mixers: Sequence[MixerRow] | None = field(default=None, metadata=ABSENT)
     peers: Sequence[PeerRow] | None = field(default=None, metadata=ABSENT)
+    precision: Sequence[PrecisionRow] | None = field(default=None, metadata=ABSENT)
     memory: Memory | None = field(default=None, metadata=ABSENT)
     training: Sequence[TrainingRow] | None = field(default=None, metadata=ABSENT)
     model: Sequence[ModelRow] | None = field(default=None, metadata=ABSENT)
@@ -52,4 +55,5 @@ class Results(Record):
     roofline: Sequence[RooflineRow] | None = field(default=None, metadata=ABSENT)
     sequences: Sequence[SequenceRow] | None = field(default=None, metadata=ABSENT)
     scale: Sequence[ScaleRow] | None = field(default=None, metadata=ABSENT)
+    serve: Sequence[ServeRow] | None = field(default=None, metadata=ABSENT)
     gpu: Sequence[GpuRow] | None = field(default=None, metadata=ABSENT)

@@ -14,8 +14,8 @@ def bench(
     parts: Annotated[
         list[str] | None,
         typer.Argument(
-            help="limits, attention, forms, decode, mixers, peers, memory, training, roofline, scale, gpu; all that can run."
-            " Only where they are named: model, transformers and sequences."
+            help="limits, attention, forms, decode, mixers, peers, precision, memory, training, roofline, scale, gpu; all"
+            " that can run. Only where they are named: model, transformers, sequences and serve."
         ),
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of PyTorch and the kernels; with 1, times are CPU times.")] = 2,
@@ -25,8 +25,10 @@ def bench(
     size: Annotated[str, typer.Option(help="model: size of the models.")] = "small",
     layers: Annotated[int | None, typer.Option(help="model: layers, where not as many as the size has.")] = None,
     vocabulary: Annotated[int, typer.Option(help="model: tokens of the vocabulary.")] = 32000,
-    mixers: Annotated[str | None, typer.Option(help="model: mixers, with commas; a+b alternates them.")] = None,
-    lengths: Annotated[str | None, typer.Option(help="model: tokens of a training step, with commas.")] = None,
+    mixers: Annotated[
+        str | None, typer.Option(help="model and mixers: which ones, with commas; a+b alternates them in a model.")
+    ] = None,
+    lengths: Annotated[str | None, typer.Option(help="attention, model: tokens of a sequence, with commas.")] = None,
     contexts: Annotated[str | None, typer.Option(help="model: tokens before a decoded one, with commas.")] = None,
     batches: Annotated[str | None, typer.Option(help="model: sequences that are decoded at once, with commas.")] = None,
     architectures: Annotated[
@@ -41,24 +43,24 @@ def bench(
     from maclaurin.common.files import write_json
 
     usual = LONG if long else Models()
+    tokens = None if lengths is None else _numbers("lengths", lengths)
     models = Models(
         size,
         layers,
         vocabulary,
         usual.mixers if mixers is None else mixers.split(","),
-        usual.lengths if lengths is None else _numbers("lengths", lengths),
+        usual.lengths if tokens is None else tokens,
         usual.contexts if contexts is None else _numbers("contexts", contexts),
         usual.batches if batches is None else _numbers("batches", batches),
     )
     with talk(as_json=as_json):
-        results = run(
-            parts or [],
-            threads=threads,
-            long=long,
-            console=screen(),
-            models=models,
-            architectures=None if architectures is None else architectures.split(","),
-        )
+        options = {
+            "attention": {"lengths": tokens},
+            "mixers": {"names": None if mixers is None else mixers.split(",")},
+            "model": {"models": models},
+            "transformers": {"architectures": None if architectures is None else architectures.split(",")},
+        }
+        results = run(parts or [], threads=threads, long=long, console=screen(), options=options)
         write_json(output / "bench.json", results.to_json())
         made = page(results)
         made.write(output / "bench.html")

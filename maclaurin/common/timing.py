@@ -30,20 +30,29 @@ def clock() -> Callable[[], float]:
 def interleaved(
     candidates: dict[str, Callable[[], object]], *, seconds: float, fewest: int = 3, most: int = 40
 ) -> dict[str, Timing]:
-    """Each candidate once per round, so that a slow moment of the machine affects all of them, until `seconds` are over."""
+    """Each candidate once per round, so that a slow moment of the machine affects all of them, until `seconds` are over.
+
+    The first round warms up. With `fewest=0`, one that takes longer than `seconds` is the only one, and counts.
+    """
     now = clock()
-    samples: dict[str, list[float]] = {name: [] for name in candidates}
-    for run in candidates.values():
-        run()
-    end = time.perf_counter() + seconds
-    for done in range(most):
-        if done >= fewest and time.perf_counter() > end:
-            break
+
+    def one_round() -> dict[str, float]:
+        times = {}
         for name, run in candidates.items():
             start = now()
             run()
-            samples[name].append(1000 * (now() - start))
-    return {name: summary(times) for name, times in samples.items()}
+            times[name] = 1000 * (now() - start)
+        return times
+
+    start = time.perf_counter()
+    first = one_round()
+    if fewest == 0 and time.perf_counter() - start > seconds:
+        return {name: summary([ms]) for name, ms in first.items()}
+    end = time.perf_counter() + seconds
+    rounds = [one_round()]
+    while len(rounds) < most and (len(rounds) < fewest or time.perf_counter() < end):
+        rounds.append(one_round())
+    return {name: summary([times[name] for times in rounds]) for name in candidates}
 
 
 def on_gpu(run: Callable[[], object], repeats: int = 20) -> Timing:

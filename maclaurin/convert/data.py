@@ -42,6 +42,8 @@ class Data:
 
 
 def load_data(source: Source, plan: Plan) -> Data:
+    if plan.accumulate > 1 and not source.causal:
+        raise ValueError(f"accumulate needs a decoder, whose sequences are all of one length, got {plan.accumulate}")
     if source.kind == "vision":
         return _images(source, plan)
     tokenizer = source.processor()
@@ -56,14 +58,13 @@ def load_data(source: Source, plan: Plan) -> Data:
         tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
         return Data(batches, validation_batches, tokens // len(batches))
     own = source.kind == "maclaurin"
+    at_once = plan.batch_size // plan.accumulate
     steps = {"train": plan.transfer_steps + plan.recover_steps, "held-out": -(-plan.eval_rows // plan.batch_size)}
     packed_train, packed_validation = (
-        PackedBatches(
-            PackedRows(_tokens(corpus, split, tokenizer, rows * plan.max_length), plan.max_length), plan.batch_size, own
-        )
+        PackedBatches(PackedRows(_tokens(corpus, split, tokenizer, rows * plan.max_length), plan.max_length), at_once, own)
         for split, rows in ((split, max(1, number) * plan.batch_size) for split, number in steps.items())
     )
-    count = max(1, min(plan.eval_rows // plan.batch_size, len(packed_validation)))
+    count = max(1, min(plan.eval_rows // at_once, len(packed_validation)))
     return Data(packed_train, [packed_validation[index] for index in range(count)], plan.batch_size * plan.max_length)
 
 

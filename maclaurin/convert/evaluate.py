@@ -34,6 +34,7 @@ from maclaurin.models.linearised.attention import watching
 from maclaurin.models.linearised.students import Softmax
 
 FIDELITY_BATCHES = 4  # validation batches for the comparison layer by layer
+FIDELITY_SEQUENCES = 2  # of a decoder of transformers
 FEWEST_EXAMPLES = 3  # for correlations over pairs
 SMALLEST_WEIGHT = 1e-9
 
@@ -42,7 +43,10 @@ SMALLEST_WEIGHT = 1e-9
 def evaluate(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequence[Batch]) -> Agreement:
     batches = [{name: value.to(teacher.device) for name, value in batch.items()} for batch in batches]
     student.eval()
-    layers = fidelity(teacher, student, batches[:: max(1, len(batches) // FIDELITY_BATCHES)])
+    sample = batches[:: max(1, len(batches) // FIDELITY_BATCHES)]
+    if source.kind == "decoder":  # matrices of weights are as large as a sequence is long, squared
+        sample = [{name: value[:1] for name, value in batch.items()} for batch in sample[:FIDELITY_SEQUENCES]]
+    layers = fidelity(teacher, student, sample)
     if source.causal:
         return _tokens(teacher, student, batches, layers)
     return _vectors(teacher, student, batches, layers, source.pooling())

@@ -14,9 +14,11 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from maclaurin.common.files import read_json, write_json
+from maclaurin.common.progress import Status
 from maclaurin.convert.cost import cost_by_length
 from maclaurin.convert.data import Data, load_data
 from maclaurin.convert.evaluate import evaluate
+from maclaurin.convert.forecast import forecast
 from maclaurin.convert.objectives import (
     recover_objective,
     recover_rates,
@@ -25,10 +27,14 @@ from maclaurin.convert.objectives import (
     with_low_rank,
 )
 from maclaurin.convert.result import FIGURES, UNTRAINED, Figures
+from maclaurin.convert.sensitivity import costliest, layer_costs
 from maclaurin.convert.sources import Source, recognise
-from maclaurin.convert.stage import Objective, Stage
+from maclaurin.convert.stage import Objective, Stage, is_done
 from maclaurin.convert.teacher_student import student_of
+from maclaurin.convert.times import timed, times_of
+from maclaurin.convert.transfer import LayerTransfer
 from maclaurin.models.checked import stays_inside
+from maclaurin.models.linearised.students import SOFTMAX
 from maclaurin.models.weights import check_generation_config, load_whole
 from maclaurin.processes.lock import locked
 from maclaurin.training.checkpoints import deliver, writing
@@ -47,6 +53,7 @@ LEFT_OUT = {
     "trainer_state.json",
     "versions.json",
 }
+SENSITIVITY_BATCHES = 2  # of validation
 COPIED = {".jinja", ".json", ".model", ".txt"}
 
 
@@ -72,7 +79,9 @@ def _convert(source: Source, plan: Plan, say: Callable[[str], None], lengths: tu
     say(f"{source.architecture.__name__} from {plan.source}")
     teacher = source.load()
     data = load_data(source, plan)
-    student = student_of(teacher, plan)
+    if source.kind == "decoder" and not (Path(plan.output) / "transfer").exists():
+        say(forecast(teacher, student_of(teacher, plan), data, plan, recover_objective(source, teacher, plan)))
+    student = student_of(teacher, plan, _students(source, teacher, data, plan, say))
     figures = _load_figures(plan, source.kind)
     if UNTRAINED not in figures.stages:
         figures = _stored(plan, figures.with_stage(UNTRAINED, evaluate(source, teacher, student, data.validation)))
@@ -80,12 +89,15 @@ def _convert(source: Source, plan: Plan, say: Callable[[str], None], lengths: tu
     for name, make in (("transfer", _transfer), ("recover", _recover)):
         if not getattr(plan, f"{name}_steps"):
             continue
-        stage = make(source, teacher, student, data, plan)
-        if not stage.done and not stage.run(student, data.train):
-            return Result(figures, finished=False)
-        student = _reloaded(stage, student)
+        folder = Path(plan.output) / name
+        if not is_done(folder):
+            if name == "transfer" and source.kind == "decoder":
+                LayerTransfer(folder, teacher, student, plan).finish(data.train, say)
+            elif not make(source, teacher, student, data, plan).run(student, data.train):
+                return Result(figures, finished=False)
+        student = _reloaded(folder, student)
         if name not in figures.stages:
-            found, times = evaluate(source, teacher, student, data.validation), stage.times()
+            found, times = evaluate(source, teacher, student, data.validation), times_of(folder)
             found = dataclasses.replace(found, seconds=times.seconds, cpu_seconds=times.cpu_seconds)
             figures = _stored(plan, figures.with_stage(name, found))
         found = figures.stages[name]
@@ -108,6 +120,31 @@ def convert_all(plan: Plan, say: Callable[[str], None], *, lengths: tuple[int, .
         if not results[-1].finished:
             break
     return results
+
+
+def _students(source: Source, teacher: PreTrainedModel, data: Data, plan: Plan, say: Callable[[str], None]) -> list[str]:
+    """The student of every layer. Which layers cost most is only known once all of them have been transferred."""
+    names = plan.students(teacher.config.num_hidden_layers)
+    if not plan.kept_by_cost:
+        return names
+    if source.kind != "decoder" or not plan.transfer_steps:
+        raise ValueError("keep_softmax auto:N needs a decoder of transformers, and a transfer of at least one step")
+    folder = Path(plan.output) / "transfer"
+    student = student_of(teacher, plan, names)
+    transfer = LayerTransfer(folder, teacher, student, plan)
+    with timed(folder):
+        transfer.run(data.train, say)
+        with Status() as status:
+            costs = layer_costs(
+                folder,
+                transfer.traced,
+                student,
+                data.validation[:: max(1, len(data.validation) // SENSITIVITY_BATCHES)],
+                lambda layer: status(f"cost of layer {layer} of {len(names)}"),
+            )
+    kept = costliest({layer: cost for layer, cost in costs.items() if names[layer] != SOFTMAX}, plan.kept_by_cost)
+    say(f"layers that keep softmax: {', '.join(f'{layer} (KL {costs[layer]:.4f})' for layer in kept)}")
+    return [SOFTMAX if layer in kept else name for layer, name in enumerate(names)]
 
 
 def _transfer(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, data: Data, plan: Plan) -> Stage:
@@ -133,13 +170,14 @@ def _stage(name: str, objective: Objective, rates: dict[str, float], data: Data,
         data.tokens_per_step,
         plan.save_every,
         plan.seed + (name == "recover"),  # so that it does not begin with the batches of transfer
+        accumulate=plan.accumulate,
     )
 
 
-def _reloaded(stage: Stage, student: PreTrainedModel) -> PreTrainedModel:
-    """From the stage's folder: a resumed conversion gets the same model as an uninterrupted one."""
-    loaded: PreTrainedModel = load_whole(type(student), stage.folder)
-    check_generation_config(loaded, stage.folder)
+def _reloaded(folder: Path, student: PreTrainedModel) -> PreTrainedModel:
+    """From a stage's folder: a resumed conversion gets the same model as an uninterrupted one."""
+    loaded: PreTrainedModel = load_whole(type(student), folder)
+    check_generation_config(loaded, folder)
     return loaded.eval().to(student.device)
 
 

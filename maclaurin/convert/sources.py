@@ -19,6 +19,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from maclaurin.common.files import naming, read_json
 from maclaurin.common.hub import DESCRIPTION, WEIGHTS, fetched, from_hub
+from maclaurin.convert.gguf import SUFFIX, dequantised
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, fields
 from maclaurin.models.checked import check_size, checked_description, held_by
 from maclaurin.models.folder import best_device, tokenizer_in
@@ -75,6 +76,8 @@ class Source:
 def recognise(spec: str) -> Source:
     """The source in a folder or on the hub, or a ValueError that says what is wrong with it."""
     path = Path(spec)
+    if path.is_file() and path.suffix == SUFFIX:
+        path = dequantised(path)
     remote = not path.is_dir()
     if remote:
         path = fetched("source", spec, DESCRIPTION)

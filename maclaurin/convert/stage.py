@@ -6,7 +6,6 @@ A stage is done when its folder contains a model; until then it contains checkpo
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,31 +18,22 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, TrainingArguments
 
-from maclaurin.common.files import read_json, write_json
-from maclaurin.common.records import Record
 from maclaurin.convert.data import Batch
+from maclaurin.convert.times import timed
 from maclaurin.processes.stopping import TERMINATE, Terminated
 from maclaurin.training.callbacks import JsonLog, LastStep, LiveProgress, StopOnInterrupt
 from maclaurin.training.checkpoints import deliver, last_whole, remove_own, writing
 from maclaurin.training.trainer import LanguageTrainer, arguments
 
 Objective = Callable[[nn.Module, Batch], Tensor]
-TIMES, LOG = "times.json", "losses.jsonl"
-
-
-@dataclass(frozen=True)
-class Times(Record):
-    """Wall time, and CPU time of all cores together."""
-
-    seconds: float
-    cpu_seconds: float
+LOG = "losses.jsonl"
 
 
 @dataclass(frozen=True)
 class Stage:
     """rates: the largest learning rate of every parameter that is trained, by name; all others are frozen.
 
-    at_end: what is done to the model between its last step and the end of the stage.
+    at_end: what is done to the model between its last step and the end of the stage. accumulate: items of the data per step.
     """
 
     folder: Path
@@ -54,10 +44,11 @@ class Stage:
     save_every: int
     seed: int
     at_end: Callable[[], None] | None = None
+    accumulate: int = 1
 
     @property
     def done(self) -> bool:
-        return (self.folder / "config.json").exists()
+        return is_done(self.folder)
 
     def run(self, model: PreTrainedModel, batches: Dataset[Batch] | Sequence[Batch]) -> bool:
         """Trains the model in place; False if Ctrl-C stopped it: the next call resumes."""
@@ -76,13 +67,11 @@ class Stage:
             callbacks=[LastStep(), JsonLog(self.folder / LOG), progress, interrupt],
             keep=1,
         )
-        started, cpu = time.monotonic(), time.process_time()
         try:
-            with interrupt:
+            with timed(self.folder), interrupt:
                 trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         finally:
             progress.close()
-            self._add(time.monotonic() - started, time.process_time() - cpu)
         finished = trainer.state.global_step >= self.steps
         if finished:
             self._finish(model, trainer)
@@ -91,31 +80,18 @@ class Stage:
         return finished
 
     def _finish(self, model: PreTrainedModel, trainer: LanguageTrainer) -> None:
-        """Atomic: the file that marks it as done is renamed last. Checkpoints are then removed."""
+        """Checkpoints are removed once the model is there."""
         if self.at_end is not None:
             self.at_end()
-        with writing(self.folder):
-            model.save_pretrained(trainer.staging)
-            deliver(trainer.staging, self.folder)
+        save_finished(model, self.folder, trainer.staging)
         remove_own(self.folder)
-
-    def times(self) -> Times:
-        """Of all its runs together."""
-        try:
-            return Times.from_json(read_json(self.folder / TIMES))
-        except (OSError, ValueError):  # missing or damaged: counted from now on
-            return Times(0.0, 0.0)
-
-    def _add(self, seconds: float, cpu_seconds: float) -> None:
-        before = self.times()
-        times = Times(before.seconds + seconds, before.cpu_seconds + cpu_seconds)
-        write_json(self.folder / TIMES, times.to_json())
 
     def _arguments(self) -> TrainingArguments:
         return arguments(
             str(self.folder),
             self.steps,
-            per_device_train_batch_size=1,  # an item of the data is a batch
+            per_device_train_batch_size=1,  # an item of the data is a batch, or a part of one
+            gradient_accumulation_steps=self.accumulate,
             learning_rate=max(self.rates.values()),
             weight_decay=0.0,
             adam_beta2=0.98,
@@ -124,6 +100,18 @@ class Stage:
             logging_steps=max(1, min(25, self.steps // 10)),
             seed=self.seed,
         )
+
+
+def is_done(folder: Path) -> bool:
+    """Whether a stage's folder contains its model."""
+    return (folder / "config.json").exists()
+
+
+def save_finished(model: PreTrainedModel, folder: Path, staging: Path) -> None:
+    """Atomic: the file that marks a stage as done is renamed last."""
+    with writing(folder):
+        model.save_pretrained(staging)
+        deliver(staging, folder)
 
 
 class StageTrainer(LanguageTrainer):
@@ -135,6 +123,7 @@ class StageTrainer(LanguageTrainer):
     def __init__(self, stage: Stage, **kwargs: Any) -> None:
         self.stage = stage
         super().__init__(**kwargs)
+        self.model_accepts_loss_kwargs = False  # an objective is a mean: parts of a step are averaged, not added
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         return self.stage.objective(model, inputs)

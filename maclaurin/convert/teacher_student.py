@@ -19,9 +19,10 @@ from maclaurin.models.linearised.students import SOFTMAX
 from maclaurin.training.conversion import Plan
 
 
-def student_of(teacher: PreTrainedModel, plan: Plan) -> PreTrainedModel:
-    """A converted copy, untrained: the same for one plan, whatever ran before."""
-    names = plan.students(teacher.config.num_hidden_layers)
+def student_of(teacher: PreTrainedModel, plan: Plan, names: list[str] | None = None) -> PreTrainedModel:
+    """A converted copy, untrained: the same for one plan, whatever ran before. names: of its students, if not the plan's."""
+    if names is None:
+        names = plan.students(teacher.config.num_hidden_layers)
     with torch.random.fork_rng():
         torch.manual_seed(plan.seed)
         convert = convert_own if isinstance(teacher, MaclaurinForCausalLM) else linearise

@@ -10,12 +10,14 @@ states go the same way back. How states are exchanged:
     gather    the same, and every process gets the states of all slices before its own at once; there is no chain.
 
 The last two take another pass over the slice, and wait for none. Keys depend on the convolution and on positions, so that
-these go ahead, from process to process. Mixers whose slices cannot be joined (`Mixer.folds`) stay with the chain.
+these go ahead, from process to process. Mixers whose slices cannot be joined (`Mixer.folds`) stay with the chain. Where the
+state is the tokens themselves, as in softmax layers of hybrids, keys and values are always gathered and the queries shared
+out (`balance.py`): waiting for a chain would take as long as the layer on one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
@@ -24,14 +26,16 @@ import torch
 from torch import Tensor, distributed
 
 from maclaurin.common.arguments import one_of
-from maclaurin.distributed.messages import Group, Messages, answered
-from maclaurin.distributed.states import rebuilt
+from maclaurin.distributed import balance
+from maclaurin.distributed.link import AHEAD, STATE, Link
+from maclaurin.distributed.messages import Group, answered
+from maclaurin.distributed.slices import Bounds, Received
+from maclaurin.distributed.states import ahead_parts, rebuilt, started
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.handover import handing_over
 from maclaurin.ops.states import State
 
 EXCHANGES = ("chain", "fold", "gather")
-STATE, AHEAD = 0, 1  # tags of messages
 TRANSITION, BEGINS = "transition", "begins"  # what is gathered beside the tensors of a state
 
 
@@ -49,112 +53,107 @@ def sequence_parallel(group: Group | None = None, exchange: str = "chain") -> It
     chain = Chain(group, exchange)
     with handing_over(chain):
         yield chain
-    chain.messages.finish()
+    chain.link.messages.finish()
 
 
 class Chain:
     """The processes before and behind this one."""
 
     def __init__(self, group: Group, exchange: str = "chain") -> None:
-        self.messages = Messages(group)
-        self.rank, self.size = self.messages.rank, self.messages.size
+        self.link = Link(group, exchange)
+        self.rank, self.size = self.link.rank, self.link.size
         self.exchange = exchange
-        self._received: dict[
-            tuple[Mixer, int, int], dict[str, Tensor]
-        ] = {}  # the last time, for a forward that is done again
 
     @property
     def received_bytes(self) -> int:
         """Of states and their gradients so far."""
-        return self.messages.received_bytes
+        return self.link.messages.received_bytes
 
-    def receive(
-        self, mixer: Mixer, x: Tensor, cu_seqlens: Tensor | Sequence[int] | None
-    ) -> tuple[Tensor, MixerState | None]:
-        if self._folds(mixer):
+    def receive(self, mixer: Mixer, x: Tensor, cu_seqlens: Bounds) -> Received:
+        if not self._hands_on(mixer):
             return self._folded(mixer, x, cu_seqlens)
         if self.rank == 0:
-            return x, None
-        return x, cast(MixerState, rebuilt(mixer.shapes(), self._from(mixer, -1, STATE, x.device)))
+            return x, None, cu_seqlens
+        parts = self.link.take(mixer, -1, STATE, x.device)
+        return x, cast(MixerState, rebuilt(mixer.shapes(), parts)), cu_seqlens
 
     def send(self, mixer: Mixer, y: Tensor, state: MixerState) -> Tensor:
-        return y if self._folds(mixer) else self._to_next(y, state.tensors(), STATE)
+        if self._hands_on(mixer):
+            y = self.link.give(y, state.tensors(), self._next, STATE)
+        elif balance.is_balanced(mixer):
+            y = balance.completed(self.link, mixer, y)
+        return self.link.asking(y)
 
-    def _folds(self, mixer: Mixer) -> bool:
-        return self.exchange != "chain" and mixer.folds
+    def _hands_on(self, mixer: Mixer) -> bool:
+        """Whether the next process waits until this one has ended the layer."""
+        return not mixer.folds or (self.exchange == "chain" and not balance.is_balanced(mixer))
 
-    def _folded(
-        self, mixer: Mixer, x: Tensor, cu_seqlens: Tensor | Sequence[int] | None
-    ) -> tuple[Tensor, MixerState | None]:
+    def _folded(self, mixer: Mixer, x: Tensor, cu_seqlens: Bounds) -> Received:
         """The state before the slice, while other processes find theirs."""
+        is_balanced = balance.is_balanced(mixer)
         first_of_last = 0 if cu_seqlens is None else int(cu_seqlens[-2])
         begins = cu_seqlens is not None and len(cu_seqlens) > 2  # whether the last document begins in this slice
         last = x[:, first_of_last:]
+        start = self._start(mixer, x)
         initial = mixer.init_state(x.shape[0], x.device, x.dtype)
-        start = initial if self.rank == 0 else self._ahead(mixer, initial, x.device)
-        if ahead := _ahead_of(mixer, last, initial if begins else start):
-            x = self._to_next(x, ahead, AHEAD)
+        before_last = initial if begins else start
+        if ahead := _ahead_of(mixer, last, before_last):
+            x = self.link.give(x, ahead, self._next, AHEAD)
         if self.size == 1:
-            return x, None
-        own, transition = mixer.fold(last, initial if begins else start)
+            return x, None, cu_seqlens
+        if not is_balanced:
+            self.link.expect_alike(mixer, last, self._sources)
+        own, transition = mixer.fold(last, before_last)
+        if is_balanced:
+            return balance.gathered(self.link, mixer, x, cu_seqlens, start, own.attention, transition)
         exchange = self._gathered if self.exchange == "gather" else self._chained
         x, before = exchange(mixer, x, own.attention, transition, begins)
-        return x, None if before is None else replace(start, attention=before)
+        return x, None if before is None else replace(start, attention=before), cu_seqlens
 
-    def _ahead(self, mixer: Mixer, initial: MixerState, device: torch.device) -> MixerState:
-        if initial.conv is None and initial.position is None:
+    @property
+    def _sources(self) -> range:
+        """Whose states come here, where they are folded."""
+        return range(-self.rank if self.exchange == "gather" else max(-1, -self.rank), 0)
+
+    @property
+    def _next(self) -> list[int]:
+        return [1] if self.rank < self.size - 1 else []
+
+    def _start(self, mixer: Mixer, x: Tensor) -> MixerState:
+        """Before the slice, but for the attention."""
+        initial = mixer.init_state(x.shape[0], x.device, x.dtype)
+        if self.rank == 0 or (initial.conv is None and initial.position is None):
             return initial
-        parts = self._from(mixer, -1, AHEAD, device)
-        conv = initial.conv if initial.conv is None else replace(initial.conv, inputs=parts["conv"])
-        return replace(initial, conv=conv, position=parts.get("position"))
+        return started(initial, self.link.take(mixer, -1, AHEAD, x.device))
 
     def _chained(self, mixer: Mixer, x: Tensor, own: State, transition: Tensor, begins: bool) -> tuple[Tensor, State | None]:
+        self.link.are_alike(mixer, x, own.tensors(), self._sources)
         before = None
         if self.rank:
-            before = rebuilt(own, self._from(mixer, -1, STATE, x.device))
+            before = rebuilt(own, self.link.take(mixer, -1, STATE, x.device))
         after = own if before is None or begins else own.after(before, transition)
-        return self._to_next(x, after.tensors(), STATE), before
+        return self.link.give(x, after.tensors(), self._next, STATE, described_too=False), before
 
     def _gathered(
         self, mixer: Mixer, x: Tensor, own: State, transition: Tensor, begins: bool
     ) -> tuple[Tensor, State | None]:
         flag = torch.full((), begins, dtype=torch.bool, device=x.device)
-        behind = range(1, self.size - self.rank)
-        if behind and not _is_recomputed():
-            parts = {**own.tensors(), TRANSITION: transition, BEGINS: flag}
-            x = self.messages.send(x, parts, behind, STATE)
+        parts = {**own.tensors(), TRANSITION: transition, BEGINS: flag}
+        x = self.link.give(x, parts, range(1, self.size - self.rank), STATE, described_too=False)
+        self.link.are_alike(mixer, x, parts, self._sources)
         before = None
-        for step in range(-self.rank, 0):
-            parts = self._from(mixer, step, STATE, x.device)
+        for step in self._sources:
+            parts = self.link.take(mixer, step, STATE, x.device)
             x, one = answered(x, parts[TRANSITION]), rebuilt(own, parts)
             before = one if before is None or bool(parts[BEGINS]) else one.after(before, parts[TRANSITION])
         return x, before
 
-    def _from(self, mixer: Mixer, step: int, tag: int, device: torch.device) -> dict[str, Tensor]:
-        if not _is_recomputed():
-            self._received[mixer, step, tag] = self.messages.receive(step, device, tag)
-        return self._received[mixer, step, tag]
-
-    def _to_next(self, through: Tensor, tensors: Mapping[str, Tensor], tag: int) -> Tensor:
-        if self.rank == self.size - 1 or _is_recomputed():
-            return through
-        return self.messages.send(through, tensors, [1], tag)
-
 
 def _ahead_of(mixer: Mixer, x: Tensor, start: MixerState) -> dict[str, Tensor]:
-    """What the keys of the next slice depend on: the last inputs of the convolution, for which the last tokens are enough,
-    and how many tokens there are."""
-    parts = {}
-    if start.conv is not None:
-        tail = x[:, -max(1, start.conv.inputs.shape[1]) :]
-        conv = mixer.fold(tail, start)[0].conv
-        assert conv is not None
-        parts["conv"] = conv.inputs
-    if start.position is not None:
-        parts["position"] = start.position + x.shape[1]
-    return parts
-
-
-def _is_recomputed() -> bool:
-    """Whether a checkpointed layer computes its forward again, in the backward: its states have been exchanged."""
-    return torch._C._current_graph_task_id() != -1
+    """What the keys of the next slice depend on. Of the convolution the last inputs are enough."""
+    if start.conv is None:
+        return {} if start.position is None else {"position": start.position + x.shape[1]}
+    width = max(1, start.conv.inputs.shape[1])
+    after, _ = mixer.fold(x[:, -width:], start)
+    rest = max(0, x.shape[1] - width)
+    return ahead_parts(after if after.position is None else replace(after, position=after.position + rest))

@@ -28,8 +28,8 @@ class Borders:
     def __init__(self, before: States) -> None:
         self.before, self.after = before, States()
 
-    def receive(self, mixer: Mixer, x: Tensor, cu_seqlens: Any) -> tuple[Tensor, MixerState | None]:
-        return x, self.before.get(mixer)
+    def receive(self, mixer: Mixer, x: Tensor, cu_seqlens: Any) -> tuple[Tensor, MixerState | None, Any]:
+        return x, self.before.get(mixer), cu_seqlens
 
     def send(self, mixer: Mixer, y: Tensor, state: MixerState) -> Tensor:
         self.after.setdefault(mixer, state)  # a checkpointed layer comes here again in its backward

@@ -11,7 +11,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from maclaurin.common.arguments import at_least_one
+from maclaurin.mixers.base import MixerState
 
+Bounds = Tensor | Sequence[int] | None  # of the documents in a slice
+Received = tuple[Tensor, MixerState | None, Bounds]  # the tokens that are to be computed here, and the state before them
 CUT = ("input_ids", "labels", "cu_seqlens")
 
 

@@ -1,13 +1,15 @@
-"""A state as a list of tensors with a description, and back."""
+"""States as tensors with names, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
+from maclaurin.mixers.base import MixerState
 from maclaurin.ops.fields import fields_of
-from maclaurin.ops.states import State
+from maclaurin.ops.states import ConvState, State
 
 
 def rebuilt(like: State, tensors: Mapping[str, Tensor], prefix: str = "") -> State:
@@ -20,3 +22,15 @@ def rebuilt(like: State, tensors: Mapping[str, Tensor], prefix: str = "") -> Sta
         else:
             values[field.name] = own if isinstance(own, str) else tensors.get(name)
     return type(like)(**values)
+
+
+def ahead_parts(state: MixerState) -> dict[str, Tensor]:
+    """What keys depend on beside their tokens: the last inputs of the convolution, and the position."""
+    parts = {"conv": None if state.conv is None else state.conv.inputs, "position": state.position}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def started(initial: MixerState, parts: Mapping[str, Tensor]) -> MixerState:
+    """The initial state behind earlier tokens, but for the attention."""
+    conv = initial.conv if initial.conv is None else ConvState(parts["conv"])
+    return replace(initial, conv=conv, position=parts.get("position"))

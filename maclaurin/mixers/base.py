@@ -132,7 +132,7 @@ class Mixer(nn.Module, ABC):
         cut = None if state is not None or not self.causal else handover.current()
         documents = None if cut is None or cu_seqlens is None else len(cu_seqlens) - 1
         if cut is not None:
-            x, state = cut.receive(self, x, cu_seqlens)
+            x, state, cu_seqlens = cut.receive(self, x, cu_seqlens)
             if state is not None and documents is not None:
                 state = self._with_new(state, documents - 1)
         if state is not None and getattr(state, "made_by", None) is not self._seal:

@@ -17,11 +17,12 @@ class Handover(Protocol):
 
     def receive(
         self, mixer: Mixer, x: Tensor, cu_seqlens: Tensor | Sequence[int] | None
-    ) -> tuple[Tensor, MixerState | None]:
-        """x as it is, and the state after the slice before this one; None where there is none."""
+    ) -> tuple[Tensor, MixerState | None, Tensor | Sequence[int] | None]:
+        """The tokens that are to be computed here, the state before them, None where there is none, and the bounds of their
+        documents. Where another process computes the first tokens of the slice, these are the others."""
 
     def send(self, mixer: Mixer, y: Tensor, state: MixerState) -> Tensor:
-        """y as it is, once the state is on its way."""
+        """The outputs of the whole slice, once the state is on its way."""
 
 
 # of the process, not of a context: the backward of a checkpointed layer runs in a thread of autograd

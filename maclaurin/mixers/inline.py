@@ -55,9 +55,12 @@ class HeadwiseLinear(nn.Conv1d):
     def __init__(self, inputs: int, outputs: int, heads: int) -> None:
         super().__init__(inputs, outputs, 1, groups=heads)
 
-    def forward(self, x_BTHI: Tensor) -> Tensor:
+    def forward(self, x_BTHI: Tensor, last: int = 1) -> Tensor:
+        """last: the outputs are a matrix of that many columns, and are returned column by column."""
         assert self.bias is not None
         weight_HOI, bias_HO = self.weight.view(self.groups, -1, x_BTHI.shape[-1]), self.bias.view(self.groups, -1)
+        if last > 1:
+            weight_HOI, bias_HO = (x.unflatten(1, (-1, last)).transpose(1, 2).flatten(1, 2) for x in (weight_HOI, bias_HO))
         return torch.einsum("bthi,hoi->btho", x_BTHI, weight_HOI) + bias_HO
 
 
@@ -71,10 +74,10 @@ class LocalFilter(nn.Module):
         self.out = HeadwiseLinear(channels, taps * channels, heads)
 
     def forward(self, mean_BTD: Tensor) -> Tensor:
-        """Taps (B, T, heads, channels per head, taps)."""
+        """Taps (B, T, heads, channels per head, taps), one tap's channels next to each other in memory."""
         hidden = F.gelu(self.hidden(mean_BTD.unflatten(-1, (self.hidden.groups, -1))))
-        taps_BTHVW: Tensor = self.out(hidden).unflatten(-1, (-1, self.taps))
-        return taps_BTHVW
+        taps_BTHWV: Tensor = self.out(hidden, self.taps).unflatten(-1, (self.taps, -1))
+        return taps_BTHWV.transpose(-1, -2)
 
 
 class Inline(ProjectedMixer):

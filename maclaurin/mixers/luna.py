@@ -62,15 +62,17 @@ class ChannelBank(nn.Module):
         self.weight_out = nn.Parameter(torch.empty(num_channels, width).uniform_(-bound, bound))
         self.bias_out = nn.Parameter(torch.empty(num_channels).uniform_(-bound, bound))
 
-    def forward(self, u: Tensor) -> Tensor:
-        weight_out = self.weight_out.T
+    def forward(self, u: Tensor, times: float = 1.0) -> Tensor:
+        """ψ(u) · times, a factor that costs nothing in front of the last ReLU."""
+        inside = 1.0 if self.softplus else times
+        weight_out = self.weight_out.T * inside
         if self.weight_in.shape[0] > 1:
             # hidden unit (l, n) feeds channel l alone
             own = torch.eye(self.num_channels, dtype=weight_out.dtype, device=weight_out.device)
-            weight_out = (self.weight_out[..., None] * own[:, None]).flatten(0, 1)
+            weight_out = (weight_out.T[..., None] * own[:, None]).flatten(0, 1)
         inner = (self.weight_in.flatten(), self.bias_in.flatten())
-        psi = scalar_mlp(u, *inner, weight_out, self.bias_out, relu=self.nonneg and not self.softplus)
-        return F.softplus(psi) if self.softplus else psi
+        psi = scalar_mlp(u, *inner, weight_out, self.bias_out * inside, relu=self.nonneg and not self.softplus)
+        return F.softplus(psi) * times if self.softplus else psi
 
 
 class LunaMap(FeatureMap):
@@ -91,18 +93,24 @@ class LunaMap(FeatureMap):
 
     @without_autocast
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        features = self.of_queries(x, lengths) / math.sqrt(self.weight.shape[0])
+        times = 1 / math.sqrt(self.weight.shape[0])
+        if isinstance(self.channels, ChannelBank) and not self.ch_rms:
+            features = self.channels(self._projected(x), times).flatten(-2)
+        else:
+            features = self.of_queries(x, lengths) * times
         return features if self.envelope is None else features * self._envelope(x)
 
     @without_autocast
     def of_queries(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """ψ alone: h(x)/√m is a factor of the query."""
-        # the scale goes to the weights, of which there are fewer
-        u_BTHM = F.linear(*in_float32(x, self.weight * self.key_dim**-0.25, self.bias))
-        psi_BTHML: Tensor = self.channels(u_BTHM)
+        psi_BTHML: Tensor = self.channels(self._projected(x))
         if self.ch_rms:
             psi_BTHML = psi_BTHML * self._rms_scale(psi_BTHML, lengths)
         return psi_BTHML.flatten(-2)
+
+    def _projected(self, x: Tensor) -> Tensor:
+        # the scale goes to the weights, of which there are fewer
+        return F.linear(*in_float32(x, self.weight * self.key_dim**-0.25, self.bias))
 
     def dead_fraction(self, x: Tensor | None = None, reach: float = 4.0) -> float:
         """How much of the map is silent, for a training log: the share of features that are zero for every token of x.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import os
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from maclaurin.mixers import MixerState
-from maclaurin.ops.states import PowerState, TokenState
+from maclaurin.ops import state_files
+from maclaurin.ops.states import PowerState, TokenState, checked_device
 
 
 class StateLayer(CacheLayerMixin):
@@ -110,3 +113,43 @@ class StateCache(Cache):
     @property
     def nbytes(self) -> int:
         return sum(layer.state.nbytes for layer in self.layers if layer.state is not None)
+
+    @property
+    def batch_size(self) -> int:
+        """How many sequences it holds; 0 before the first token."""
+        held = [layer.state for layer in self.layers if layer.state is not None]
+        return held[0].batch_size if held else 0
+
+    @classmethod
+    def of(cls, states: Sequence[MixerState | None], seen: int) -> Self:
+        """The cache of a model whose layers have these states, after so many tokens."""
+        cache = cls(len(states))
+        for layer, state in zip(cache.layers, states, strict=True):
+            layer.advance(state, seen)
+        return cache
+
+    def select(self, batch_indices: torch.Tensor | Sequence[int]) -> Self:
+        """Sequences by index, in any order and with repeats, as a cache of its own."""
+        states = [None if layer.state is None else layer.state.select(batch_indices) for layer in self.layers]
+        return type(self).of(states, self.get_seq_length())
+
+    def fork(self) -> Self:
+        """The same sequences once more: what is done with one cache leaves the other as it is."""
+        states = [None if layer.state is None else layer.state.clone() for layer in self.layers]
+        return type(self).of(states, self.get_seq_length())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a safetensors file; the old file stays whole until the new one is complete."""
+        state_files.save_all([layer.state for layer in self.layers], path, seen=self.get_seq_length())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Self:
+        """Read what `save` wrote. Nothing is unpickled, and a model checks that the states are its own."""
+        states, notes = state_files.load_all(path, checked_device(device))
+        seen = notes.get("seen")
+        if type(seen) is not int or seen < 0:
+            raise ValueError(f"{os.fspath(path)} must say how many tokens its states have seen, got {seen!r:.80}")
+        for state in states:
+            if state is not None and not isinstance(state, MixerState):
+                raise ValueError(f"{os.fspath(path)} must hold states of mixers, got a {type(state).__name__}")
+        return cls.of(states, seen)  # type: ignore[arg-type]

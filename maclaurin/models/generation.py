@@ -78,7 +78,7 @@ def continue_text(
         new_tokens=len(new),
         prefill_seconds=stream.first - started,
         tokens_per_second=later / (ended - stream.first) if later and ended > stream.first else None,
-        state_bytes=_nbytes(output.past_key_values),
+        state_bytes=state_nbytes(output.past_key_values),
     )
 
 
@@ -98,7 +98,7 @@ def _sampling(temperature: float, top_k: int, top_p: float, min_p: float) -> dic
     return {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p or None}
 
 
-def _nbytes(cache: Any) -> int:
+def state_nbytes(cache: Any) -> int:
     """Of a cache of this package, which knows its size, or of transformers, whose layers hold tensors."""
     if hasattr(cache, "nbytes"):
         return int(cache.nbytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from maclaurin.ops.native.nan import any_nan
 from maclaurin.ops.one_operator import is_unrolled, one_operator
-from maclaurin.ops.transforms import has_numbers, numbers
+from maclaurin.ops.transforms import has_numbers, is_transformed, numbers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,19 +77,44 @@ def running_sum(x: Tensor) -> Tensor:
     """x.cumsum(1) for x (B, T, ...), in blocks: torch walks down a column at a time, which misses every cache on a CPU."""
     if x.device.type != "cpu":
         return x.cumsum(1)
-    sums: Tensor = (_as_operator if is_unrolled(x) else _sum_in_blocks)(x)
+    if is_unrolled(x):
+        sums: Tensor = _as_operator(x)
+    elif is_transformed() or x.shape[1] <= SUMMED_AT_ONCE:
+        sums = _sum_in_blocks(x)
+    else:
+        sums = _RunningSum.apply(x, False)
     return sums
 
 
-def _sum_in_blocks(x: Tensor) -> Tensor:
+def _sum_in_blocks(x: Tensor, later: bool = False) -> Tensor:
+    """later: over all tokens from this one on, instead of up to it."""
     T = x.shape[1]
     if T <= SUMMED_AT_ONCE:
-        return x.cumsum(1)
+        return _sum(x, later)
     blocks: Tensor = pad(x.flatten(2), (0, 0, 0, -T % SUMMED_AT_ONCE)).unflatten(1, (-1, SUMMED_AT_ONCE))
-    within = x.new_ones(SUMMED_AT_ONCE, SUMMED_AT_ONCE).tril() @ blocks
-    before = pad(within[:, :-1, -1].cumsum(1), (0, 0, 1, 0))
-    sums = (within + before[:, :, None]).flatten(1, 2)[:, :T].view_as(x)
-    return x.cumsum(1) if has_nan(sums) else sums  # the product gives later tokens the weight 0, which NaN survives
+    ones = x.new_ones(SUMMED_AT_ONCE, SUMMED_AT_ONCE)
+    within = (ones.triu() if later else ones.tril()) @ blocks
+    whole = within[:, 1:, 0] if later else within[:, :-1, -1]
+    outside = pad(_sum(whole, later), (0, 0, 0, 1) if later else (0, 0, 1, 0))
+    sums = (within + outside[:, :, None]).flatten(1, 2)[:, :T].view_as(x)
+    return _sum(x, later) if has_nan(sums) else sums  # the product gives others the weight 0, which NaN survives
+
+
+def _sum(x: Tensor, later: bool) -> Tensor:
+    return x.flip(1).cumsum(1).flip(1) if later else x.cumsum(1)
+
+
+class _RunningSum(torch.autograd.Function):
+    """Its gradient is the sum over later tokens, as quick: that of its steps would fill tensors as long as the sequence."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, later: bool) -> Tensor:
+        ctx.later = later
+        return _sum_in_blocks(x, later)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return _RunningSum.apply(dy, not ctx.later), None
 
 
 _as_operator = one_operator("running_sum(Tensor x) -> Tensor", fake=lambda x: x.new_empty(x.shape))(_sum_in_blocks)

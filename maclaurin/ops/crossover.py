@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from maclaurin.common.files import read_json, write_json
 
 MOST = 10**9  # tokens, and tokens per feature
@@ -53,19 +55,22 @@ DIRECT_QUERIES = {
 }
 
 
-def longest_direct(rival: str, features: float, *, folds: bool = False) -> int:
+def longest_direct(rival: str, features: float, *, folds: bool = False, tasks: int | None = None) -> int:
     """The largest number of queries for which the direct sum beats a state of so many features.
 
     folds: the state is wanted beside the outputs. Chunks have written it, after the direct sum it is still to be written:
     what the direct sum competes with are only the reads, half of the work.
+    tasks: into how many the work through the state falls. Of more threads, only the direct sum has work for all.
     """
     name = name_here(rival)
     line = _tuned().get(name) or (_modelled(name) if rival == "triton" else DIRECT_QUERIES[name])
-    return line.start + int(line.per_feature * features * (0.5 if folds else 1))
+    idle = 1.0 if tasks is None else max(1.0, torch.get_num_threads() / max(1, tasks))
+    return line.start + int(line.per_feature * features * (0.5 if folds else 1) * idle)
 
 
 def name_here(rival: str) -> str:
-    """The kernels of a CPU are measured by instruction set, those of a GPU by its name."""
+    """The kernels of a CPU are measured by its instruction set, whichever is in use: on one machine, all cross at about the
+    same length. Those of a GPU are measured by its name."""
     if rival == "native":
         return f"native, {_instructions()}"
     return _on_this_gpu() if rival == "triton" else rival
@@ -74,7 +79,7 @@ def name_here(rival: str) -> str:
 def _instructions() -> str:
     from maclaurin.ops.native import library  # whose package imports this
 
-    isa = library.isa() if library.available() else "portable"
+    isa = library.fastest_isa() if library.available() else "portable"
     return "neon" if isa == "portable" and platform.machine() in ("aarch64", "arm64") else isa
 
 
@@ -89,8 +94,6 @@ def _modelled(gpu: str) -> Line:
 
 @cache
 def _on_this_gpu() -> str:
-    import torch
-
     return f"triton, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "triton"
 
 

@@ -7,6 +7,8 @@ Values have G heads and taps H: a key-value head serves the filters of H/G heads
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -15,18 +17,18 @@ from maclaurin.ops.arithmetic import repeat_heads
 from maclaurin.ops.conv import last_inputs, with_past
 from maclaurin.ops.states import ConvState
 from maclaurin.ops.tokens import without_padding
+from maclaurin.ops.transforms import is_transformed, twice_differentiable
 
 
 def causal_filter(
     v_BTGV: Tensor, taps_BTHVW: Tensor, *, state: ConvState | None = None, lengths: Tensor | None = None
 ) -> tuple[Tensor, ConvState]:
     """y_t = Σ_r taps_t[…, r] ⊙ v_{t-(W-1)+r}: the last tap is the token. The state is the last values."""
-    T, G = v_BTGV.shape[1:3]
-    W = taps_BTHVW.shape[-1]
+    G, W = v_BTGV.shape[2], taps_BTHVW.shape[-1]
     values = v_BTGV.flatten(2)
     before = None if state is None else state.inputs.to(values.dtype)
     v_BSHV = _repeated(with_past(values, before, W).unflatten(2, (G, -1)), taps_BTHVW)
-    y = _sum_of_taps([v_BSHV[:, r : r + T] for r in range(W)], taps_BTHVW)
+    y = _slid(v_BSHV, taps_BTHVW.to(v_BSHV.dtype))
     return y.to(v_BTGV.dtype), ConvState(last_inputs(values, before, W - 1, lengths))
 
 
@@ -35,7 +37,7 @@ def centred_filter(v_BTGV: Tensor, taps_B1HVW: Tensor, *, lengths: Tensor | None
     T, W = v_BTGV.shape[1], taps_B1HVW.shape[-1]
     v_BSHV = pad(without_padding(v_BTGV, lengths), (0, 0, 0, 0, W // 2, (W - 1) // 2))
     v_BSHV = _repeated(v_BSHV, taps_B1HVW)
-    return _sum_of_taps([v_BSHV[:, r : r + T] for r in range(W)], taps_B1HVW).to(v_BTGV.dtype)
+    return _sum_of_taps(_windows(v_BSHV, T, W), taps_B1HVW).to(v_BTGV.dtype)
 
 
 def grid_filter(v_BTGV: Tensor, taps_B1HVW: Tensor, *, grid: tuple[int, int]) -> Tensor:
@@ -52,6 +54,49 @@ def grid_filter(v_BTGV: Tensor, taps_B1HVW: Tensor, *, grid: tuple[int, int]) ->
 def _repeated(v_BTGV: Tensor, taps_BTHVW: Tensor) -> Tensor:
     v_BTHV = repeat_heads(v_BTGV, taps_BTHVW.shape[2])
     return v_BTHV.to(torch.promote_types(v_BTHV.dtype, torch.float32))
+
+
+def _windows(v_BSHV: Tensor, T: int, W: int) -> list[Tensor]:
+    return [v_BSHV[:, r : r + T] for r in range(W)]
+
+
+def _slid(v_BSHV: Tensor, taps_BTHVW: Tensor) -> Tensor:
+    """Σ_r taps_t[…, r] ⊙ v_{t+r} for the S = T+W-1 values."""
+    if torch.compiler.is_compiling() or is_transformed():
+        return _in_operators(v_BSHV, taps_BTHVW)[0]
+    y: Tensor = _Slid.apply(v_BSHV, taps_BTHVW)
+    return y
+
+
+def _in_operators(v_BSHV: Tensor, taps_BTHVW: Tensor) -> tuple[Tensor]:
+    return (_sum_of_taps(_windows(v_BSHV, taps_BTHVW.shape[1], taps_BTHVW.shape[-1]), taps_BTHVW),)
+
+
+class _Slid(torch.autograd.Function):
+    """One pass per tap forward and two backward: no gradient of a slice, which is as long as the sequence, and no copies."""
+
+    @staticmethod
+    def forward(ctx: Any, v_BSHV: Tensor, taps_BTHVW: Tensor) -> Tensor:
+        ctx.save_for_backward(v_BSHV, taps_BTHVW)
+        windows, taps = _windows(v_BSHV, taps_BTHVW.shape[1], taps_BTHVW.shape[-1]), taps_BTHVW.unbind(-1)
+        y = torch.empty(windows[0].shape, dtype=v_BSHV.dtype, device=v_BSHV.device)
+        torch.mul(windows[0], taps[0], out=y)
+        for window, tap in zip(windows[1:], taps[1:], strict=True):
+            y.addcmul_(window, tap)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy_BTHV: Tensor) -> tuple[Tensor | None, ...]:
+        v_BSHV, taps_BTHVW = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return tuple(twice_differentiable(_in_operators, (v_BSHV, taps_BTHVW), (dy_BTHV,)))
+        dv, dtaps = torch.zeros_like(v_BSHV), torch.empty_like(taps_BTHVW)
+        T, W = taps_BTHVW.shape[1], taps_BTHVW.shape[-1]
+        windows = (_windows(x, T, W) for x in (v_BSHV, dv))
+        for window, to, tap, dtap in zip(*windows, taps_BTHVW.unbind(-1), dtaps.unbind(-1), strict=True):
+            torch.mul(dy_BTHV, window, out=dtap)
+            to.addcmul_(dy_BTHV, tap)
+        return dv, dtaps
 
 
 def _sum_of_taps(shifted: list[Tensor], taps_BTHVW: Tensor) -> Tensor:

@@ -32,10 +32,18 @@ from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.features import Kernel, monomials
 from maclaurin.ops.folding import MOST_FEATURES, buffered, fold_length_of, folds_at_once
 from maclaurin.ops.native.halves import STATE_DTYPES
+from maclaurin.ops.native.rows import RowState
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import CHUNK, chunked
-from maclaurin.ops.power_native import Policy, second_order, sums_up_to_second_order, whole_series, with_lazy_fold
+from maclaurin.ops.power_native import (
+    Policy,
+    second_order,
+    sums_up_to_second_order,
+    tasks_in_chunks,
+    whole_series,
+    with_lazy_fold,
+)
 from maclaurin.ops.power_prompt import plain_prompt
 from maclaurin.ops.ragged import Inputs, token_by_token
 from maclaurin.ops.rounding import above_rounding
@@ -85,6 +93,8 @@ def power_attention(
     are kept for the next fold (`native/halves.py`); everything else reads and returns all of it.
     Other arguments as in `Options`; the native backend has orders 2, (1, 2) and (0, 1, 2) in float32.
     """
+    if isinstance(state, RowState):
+        return state.step(q, k, v, log_decay)
     call = Options.of(power_attention, options)
     usual = order == 2 and order_weights is None and scale is None and causal and state_dtype in STATE_DTYPES
     # what a compiler knows at once comes first: torch 2.9 cannot tell whether a call of a graph is plain
@@ -170,7 +180,8 @@ class _Engine:
         reason = self._reason_for_torch(q, dtype, recurrent is not None)
         backend = kernels_for(q) if reason is None else "torch"
         lazily = folded > 0 and self._folds_lazily(q, backend, (*inputs, recurrent))
-        through_state = self._through_state(q, backend, recurrent is not None, folds=folded > 0 and not lazily)
+        tasks = tasks_in_chunks(q, v, gradients=native.needs_gradients((q, k, v))) if backend == "native" else None
+        through_state = self._through_state(q, backend, recurrent is not None, folded > 0 and not lazily, tasks)
         note("power_attention", "recurrent" if q.shape[1] == 1 else "chunked" if through_state else "parallel", reason, q)
         if lazily and not through_state:
             y, fold = with_lazy_fold(q, tokens, self._policy(folded, through_state))
@@ -240,14 +251,14 @@ class _Engine:
         y, recurrent = sums_up_to_second_order(q, counted, recurrent, self.kernel, self.weights, policy)
         return safe_divide(y[..., :-1], y[..., -1:]) if self.normalize else y, recurrent
 
-    def _through_state(self, q: Tensor, backend: str, has_state: bool, folds: bool) -> bool:
+    def _through_state(self, q: Tensor, backend: str, has_state: bool, folds: bool, tasks: int | None) -> bool:
         """Whether chunks go through a recurrent state. The kernels read one in no other way; torch does directly."""
         if has_state and backend != "torch":
             return True
         T, K = q.shape[1], q.shape[3]
         if self.form == "auto" and (T == 1 or is_unrolled(q)):
             return False  # what a compiler sees decides by length when it runs
-        longest = longest_direct(backend, self._features(K), folds=folds) if self.form == "auto" else T
+        longest = longest_direct(backend, self._features(K), folds=folds, tasks=tasks) if self.form == "auto" else T
         wanted = self.form == "chunked" or longest < T
         if wanted and not self._has_state(K):
             say_once(f"power_attention with {self.kernel} and {K} channels has no recurrent state: its time is quadratic")

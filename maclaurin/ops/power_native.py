@@ -40,6 +40,13 @@ class Policy:
     through_state: bool
 
 
+def tasks_in_chunks(q: Tensor, v: Tensor, *, gradients: bool) -> int:
+    """That threads can share: forwards the query heads, in pieces of 32 columns of values, backwards two walks for each
+    key-value head, which take the longer part of both."""
+    (B, _, H, _), (G, V) = q.shape, v.shape[2:]
+    return 2 * B * G if gradients else B * H * max(1, V // 32)
+
+
 def with_lazy_fold(q: Tensor, tokens: Tokens, policy: Policy) -> tuple[Tensor, Fold]:
     """The direct sum over all keys, and what folds the first ones when somebody asks: an answer does not wait for it."""
     q, k, v, _ = _single(q, tokens.keys, tokens.values, None)

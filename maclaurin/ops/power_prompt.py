@@ -18,7 +18,7 @@ from maclaurin.ops.backends import note
 from maclaurin.ops.crossover import longest_direct
 from maclaurin.ops.folding import buffered, second_order_fold
 from maclaurin.ops.native.watching import is_watched
-from maclaurin.ops.power_native import Policy, lazy_fold
+from maclaurin.ops.power_native import Policy, lazy_fold, tasks_in_chunks
 from maclaurin.ops.states import PowerState, TokenState
 
 
@@ -49,7 +49,7 @@ def plain_prompt(
     fold_at = second_order_fold(K, V, normalize, torch.float32) if fold_at is None else fold_at
     if not all(type(x) is int and 0 < x <= LARGEST for x in (fold_at, fold_every, chunk_size)):
         return None
-    if not 1 < T <= longest_direct("native", K * (K + 1) // 2):
+    if not 1 < T <= longest_direct("native", K * (K + 1) // 2, tasks=tasks_in_chunks(q, v, gradients=False)):
         return None
     scale = K**-0.5
     y: Tensor = native.call("quadratic", q, k, v, log_decay, scale, False, normalize, 0)[0]

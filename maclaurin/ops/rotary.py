@@ -6,12 +6,15 @@ and in any input dtype. (bfloat16 positions, as some published runs had them, me
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from maclaurin.ops.arithmetic import repeat_heads
 from maclaurin.ops.checks import shape, tensor
 from maclaurin.ops.decay import widest
+from maclaurin.ops.transforms import is_transformed
 
 
 def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0, interleaved: bool = False) -> Tensor:
@@ -39,9 +42,36 @@ def rotate(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:
         raise ValueError(f"angles must match x {shape(x)} in batch, time, heads and pairs of channels, got {shape(angles)}")
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = (repeat_heads(part.to(dtype), H) for part in (angles.cos(), angles.sin()))
-    if interleaved:
-        first, second = x.to(dtype).unflatten(-1, (-1, 2)).unbind(-1)
-    else:
-        first, second = x.to(dtype).chunk(2, dim=-1)
+    plain = not (angles.requires_grad or torch.compiler.is_compiling() or is_transformed())
+    turn = _Turn.apply if plain and type(x) is Tensor else _turned
+    turned: Tensor = turn(x.to(dtype), cos, sin, interleaved)
+    return turned.to(x.dtype)
+
+
+def _pairs(x: Tensor, interleaved: bool) -> tuple[Tensor, ...]:
+    return x.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else x.chunk(2, dim=-1)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    first, second = _pairs(x, interleaved)
     turned = (first * cos - second * sin, second * cos + first * sin)
-    return (torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)).to(x.dtype)
+    return torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
+
+
+class _Turn(torch.autograd.Function):
+    """`_turned` by angles that need no gradient: four passes over the tokens each way, in place of fourteen in all."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        turned = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        (first, second), (to_first, to_second) = _pairs(x, interleaved), _pairs(turned, interleaved)
+        torch.mul(first, cos, out=to_first).addcmul_(second, sin, value=-1)
+        torch.mul(second, cos, out=to_second).addcmul_(first, sin)
+        return turned
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _Turn.apply(dy, cos, -sin, ctx.interleaved), None, None, None

@@ -10,6 +10,8 @@ import json
 import math
 import os
 import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +25,76 @@ DTYPES = ("F16", "BF16", "F32", "F64", "I64")
 LONGEST_REASON = 300  # characters of safetensors' message, which may quote the file
 DEEPEST = 8  # states inside states
 OLD_NAMES = {"memory": "recurrent"}  # of fields, in files of older versions
+MOST_STATES = 2**16  # in a file: layers of a model
 MOST_OF_NOTHING = 2**31  # the sizes of an empty tensor, which take no room in a file, multiplied but for the zeros
 
 
 def save(state: State, path: str | os.PathLike[str]) -> None:
+    _write(state.tensors(), json.dumps(_described(state)), path)
+
+
+def save_all(states: Sequence[State | None], path: str | os.PathLike[str], **notes: Any) -> None:
+    """Many states in one file, and what JSON can say beside them."""
+    held = {str(place): state for place, state in enumerate(states) if state is not None}
+    tensors = {f"{place}.{name}": tensor for place, state in held.items() for name, tensor in state.tensors().items()}
+    described = {place: _described(state) for place, state in held.items()}
+    _write(tensors, json.dumps({"count": len(states), "states": described, "notes": notes}), path)
+
+
+def load(path: str | os.PathLike[str], device: torch.device) -> State:
+    with _refusing(path, "a saved state"):
+        tensors, text = _read(path, device)
+        state = _built(_parsed(text), tensors, "")
+        _check_loaded([state], tensors)
+    return state
+
+
+def load_all(path: str | os.PathLike[str], device: torch.device) -> tuple[list[State | None], dict[str, Any]]:
+    """What `save_all` wrote. The notes are as they stand in the file, which anybody may have written."""
+    with _refusing(path, "a file of saved states"):
+        tensors, text = _read(path, device)
+        description = _parsed(text)
+        if not isinstance(description, dict) or "count" not in description:
+            raise ValueError("it holds the state of one layer")
+        count, described, notes = (description.get(name) for name in ("count", "states", "notes"))
+        if type(count) is not int or not 0 <= count <= MOST_STATES or not isinstance(notes, dict):
+            raise ValueError(f"it must say how many states it holds, at most {MOST_STATES}, and have notes")
+        if not isinstance(described, dict) or not set(described) <= set(map(str, range(count))):
+            raise ValueError(f"it must describe the states 0 to {count - 1}, or some of them")
+        states = {place: _built(one, tensors, f"{place}.") for place, one in described.items()}
+        _check_loaded(list(states.values()), tensors)
+    return [states.get(str(place)) for place in range(count)], notes
+
+
+@contextmanager
+def _refusing(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{os.fspath(path)} is not {kind}: {error}") from error
+
+
+def _check_loaded(states: list[State], left: dict[str, Tensor]) -> None:
+    if left:
+        raise ValueError(f"it holds the tensor {next(iter(left))!r}, which no field has")
+    for state in states:
+        state.check()
+        state.check_values()
+
+
+def _write(tensors: dict[str, Tensor], text: str, path: str | os.PathLike[str]) -> None:
     from safetensors.torch import save_file
 
     # copies, because safetensors refuses tensors that share memory, as keys and values of one tensor do
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors().items()}
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
-        save_file(tensors, temporary, metadata={"state": json.dumps(_described(state))})
+        save_file(copies, temporary, metadata={"state": text})
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def load(path: str | os.PathLike[str], device: torch.device) -> State:
-    try:
-        tensors, text = _read(path, device)
-        state = _built(_parsed(text), tensors, "")
-        if tensors:
-            raise ValueError(f"it holds the tensor {next(iter(tensors))!r}, which no field has")
-        state.check()
-        state.check_values()
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{os.fspath(path)} is not a saved state: {error}") from error
-    return state
 
 
 def _described(state: State) -> dict[str, Any]:

@@ -172,6 +172,11 @@ class State:
         rows = _checked_rows(batch_indices, self)
         return self._map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
 
+    def trimmed(self) -> Self:
+        """The same without the slots of kept tokens that no sequence uses, as after `select` of the shorter ones."""
+        values = ((field.name, getattr(self, field.name)) for field in fields_of(type(self)))
+        return self._replaced(**{name: value.trimmed() for name, value in values if isinstance(value, State)})
+
     @classmethod
     def cat(cls, states: Sequence[Self]) -> Self:
         """The sequences of several states as one. Token buffers of different length are padded on the left."""
@@ -359,6 +364,17 @@ class TokenState(State):
         _check_joinable(cls, states)
         slots = max(state.slots for state in states)
         return super().cat([state._widened(slots) for state in states])
+
+    def trimmed(self) -> Self:
+        if self.lengths is None or not self.lengths.numel():
+            return self
+        used = int(self.lengths.max())
+        return self._replaced(
+            keys=self.keys[:, self.slots - used :].clone(),
+            values=self.values[:, self.slots - used :].clone(),
+            log_decay=None if self.log_decay is None else self.log_decay[:, self.slots - used :].clone(),
+            lengths=self.lengths if int(self.lengths.min()) < used else None,
+        )
 
     def _widened(self, slots: int) -> Self:
         """The same tokens in `slots` slots, the new ones on the left and empty."""

@@ -21,6 +21,9 @@ EXTRAS = {
     "sklearn": "eval",
     "kaleido": "report",
     "plotly": "report",
+    "fastapi": "serve",
+    "prometheus_client": "serve",
+    "uvicorn": "serve",
 }
 
 

@@ -23,6 +23,7 @@ OWN = DECODER | {"train_projections": True, "map_rate": 10.0, "loss": "task"}
 AS_TRAINED = "own models as they were trained"
 STUDENTS = ("taylor", "2mamba", "luna", "hedgehog", "performer", "relu", "elu")
 SOFTMAX = "softmax"
+AUTO = "auto"
 
 
 def _flag(default: Any, text: str, others: str = "") -> Any:
@@ -37,14 +38,20 @@ class Plan(Record):
     output: str = _flag("", "Folder of the converted model, its stages and its figures.")
     student: str = _flag("2mamba", f"Of all layers: {', '.join(STUDENTS)}; several, separated by commas, are compared.")
     layers: str = _flag("", "Instead, one student per layer, separated by commas; sliding-window and softmax too.")
-    keep_softmax: str = _flag("", "Layers that keep their attention, such as 0,5.")
+    keep_softmax: str = _flag(
+        "", "Layers that keep their attention, such as 0,5; auto:4 for the four that cost most when replaced (decoders)."
+    )
     num_features: int | None = _flag(None, "Features of a student with a feature map; second order's if not given.")
     window: int | None = _flag(None, "Softmax over this many last tokens beside the student (decoders).")
     corpus: str = _flag("stdlib", "Text as for `maclaurin train`; for a vision model a folder of images.", AS_TRAINED)
     text_field: str = _flag("text", "Field of the text in .jsonl and .parquet.", AS_TRAINED)
     max_length: int = _flag(64, "Tokens per sentence or sequence.", f"decoders {DECODER['max_length']}, {AS_TRAINED}")
     batch_size: int = _flag(32, "Sentences, sequences, images per step.", f"decoders {DECODER['batch_size']}, {AS_TRAINED}")
+    accumulate: int = _flag(1, "Parts in which a step's sequences are computed, to save memory (decoders).")
     transfer_steps: int = _flag(100, "Steps of attention transfer; 0 for none.", "own models a tenth of their training")
+    transfer_rows: int = _flag(
+        0, "Sequences whose states transfer of a decoder keeps on disk and reads again; 0 for as many as its steps see."
+    )
     transfer_rate: float = _flag(3e-3, "Its largest learning rate; it falls to 0.", "own models ten times theirs")
     train_projections: bool = _flag(
         False, "Transfer trains the query and key projections too.", f"own models {OWN['train_projections']}"
@@ -73,17 +80,20 @@ class Plan(Record):
             one_of("student", name, (*STUDENTS, "sliding-window", SOFTMAX))
         if self.layers and len(comma_list(self.student)) > 1:
             raise ValueError(f"layers names the students itself: give one student beside it at most, got {self.student!r}")
-        whole_numbers("keep_softmax", self.keep_softmax)
+        if not self.kept_by_cost:
+            whole_numbers("keep_softmax", self.keep_softmax)
         one_of("loss", self.loss, LOSSES)
-        for name in ("max_length", "batch_size", "eval_rows", "num_features", "window"):
+        for name in ("max_length", "batch_size", "eval_rows", "num_features", "window", "accumulate"):
             if getattr(self, name) is not None:
                 at_least_one(name, getattr(self, name))
-        for name in ("transfer_steps", "recover_steps", "lora", "save_every"):
+        for name in ("transfer_steps", "transfer_rows", "recover_steps", "lora", "save_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("transfer_rate", "recover_rate", "map_rate"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"accumulate must divide the batch_size {self.batch_size}, got {self.accumulate}")
 
     def each(self) -> list[Plan]:
         """One plan per student at the same budget, each with a folder of its own."""
@@ -92,12 +102,24 @@ class Plan(Record):
             return [self]
         return [dataclasses.replace(self, student=name, output=str(Path(self.output) / name)) for name in names]
 
+    @property
+    def kept_by_cost(self) -> int:
+        """How many layers keep their attention because they cost most when replaced; 0 where they are named, or none do."""
+        prefix, _, count = self.keep_softmax.partition(":")
+        if prefix.strip() != AUTO:
+            return 0
+        if not count.strip().isdecimal() or int(count) < 1:
+            raise ValueError(f"keep_softmax must name layers, or auto:N with a number N above 0, got {self.keep_softmax!r}")
+        return int(count)
+
     def students(self, num_layers: int) -> list[str]:
-        """The student of every layer."""
+        """The student of every layer; with auto:N before any of them is known to keep its attention."""
         names = comma_list(self.layers) or [self.student] * num_layers
         if len(names) != num_layers:
             raise ValueError(f"layers must name one student for each of the {num_layers} layers, got {len(names)}")
-        for layer in whole_numbers("keep_softmax", self.keep_softmax):
+        if self.kept_by_cost >= num_layers:
+            raise ValueError(f"keep_softmax must leave some of the {num_layers} layers, got {self.keep_softmax!r}")
+        for layer in [] if self.kept_by_cost else whole_numbers("keep_softmax", self.keep_softmax):
             if not 0 <= layer < num_layers:
                 raise ValueError(f"keep_softmax must name layers 0 to {num_layers - 1}, got {layer}")
             names[layer] = SOFTMAX

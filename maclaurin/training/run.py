@@ -38,7 +38,7 @@ from maclaurin.training.checkpoints import (
 from maclaurin.training.cuts import Cut
 from maclaurin.training.names import trainer_fields
 from maclaurin.training.provenance import save_provenance
-from maclaurin.training.ranks import agreed, lost_processes_named, rank, shared_out
+from maclaurin.training.ranks import agreed, lost_processes_named, rank, shared_out, world_size
 from maclaurin.training.recipe import FREE_SIZES, Recipe
 from maclaurin.training.text import Text
 from maclaurin.training.trainer import LanguageTrainer, arguments
@@ -267,6 +267,11 @@ def _trackers(recipe: Recipe, first_step: int) -> list[TrainerCallback]:
 
 
 def _arguments(recipe: Recipe) -> TrainingArguments:
+    if recipe.trainer.get("fsdp") and (world_size() == 1 or not torch.cuda.is_available()):
+        raise ValueError(
+            f"fsdp={recipe.trainer['fsdp']!r} would shard nothing here: the Trainer needs several processes with GPUs "
+            "for it; leave it out, or shard the model by maclaurin.distributed.sharded"
+        )
     tenth = math.ceil(recipe.steps / 10)
     fields = {
         "per_device_train_batch_size": recipe.batch_size,

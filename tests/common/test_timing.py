@@ -20,6 +20,13 @@ def test_one_repeat_is_its_own_median():
     assert timing.low == timing.median == timing.high
 
 
+def test_a_long_first_round_is_the_only_one():
+    for seconds, calls in ((0.01, 1), (60, 2)):
+        done = []
+        found = interleaved({"a": lambda done=done: done.append(time.sleep(0.03))}, seconds=seconds, fewest=0, most=1)
+        assert len(done) == calls and found.keys() == {"a"}
+
+
 def test_one_thread_is_timed_by_its_own_work():
     torch.set_num_threads(1)
     timing = interleaved({"asleep": lambda: time.sleep(0.05)}, seconds=0)["asleep"]

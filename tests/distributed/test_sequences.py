@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from maclaurin.distributed import backward_in_chunks, sequence_parallel, slice_of, sum_gradients
-from maclaurin.mixers import available_mixers, build_mixer
+from maclaurin.distributed.balance import Load, given_away
+from maclaurin.distributed.messages import Messages
+from maclaurin.mixers import Mixer, available_mixers, build_mixer
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from tests.ranks import on_ranks
 
@@ -115,6 +117,58 @@ def test_hybrids_with_checkpointed_layers_and_bytes_that_do_not_grow():
     for worst, few, many in on_ranks(2, work, group=True):
         assert worst <= 1e-9
         assert 0 < few == many
+
+
+@needs_fork
+@pytest.mark.parametrize("exchange", ["fold", "gather"])
+def test_states_and_their_gradients_come_while_a_slice_is_computed(exchange, monkeypatch):
+    """What comes is asked for before the work of the slice, forward and backward, once its shapes are known."""
+    model, happened = model_of("gla"), []
+    asked, fold = Messages.expect, Mixer.fold
+
+    def noted(name, function):
+        def called(*args, **kwargs):
+            happened.append(name)
+            return function(*args, **kwargs)
+
+        return called
+
+    def work(rank):
+        monkeypatch.setattr(Messages, "expect", noted("asked", asked))
+        monkeypatch.setattr(Mixer, "fold", noted("folded", fold))
+        model.model.layers[0].mixer.out_proj.weight.register_hook(lambda _: happened.append("backward"))
+        for _ in range(2):
+            happened.clear()
+            on_slices(model, batch_of(False), [0, 13, TOKENS], rank, exchange=exchange)
+        return list(happened)
+
+    first, second = on_ranks(2, work, group=True)
+    assert first == ["folded", "asked", "backward"]
+    assert second == ["asked", "folded", "backward"]
+
+
+@needs_fork
+def test_softmax_gives_its_first_tokens_to_the_process_that_has_less_to_do():
+    """Two layers on three processes: the one in the middle has no partner, the other two share the queries of the last."""
+    tokens, rows = 24, []
+    ids = torch.zeros(1, tokens, dtype=torch.long)
+
+    def work(rank):
+        model = model_of("softmax", "2mamba", "softmax")
+        for layer in (0, 2):
+            mixer = model.model.layers[layer].mixer
+            mixer.out_proj.register_forward_hook(lambda _, inputs, __: rows.append(inputs[0].shape[1]))
+        expected = whole(model, {"input_ids": ids, "labels": ids})
+        rows.clear()
+        got = on_slices(model, {"input_ids": ids, "labels": ids}, [0, 8, 16, 24], rank, exchange="gather")[0]
+        return largest_difference(got, expected), sum(rows)
+
+    (_, light), (_, middle), (_, heavy) = found = on_ranks(3, work, group=True)
+    assert max(worst for worst, _ in found) <= 1e-9
+    # each layer folds its slice, which needs no pairs, and what it gives away
+    given = given_away([Load.of([0, 8])] * 3, 2, 3)
+    assert given > 0
+    assert (light, middle, heavy) == (2 * (8 + given + 8), 2 * (8 + 8), 2 * (8 + given + 8 - given))
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
+from transformers.distributed import DistributedConfig
 
 from maclaurin.distributed import sequence_parallel, slice_of
 from maclaurin.distributed.sharded import load_sharded, save_sharded, shard
@@ -16,10 +17,11 @@ from tests.shell import typed
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forks")
 
 
-def new_model():
+def new_model(*mixers):
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return MaclaurinForCausalLM(MaclaurinConfig(vocab_size=11, **sizes, mixer=["2mamba", "gated-delta"])).train()
+    mixers = mixers or ("2mamba", "gated-delta")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": len(mixers), "num_attention_heads": 2}
+    return MaclaurinForCausalLM(MaclaurinConfig(vocab_size=11, **sizes, mixer=list(mixers))).train()
 
 
 def losses_of(model, count):
@@ -70,20 +72,38 @@ def test_sharded_models_train_as_whole_ones_and_their_checkpoints_load_anywhere(
             assert all(torch.equal(loaded[name], weights[name]) for name in loaded)
 
 
-@pytest.mark.parametrize("exchange", ["chain", "gather"])
-def test_two_groups_of_two_share_parameters_and_each_a_sequence(exchange):
-    """FSDP2 means gradients over all four, where those of the two slices of a sequence are to be summed."""
-    ids = torch.randint(11, (2, 12), generator=torch.Generator().manual_seed(1))
+def test_transformers_shards_by_its_own_names(tmp_path):
     one = new_model()
-    one(input_ids=ids, labels=ids).loss.backward()
+    one.save_pretrained(tmp_path)
+    expected = losses_of(one, 5)
+
+    def work(rank):
+        model = MaclaurinForCausalLM.from_pretrained(tmp_path, distributed_config=DistributedConfig(fsdp_size=2)).train()
+        return losses_of(model, 5), sum(parameter.to_local().numel() for parameter in model.parameters())
+
+    for found, local in on_ranks(2, work, group=True):
+        assert found == pytest.approx(expected, abs=1e-6)
+        assert local < 0.6 * sum(parameter.numel() for parameter in one.parameters())
+
+
+@pytest.mark.parametrize("exchange", ["chain", "gather"])
+def test_two_groups_of_two_share_parameters_and_each_a_pack_of_documents(exchange):
+    """In checkpointed layers, one of them softmax. FSDP2 means gradients over all four processes, where those of the two
+    slices of a sequence are to be summed."""
+    ids, bounds = torch.randint(11, (2, 12), generator=torch.Generator().manual_seed(1)), torch.tensor([0, 3, 12])
+    one = new_model("2mamba", "softmax", "gated-delta")
+    for sequence in ids.split(1):
+        (one(input_ids=sequence, labels=sequence, cu_seqlens=bounds).loss / 2).backward()
 
     def work(rank):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "sequence"))
-        model = shard(new_model())
+        model = shard(new_model("2mamba", "softmax", "gated-delta"))
+        model.gradient_checkpointing_enable()
         sequence, start = ids[rank // 2][None], 7 * (rank % 2)
-        own = slice_of({"input_ids": sequence, "labels": sequence}, start, 7 + 5 * (rank % 2))
+        batch = {"input_ids": sequence, "labels": sequence, "cu_seqlens": bounds}
+        own = slice_of(batch, start, 7 + 5 * (rank % 2))
         with sequence_parallel(mesh["sequence"].get_group(), exchange):
-            (2 * model(**own, num_items_in_batch=11).loss).backward()
+            (2 * model(**own, num_items_in_batch=10).loss).backward()
         return {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
 
     for found in on_ranks(4, work, group=True):

@@ -9,6 +9,7 @@ from maclaurin import ops
 from maclaurin.ops import chunks, conv, crossover
 from maclaurin.ops.gpu import work
 from maclaurin.ops.gpu.peaks import Peak
+from maclaurin.ops.power_native import tasks_in_chunks
 from tests.ops.helpers import ALL, BY_NAME, FEW, FORMS, Sizes, assert_close, assert_same_state, distance, every, sizes
 
 HEAD_SIZES = [(48, 48), (96, 64), (192, 33), (17, 80)]
@@ -205,6 +206,17 @@ def test_on_a_gpu_a_model_of_it_chooses_until_it_is_measured(tmp_path, monkeypat
         monkeypatch.setattr(crossover, "_on_this_gpu", lambda name=name: f"triton, {name}")
         assert crossover.longest_direct("triton", 100) == tokens
     crossover._tuned.cache_clear()
+
+
+def test_threads_without_work_in_chunks_make_the_direct_sum_longer():
+    one = crossover.longest_direct("native", 2080, tasks=1)
+    assert one == crossover.longest_direct("native", 2080)
+    torch.set_num_threads(3)
+    start = crossover.DIRECT_QUERIES[crossover.name_here("native")].start
+    assert crossover.longest_direct("native", 2080, tasks=1) == pytest.approx(start + 3 * (one - start), abs=3)
+    assert crossover.longest_direct("native", 2080, tasks=3) == one
+    q, v = torch.empty(2, 5, 6, 8), torch.empty(2, 5, 3, 80)
+    assert tasks_in_chunks(q, v, gradients=False) == 24 and tasks_in_chunks(q, v, gradients=True) == 12
 
 
 def test_a_tuned_crossover_is_kept_and_a_broken_file_ignored(tmp_path, monkeypatch):

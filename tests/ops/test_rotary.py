@@ -108,3 +108,17 @@ def test_angles_that_do_not_fit_are_refused():
     for shape in ((2, 4, 4, 3), (2, 5, 3, 3), (2, 5, 4, 6), (3, 5, 4, 3)):
         with pytest.raises(ValueError, match=r"angles must match x \(2, 5, 4, 6\)"):
             rotate(x, torch.randn(shape))
+
+
+@PAIRINGS
+def test_fixed_angles_turn_as_learnt_ones_do_in_all_derivatives(interleaved):
+    """Angles that need no gradient have a backward of their own."""
+    x = torch.randn(2, 5, 3, 8, dtype=torch.float64, requires_grad=True)
+    angles = torch.randn(2, 5, 3, 4, dtype=torch.float64)
+    learnt = angles.clone().requires_grad_()
+    found, expected = (rotate(x, by, interleaved=interleaved) for by in (angles, learnt))
+    assert_close(found, expected, 1e-15)
+    weight = torch.randn_like(expected)
+    firsts = [torch.autograd.grad((y * weight).pow(2).sum(), x, create_graph=True)[0] for y in (found, expected)]
+    assert_close(*firsts, 1e-14)
+    assert_close(*(torch.autograd.grad(first.pow(2).sum(), x)[0] for first in firsts), 1e-14)

@@ -6,11 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from maclaurin.common.files import read_json
 from maclaurin.training import train
+from maclaurin.training.checkpoints import checkpoints, last_whole
 from tests.training.test_ranks import losses, recipe
 
 ADDRESSES = ("10.231.23.1", "10.231.23.2")
@@ -60,18 +62,40 @@ def started(host, number, words):
     )
 
 
-def test_a_run_on_two_hosts_takes_the_steps_of_one_process(folder, hosts):
-    one = recipe(folder, steps=4, save_every=4, eval_every=4, batch_size=4, output=str(folder / "one"))
-    train(one)
-    own = recipe(folder, steps=4, save_every=4, eval_every=4)
+def both(folder, hosts, own):
     (folder / "run.yaml").write_text(json.dumps({name: getattr(own, name) for name in own.__dataclass_fields__}))
-    running = [started(host, number, ["--config", str(folder / "run.yaml")]) for number, host in enumerate(hosts)]
+    return [started(host, number, ["--config", str(folder / "run.yaml")]) for number, host in enumerate(hosts)]
+
+
+def ended(running):
     try:
-        said = [process.communicate(timeout=500)[0] for process in running]
+        return [process.communicate(timeout=500)[0] for process in running]
     finally:
         for process in running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_run_on_two_hosts_takes_the_steps_of_one_process(folder, hosts):
+    one = recipe(folder, steps=4, save_every=4, eval_every=4, batch_size=4, output=str(folder / "one"))
+    train(one)
+    running = both(folder, hosts, recipe(folder, steps=4, save_every=4, eval_every=4))
+    said = ended(running)
     assert [process.returncode for process in running] == [0, 0], said
     assert read_json(folder / "run" / "run.json")["sequences_per_step"] == 4
     assert losses(folder, "run") == pytest.approx(losses(folder, "one"), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_cut_cable_ends_both_hosts_with_a_sentence_and_whole_checkpoints(folder, hosts):
+    endless = {"steps": 10**5, "save_every": 2, "eval_every": 10**5}
+    running = both(folder, hosts, recipe(folder, **endless, trainer={"ddp_timeout": 20}))
+    until = time.monotonic() + 400
+    while not (folder / "run" / "checkpoint-4").exists() and time.monotonic() < until:
+        assert all(process.poll() is None for process in running), [process.stdout.read() for process in running]
+        time.sleep(0.1)
+    ip("-n", hosts[1][0], "link", "set", hosts[1][1], "down")
+    said = ended(running)
+    assert all(process.returncode for process in running), said
+    assert "has lost another one" in said[0] + said[1] and "start again with --resume auto" in said[0] + said[1]
+    assert last_whole(folder / "run") == checkpoints(folder / "run")[-1]

@@ -91,6 +91,11 @@ def test_fifty_steps_on_four_processes_and_a_run_that_goes_on_with_two_and_then_
     assert max(worst.values()) <= 1e-5, worst
 
 
+def test_what_would_shard_nothing_is_refused(folder):
+    with pytest.raises(ValueError, match="fsdp='full_shard' would shard nothing here"):
+        train(recipe(folder, trainer={"fsdp": "full_shard"}))
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_one_process_ends_all_at_the_same_step_with_one_checkpoint(folder, capfd, sent):
     def stopped(rank):
@@ -189,3 +194,27 @@ def test_torchrun_killed_five_times_ends_with_the_weights_of_an_undisturbed_run(
             process.communicate()
     subprocess.run(command, check=True, capture_output=True)
     assert_same(weights(folder), weights(folder, "undisturbed"))
+
+
+@pytest.mark.slow
+def test_accelerate_launch_takes_the_steps_of_one_process(folder):
+    train(recipe(folder, batch_size=4, output=str(folder / "one")))
+    own = recipe(folder)
+    (folder / "run.yaml").write_text(json.dumps({name: getattr(own, name) for name in own.__dataclass_fields__}))
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--mixed_precision",
+        "no",
+    ]
+    words = ["--num_machines", "1", "--dynamo_backend", "no", "--main_process_port", "0"]
+    train_it = ["-m", "maclaurin", "train", "--config", str(folder / "run.yaml"), "--resume", "auto"]
+    subprocess.run([*launch, *words, *train_it], check=True, capture_output=True)
+    assert read_json(folder / "run" / "run.json")["sequences_per_step"] == 4
+    for figure in ("loss", "eval_loss", "eval_tokens"):
+        assert losses(folder, "run", figure) == pytest.approx(losses(folder, "one", figure), abs=1e-5)
+    assert len(list((folder / "run" / "tensorboard").iterdir())) == 1

@@ -34,16 +34,17 @@ from torch import Tensor, nn
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.mixers import mechanisms
 from maclaurin.mixers.base import Call, MixerState
+from maclaurin.mixers.beyond_window import BeyondWindow
 from maclaurin.mixers.feature_maps import EluMap, FeatureMap, HedgehogMap, PerformerMap, T2RMap
 from maclaurin.mixers.luna import ChannelBank, LunaMap
 from maclaurin.mixers.mechanisms import Mechanism
-from maclaurin.mixers.near_window import NearWindow
 from maclaurin.ops import checks
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.ragged import Inputs, over_documents
 
 OPEN_FORGET = 7.0  # log σ(7) = −softplus(−7) = −0.001 per token
 LUNA_CHANNELS = 8
+SMALLEST_WEIGHT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -181,16 +182,32 @@ class Softmax(Student):
 
 
 class Windowed(Student):
-    """Softmax over the last tokens beside a linear student that sees all (`mixers/near_window.py`)."""
+    """The source's own weights for the last tokens and the first, a linear student's between (`mixers/beyond_window.py`).
+
+    The student's weights start at 1 where a score is 0, as those of softmax are before they are divided.
+    """
 
     def __init__(self, linear: Student, window: int) -> None:
         super().__init__(linear.shape, linear.num_features)
+        at_least_one("window", window)
+        if not linear.shape.causal:
+            raise ValueError("a window needs a decoder: an encoder's tokens see both ways")
         self.linear = linear
-        self.near = NearWindow(linear.shape.num_heads, window, causal=linear.shape.causal)
+        self.window = window
+        self.log_scale = nn.Parameter(torch.zeros(linear.shape.num_heads))
+        if not self.log_scale.is_meta:  # as where weights are loaded into it
+            with torch.no_grad():
+                self.log_scale -= self._weight_of_zero().clamp(min=SMALLEST_WEIGHT).log()
+
+    def _weight_of_zero(self) -> Tensor:
+        far = self.mechanism.far
+        q, k = (torch.zeros(1, 1, heads, self.shape.head_dim, device=self.log_scale.device, dtype=torch.float64)
+                for heads in (self.shape.num_heads, self.shape.num_kv_heads))  # fmt: skip
+        return far.weights(q, k)[0, :, 0, 0].to(self.log_scale.dtype)
 
     @property
-    def mechanism(self) -> Mechanism:
-        return self.near.beside(self.linear.mechanism)
+    def mechanism(self) -> BeyondWindow:
+        return BeyondWindow.beside(self.linear.mechanism, self.log_scale, self.window)
 
     def log_decay(self, x: Tensor) -> Tensor | None:
         return self.linear.log_decay(x)

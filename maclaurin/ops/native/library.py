@@ -156,12 +156,11 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_use_openmp.argtypes = [ctypes.c_void_p]
     library.maclaurin_any_nan.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.maclaurin_step.argtypes = [ctypes.c_char_p, ctypes.c_char_p]  # packed: ctypes structures take longer to fill
+    library.maclaurin_step_rows.argtypes = [ctypes.c_char_p]
     for call, names in KERNELS.items():
         for name in names:
             getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(call)]
     library.maclaurin_use_openmp(_openmp_of_torch())
-    if wanted := os.environ.get(ISA_VARIABLE):
-        _choose(library, wanted)
     return library
 
 
@@ -213,6 +212,12 @@ def isa() -> str:
     """The instruction set in use."""
     name: bytes = _loaded().maclaurin_isa()
     return name.decode()
+
+
+def fastest_isa() -> str:
+    """The instruction set that runs where no other one is asked for."""
+    _loaded()
+    return _FASTEST
 
 
 @contextmanager
@@ -299,5 +304,9 @@ def run(kernel: str, call: ctypes.Structure) -> None:
 
 default_backend = _asked_for()  # what backend="auto" means
 _LIBRARY = _load()  # when imported, so that torch.compile sees a constant
+_FASTEST = "" if _LIBRARY is None else isa()
+if _LIBRARY is not None and (wanted := os.environ.get(ISA_VARIABLE)):
+    _choose(_LIBRARY, wanted)
 step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinBuffer, packed MaclaurinToken) -> status
+step_rows = None if _LIBRARY is None else _LIBRARY.maclaurin_step_rows  # (packed MaclaurinRows) -> status
 any_nan = None if _LIBRARY is None else _LIBRARY.maclaurin_any_nan  # (address, count) -> 0 or 1

@@ -1,0 +1,201 @@
+"""Many sessions through one model: the engine against `generate`, whose batch starts and ends together, and against softmax.
+
+Tokens are those that sessions asked for, per second of CPU time of one thread. Before anything is timed, both ways must have
+given every session the same tokens.
+
+    sessions   64 at `tiny`: 8 to 200 tokens of prompt, 8 to 128 new ones; and the same behind 512 tokens in common
+    context    sessions behind 2,048 tokens at `small`, as many as fit into the same bytes of state, at most 64
+    prefix     the same prompt of 2,048 tokens twice: what is computed until the first token
+    rows       one layer of `small` with 32 sessions of 1,100 tokens: a join, a leave, and a step
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from maclaurin.common.records import Record
+from maclaurin.mixers import build_mixer
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.serving import Engine, PrefixCache, Sampling
+from maclaurin.serving.slots import slots_of
+
+WORDS = 256
+SESSIONS, COMMON, PREFILL = 64, 512, 2048
+NEW = (8, 16, 32, 128)
+MIXERS = ("2mamba", "gla", "mamba2", "softmax")
+CONTEXT, CONTEXT_BYTES, CONTEXT_STEPS = 2048, 2**30, 6
+ROWS, ROW_TOKENS = 32, 1100
+REPEATS = 3
+
+Prompt = tuple[list[int], int]  # tokens, and how many new ones are asked for
+
+
+@dataclass(frozen=True)
+class ServeRow(Record):
+    """what: of the parts above. value in `unit`; ratio: to the peer, above 1 where ours is better."""
+
+    what: str
+    mixer: str
+    way: str
+    value: float
+    unit: str
+    ratio: float | None = None
+
+
+def model_of(size: str, mixer: str) -> MaclaurinForCausalLM:
+    torch.manual_seed(0)
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    return MaclaurinForCausalLM(MaclaurinConfig.of_size(size, vocab_size=WORDS, mixer=mixer, **tokens)).eval()
+
+
+def prompts(common: int) -> list[Prompt]:
+    rng = random.Random(0)
+    head = [rng.randrange(1, WORDS) for _ in range(common)]
+    return [(head + [rng.randrange(1, WORDS) for _ in range(rng.randint(8, 200))], rng.choice(NEW)) for _ in range(SESSIONS)]
+
+
+def together(model: MaclaurinForCausalLM, jobs: list[Prompt]) -> list[list[int]]:
+    """As `generate` takes many prompts: padded on the left, until the last one has all its tokens."""
+    longest = max(len(tokens) for tokens, _ in jobs)
+    padded = [[0] * (longest - len(tokens)) + tokens for tokens, _ in jobs]
+    ids = torch.tensor(padded, dtype=torch.long, device="cpu")
+    out = model.generate(
+        ids, attention_mask=(ids != 0).long(), max_new_tokens=max(new for _, new in jobs), do_sample=False, pad_token_id=0
+    )
+    return [row[longest : longest + new].tolist() for row, (_, new) in zip(out, jobs, strict=True)]
+
+
+def continuously(model: MaclaurinForCausalLM, jobs: list[Prompt], *, prefixes: bool) -> list[list[int]]:
+    kept = PrefixCache(2**29) if prefixes else None
+    engine = Engine(model, max_active=SESSIONS, prefill_tokens=PREFILL, prefixes=kept)
+    requests = [engine.submit(tokens, Sampling(new)) for tokens, new in jobs]
+    engine.run()
+    return [request.output for request in requests]
+
+
+def cpu_seconds(run: Callable[[], object]) -> float:
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
+def sessions(mixer: str) -> list[ServeRow]:
+    model, rows = model_of("tiny", mixer), []
+    for common in (0, COMMON):
+        jobs = prompts(common)
+        ways: dict[str, Callable[[], list[list[int]]]] = {
+            "generate": lambda jobs=jobs: together(model, jobs),  # type: ignore[misc]
+            "engine": lambda jobs=jobs: continuously(model, jobs, prefixes=False),  # type: ignore[misc]
+        }
+        if common:
+            ways["engine, prefix kept"] = lambda jobs=jobs: continuously(model, jobs, prefixes=True)  # type: ignore[misc]
+        what = f"{SESSIONS} sessions at tiny" + (f" behind {common} tokens in common" if common else "")
+        outputs = {name: run() for name, run in ways.items()}
+        for name, found in outputs.items():
+            differing = sum(a != b for a, b in zip(found, outputs["generate"], strict=True))
+            if differing:
+                raise RuntimeError(f"{what}, {mixer}: {differing} sessions of {name!r} got other tokens than of 'generate'")
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(REPEATS):
+            for name, run in ways.items():
+                times[name].append(cpu_seconds(run))
+        total = sum(new for _, new in jobs)
+        for name, seconds in times.items():
+            paired = [peer / own for peer, own in zip(times["generate"], seconds, strict=True)]
+            ratio = None if name == "generate" else statistics.median(paired)
+            rows.append(ServeRow(what, mixer, name, total / statistics.median(seconds), "tokens/s", ratio))
+    return rows
+
+
+def context(mixer: str) -> ServeRow:
+    """Decoding behind a long prompt that all share: it is read once, and forked."""
+    model, rng = model_of("small", mixer), random.Random(0)
+    prefixes = PrefixCache(2**30)
+    engine = Engine(model, max_active=SESSIONS, max_bytes=CONTEXT_BYTES, prefixes=prefixes, prefill_tokens=CONTEXT)
+    head = [rng.randrange(1, WORDS) for _ in range(CONTEXT)]
+    engine.submit([*head, 1], Sampling(1))
+    engine.run()
+    for _ in range(SESSIONS):
+        engine.submit([*head, rng.randrange(1, WORDS)], Sampling(CONTEXT_STEPS + 2))
+    while engine.stats()["reading"] + engine.stats()["active"] == 0 or engine.stats()["reading"]:
+        engine.step()
+    active, before = engine.stats()["active"], engine.stats()["tokens"]
+    seconds = [cpu_seconds(engine.step) for _ in range(3)]
+    made = (engine.stats()["tokens"] - before) / 3
+    engine.close()
+    what = f"behind {CONTEXT} tokens at small, {CONTEXT_BYTES / 2**30:.1f} GiB of states"
+    return ServeRow(what, mixer, f"{active} sessions", made / statistics.median(seconds), "tokens/s")
+
+
+def prefix(mixer: str) -> list[ServeRow]:
+    model, rng = model_of("tiny", mixer), random.Random(0)
+    head = [rng.randrange(1, WORDS) for _ in range(CONTEXT)]
+    engine = Engine(model, prefixes=PrefixCache(2**29))
+    found = []
+    for way in ("first", "again"):
+        before = engine.stats()["prompt_tokens"]
+        request = engine.submit([*head, 7, 8, 9], Sampling(1))
+        seconds = cpu_seconds(engine.run)
+        computed = engine.stats()["prompt_tokens"] - before
+        found.append((way, computed, seconds, request.output))
+    if found[0][3] != found[1][3]:
+        raise RuntimeError(f"a prefix of {mixer} that was kept gave other tokens")
+    what, ratio = f"a prompt of {CONTEXT + 3} tokens", found[0][2] / found[1][2]
+    return [
+        ServeRow(what, mixer, f"{way}: {computed} computed", seconds * 1e3, "ms", ratio if way == "again" else None)
+        for way, computed, seconds, _ in found
+    ]
+
+
+@torch.inference_mode()
+def rows(mixer: str) -> list[ServeRow]:
+    torch.manual_seed(0)
+    layer = build_mixer(mixer, 1024, 16).eval()
+    _, state = layer(torch.randn(1, ROW_TOKENS, 1024, dtype=torch.float32, device="cpu"))
+    slots = slots_of(layer, ROWS)
+    for _ in range(ROWS):
+        slots.put(state)
+    times: dict[str, list[float]] = {"step": [], "leave": [], "join": []}
+    for _ in range(8):
+        x = torch.randn(ROWS, 1, 1024, dtype=torch.float32, device="cpu")
+        times["step"].append(cpu_seconds(lambda x=x: slots.step(x)))  # type: ignore[misc]
+        times["leave"].append(cpu_seconds(lambda: slots.drop(ROWS // 2)))
+        times["join"].append(cpu_seconds(lambda: slots.put(state)))
+    step = statistics.median(times["step"])
+    what = f"a layer of small, {ROWS} sessions of {ROW_TOKENS} tokens"
+    return [
+        ServeRow(what, mixer, name, 1e3 * (own := statistics.median(found)), "ms", None if name == "step" else step / own)
+        for name, found in times.items()
+    ]
+
+
+def run(console: Console, *, long: bool) -> list[ServeRow]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = [row for mixer in MIXERS for row in sessions(mixer)]
+        found += [row for mixer in MIXERS for row in prefix(mixer)]
+        found += [row for mixer in MIXERS for row in rows(mixer)]
+        behind = {mixer: context(mixer) for mixer in MIXERS}
+        peer = behind["softmax"].value
+        for mixer, row in behind.items():
+            ratio = None if mixer == "softmax" else row.value / peer
+            found.append(ServeRow(row.what, mixer, row.way, row.value, row.unit, ratio))
+    finally:
+        torch.set_num_threads(threads)
+    table = Table(title="serving, in process, CPU time of one thread")
+    for column in ("what", "mixer", "way", "value", "unit", "ratio"):
+        table.add_column(column)
+    for row in found:
+        times = "" if row.ratio is None else f"{row.ratio:.2f}x"
+        table.add_row(row.what, row.mixer, row.way, f"{row.value:.4g}", row.unit, times)
+    console.print(table)
+    return found

@@ -1,0 +1,396 @@
+"""Continuous batching over states: sequences join a running batch and leave it between two steps.
+
+A step reads at most `prefill_tokens` tokens of prompts, so that nobody waits for a long one, and adds a token to every
+sequence that runs. Requests come in the order in which they were submitted, as far as there is room: the bytes of a state
+are known before its first token.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from maclaurin.common.arguments import at_least_one
+from maclaurin.mixers import MixerState
+from maclaurin.models import MaclaurinForCausalLM, StateCache
+from maclaurin.serving.prefixes import PrefixCache, fingerprint, unshared_salt
+from maclaurin.serving.request import QueueFull, Request
+from maclaurin.serving.sampling import Sampling, choose
+from maclaurin.serving.slots import Slots, slots_of
+
+GREEDY = Sampling()
+WORTH_KEEPING = 4  # blocks of a prompt that nobody has begun with before: its state is kept too
+LENGTHS = 64  # tokens: lengths whose states are taken to have one size
+
+
+@dataclass
+class Reading:
+    """A request whose prompt is being read: how far, and the states of all layers there. Nobody changes these."""
+
+    request: Request
+    states: list[Any]
+    at: int = 0
+    marks: list[int] = field(default_factory=list)  # where states are stored for others
+
+    @property
+    def kind(self) -> Any:
+        """Sequences of one kind can be read together: nothing of their states has to be widened or made up."""
+        held = [None if state is None else state.tensors() for state in self.states]
+        return tuple(None if one is None else tuple((name, x.shape[1:]) for name, x in one.items()) for one in held)
+
+
+class Engine:
+    """model: a language model of this package, which must not be used elsewhere while a step runs.
+
+    max_active: sequences that run at a time; max_bytes: what their states may take when they are longest; None for no
+    bound. queue: requests that may wait. prefill_tokens: of prompts, in one step. prefixes: states of prompts that come
+    again.
+
+    `run` and `step` work in the caller's thread, `start` in one of its own; `submit`, `cancel` and `stats` may be called
+    from any.
+    """
+
+    def __init__(
+        self,
+        model: MaclaurinForCausalLM,
+        *,
+        max_active: int = 64,
+        max_bytes: int | None = None,
+        queue: int = 1024,
+        prefill_tokens: int = 512,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
+        at_least_one("max_active", max_active)
+        at_least_one("queue", queue)
+        at_least_one("prefill_tokens", prefill_tokens)
+        if max_bytes is not None:
+            at_least_one("max_bytes", max_bytes)
+        self.model = model.eval()
+        self.max_active, self.max_bytes, self.queue, self.prefill_tokens = max_active, max_bytes, queue, prefill_tokens
+        self.prefixes = prefixes
+        self._salt = b"" if prefixes is None else unshared_salt() if prefixes.folder is None else fingerprint(model)
+        self._sizes: dict[int, int] = {}  # bytes by length
+        self._waiting: deque[Request] = deque()
+        self._reading: list[Reading] = []
+        self._running: list[Request] = []
+        self._slots = self._empty_slots()
+        self._changed = threading.Condition()  # of the queue, and of whether there is work
+        self._stepping = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._counts = {"steps": 0, "tokens": 0, "prompt_tokens": 0, "finished": 0, "cancelled": 0, "errors": 0}
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling = GREEDY,
+        *,
+        state: StateCache | None = None,
+        keep_state: bool = False,
+        on_token: Callable[[Request], None] | None = None,
+    ) -> Request:
+        """A request for what comes after these tokens, which come after those of `state` (one sequence, not changed).
+
+        on_token is called by the thread that works, after every token and at the end.
+        """
+        self._check(tokens, state)
+        request = Request(tokens, sampling, given=state, keep_state=keep_state, on_token=on_token)
+        request._nbytes = self._nbytes(request._length + sampling.max_tokens)
+        if self.max_bytes is not None and request._nbytes > self.max_bytes:
+            raise ValueError(
+                f"tokens must be few enough for max_bytes={self.max_bytes}, got {len(tokens)} and "
+                f"max_tokens={sampling.max_tokens}, whose state takes {request._nbytes}"
+            )
+        with self._changed:
+            if self._closing:
+                raise RuntimeError("the engine is closed")
+            if len(self._waiting) >= self.queue:
+                raise QueueFull(f"{self.queue} requests wait already")
+            self._waiting.append(request)
+            self._changed.notify_all()
+        return request
+
+    def _nbytes(self, length: int) -> int:
+        """Of the state of so many tokens, or of some more."""
+        if self.max_bytes is None:
+            return 0
+        length = -(-length // LENGTHS) * LENGTHS
+        if length not in self._sizes:
+            self._sizes[length] = sum(layer.mixer.state_nbytes(length) for layer in self.model.model.layers)
+        return self._sizes[length]
+
+    def cancel(self, request: Request) -> None:
+        """It ends before the next step, and its room is free."""
+        with self._changed:
+            request._cancelled = True
+            self._changed.notify_all()
+
+    def stats(self) -> dict[str, int]:
+        with self._changed:
+            found = {
+                "active": len(self._running),
+                "reading": len(self._reading),
+                "waiting": len(self._waiting),
+                "state_bytes": sum(slots.nbytes for slots in self._slots),
+                **self._counts,
+            }
+        return found if self.prefixes is None else {**found, **self.prefixes.stats()}
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """One round; False if there was nothing to do."""
+        with self._stepping:
+            self._drop_cancelled()
+            self._admit()
+            worked = bool(self._reading or self._running)
+            self._read()
+            self._decode()
+            if worked:
+                self._counts["steps"] += 1
+            return worked
+
+    def run(self) -> None:
+        """Until every request is finished."""
+        while self.step() or self._waiting:
+            pass
+
+    def start(self) -> None:
+        """Work in a thread of its own until `close`."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="maclaurin-engine", daemon=True)
+            self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread that `start` began still works."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def close(self, drain: bool = False) -> None:
+        """Take no more requests. drain: finish those that are there; otherwise they are cancelled."""
+        with self._changed:
+            self._closing = True
+            if not drain:
+                for request in self._all():
+                    request._cancelled = True
+            self._changed.notify_all()
+        if self._thread is None:
+            self.run()
+        else:
+            self._thread.join()
+            self._thread = None
+
+    def result(self, request: Request, timeout: float | None = None) -> list[int]:
+        """The output, once it is complete."""
+        if not request._done.wait(timeout):
+            raise TimeoutError(f"the request was not finished within {timeout} seconds")
+        if request.finish_reason == "error":
+            raise RuntimeError(request.error)
+        return request.output
+
+    # --- the thread
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._waiting or self._reading or self._running):
+                    if self._closing:
+                        return
+                    self._changed.wait()
+            try:
+                self.step()
+            except Exception as error:  # those it was working for learn of it; the next ones find an empty engine
+                self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, why: str) -> None:
+        with self._changed:
+            lost = [*(one.request for one in self._reading), *self._running]
+            self._reading, self._running = [], []
+            self._slots = self._empty_slots()
+            self._counts["errors"] += len(lost)
+        for request in lost:
+            request.finish_reason, request.error = "error", why
+            request._finish()
+            if request.on_token is not None:
+                request.on_token(request)
+
+    def _empty_slots(self) -> list[Slots]:
+        return [slots_of(layer.mixer, self.max_active) for layer in self.model.model.layers]
+
+    def _all(self) -> list[Request]:
+        return [*self._waiting, *(one.request for one in self._reading), *self._running]
+
+    # --- a step
+
+    def _drop_cancelled(self) -> None:
+        with self._changed:
+            gone = [request for request in self._all() if request._cancelled]
+            if gone:
+                self._waiting = deque(request for request in self._waiting if not request._cancelled)
+                self._reading = [one for one in self._reading if not one.request._cancelled]
+        for request in gone:
+            request.finish_reason = "cancelled"
+            self._end(request)
+
+    def _admit(self) -> None:
+        with self._changed:
+            while self._waiting and len(self._running) + len(self._reading) < self.max_active:
+                taken = sum(request._nbytes for request in (*self._running, *(one.request for one in self._reading)))
+                if self.max_bytes is not None and taken + self._waiting[0]._nbytes > self.max_bytes:
+                    return
+                if self._comes_soon(self._waiting[0]):
+                    return
+                request = self._waiting.popleft()
+                self._reading.append(self._begun(request))
+
+    def _comes_soon(self, request: Request) -> bool:
+        """Whether somebody reads more of the prompt's beginning than is known, and stores the state there."""
+        if self.prefixes is None or request._given is not None:
+            return False
+        tokens, known = request.tokens, self.prefixes.longest(request.tokens, self._salt)
+        marks = ((reading.request.tokens, mark) for reading in self._reading for mark in reading.marks)
+        return any(known < mark < len(tokens) and theirs[:mark] == tokens[:mark] for theirs, mark in marks)
+
+    def _begun(self, request: Request) -> Reading:
+        reading = Reading(request, [None] * len(self._slots))
+        if request._given is not None:
+            reading.states = [layer.state for layer in request._given.layers]
+        elif self.prefixes is not None:
+            tokens, block = request.tokens, self.prefixes.block
+            common = self.prefixes.shared(tokens[:-1], self._salt)
+            reading.at, found = self.prefixes.find(tokens, self._salt)
+            if found is not None:
+                reading.states = [layer.state for layer in found.layers]
+            last = (len(tokens) - 1) // block * block
+            long = last - reading.at >= WORTH_KEEPING * block
+            reading.marks = sorted({mark for mark in (common, last if long else 0) if mark > reading.at})
+            request.reused = reading.at
+        return reading
+
+    def _read(self) -> None:
+        """The next tokens of prompts, in the order of their requests, those of the same kind of state in one call."""
+        left = self.prefill_tokens
+        kinds: dict[Any, list[tuple[Reading, int]]] = {}
+        for reading in self._reading:
+            if left:
+                end = min([len(reading.request.tokens), reading.at + left, *reading.marks[:1]])
+                kinds.setdefault(reading.kind, []).append((reading, end))
+                left -= end - reading.at
+        for together in kinds.values():
+            self._read_together(together)
+
+    def _read_together(self, parts: list[tuple[Reading, int]]) -> None:
+        tokens = [reading.request.tokens[reading.at : end] for reading, end in parts]
+        logits, states = self._forward(tokens, [reading.states for reading, _ in parts])
+        done = []
+        for place, (reading, end) in enumerate(parts):
+            self._counts["prompt_tokens"] += end - reading.at
+            reading.at, reading.states = end, states[place]
+            if end in reading.marks:
+                assert self.prefixes is not None
+                reading.marks.remove(end)
+                cache = StateCache.of(reading.states, end)
+                self.prefixes.store(reading.request.tokens[:end], cache, self._salt)
+            if end == len(reading.request.tokens):
+                done.append(place)
+                self._join(reading)
+        if done:
+            self._take([parts[place][0].request for place in done], logits[done])
+
+    def _forward(self, tokens: list[list[int]], before: list[list[Any]]) -> tuple[torch.Tensor, list[list[Any]]]:
+        """Logits behind the last token of every sequence (N, vocabulary), and the states of all layers there."""
+        states = [MixerState.cat(many) if many[0] is not None else None for many in zip(*before, strict=True)]
+        cache = StateCache.of(states, 0)
+        ids = torch.tensor([[token for one in tokens for token in one]], dtype=torch.long, device=self.model.device)
+        if len(tokens) == 1:
+            logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0]
+            return logits, [[layer.state for layer in cache.layers]]
+        bounds = torch.tensor([0, *accumulate(map(len, tokens))], dtype=torch.long, device=self.model.device)
+        last = bounds[1:] - 1
+        logits = self.model(ids, past_key_values=cache, use_cache=True, cu_seqlens=bounds, logits_to_keep=last).logits[0]
+        rows, after = range(len(tokens)), [layer.state for layer in cache.layers if layer.state is not None]
+        return logits, [[state.select([row]).trimmed() for state in after] for row in rows]
+
+    def _join(self, reading: Reading) -> None:
+        """From now on it decodes, behind those that do."""
+        with self._changed:
+            self._reading.remove(reading)
+            self._running.append(reading.request)
+            for slots, state in zip(self._slots, reading.states, strict=True):
+                slots.put(state)
+
+    def _decode(self) -> None:
+        """One more token of every sequence that runs."""
+        if not self._running:
+            return
+        last = [[request.output[-1]] for request in self._running]
+        model = self.model.model
+        hidden = model.embed_tokens(torch.tensor(last, dtype=torch.long, device=self.model.device))
+        for layer, slots in zip(model.layers, self._slots, strict=True):
+            hidden = hidden + slots.step(layer.input_layernorm(hidden))
+            if layer.mlp is not None:
+                hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        self._take(list(self._running), self.model.lm_head(model.norm(hidden[:, -1])))
+
+    def _take(self, requests: list[Request], logits: torch.Tensor) -> None:
+        """The next token of each of them."""
+        samplings, draws = [one.sampling for one in requests], [one._draws for one in requests]
+        for request, token in zip(requests, choose(logits, samplings, draws), strict=True):
+            if token < 0:
+                request.finish_reason = "error"
+                request.error = "the model gives logits that are not finite"
+            else:
+                request._add(token)
+                self._counts["tokens"] += 1
+            if request.finish_reason is not None:
+                self._end(request)
+            elif request.on_token is not None:
+                request.on_token(request)
+
+    def _end(self, request: Request) -> None:
+        with self._changed:
+            if request in self._running:
+                row = self._running.index(request)
+                self._keep(request, row)
+                for slots in self._slots:
+                    slots.drop(row)
+                self._running[row] = self._running[-1]
+                self._running.pop()
+            kind = {"cancelled": "cancelled", "error": "errors"}.get(str(request.finish_reason), "finished")
+            self._counts[kind] += 1
+        request._finish()
+        if request.on_token is not None:
+            request.on_token(request)
+
+    def _keep(self, request: Request, row: int) -> None:
+        """The state of a row that leaves, for its request and for those that go on from it."""
+        again = self.prefixes is not None and request._given is None and request.finish_reason in ("stop", "length")
+        if not request.keep_state and not again:
+            return
+        cache = StateCache.of([slots.take(row) for slots in self._slots], request._length)
+        if request.keep_state:
+            request.state = cache
+        if again and self.prefixes is not None:
+            self.prefixes.store(request.tokens + request.output[:-1], cache, self._salt)
+
+    def _check(self, tokens: Sequence[int], state: StateCache | None) -> None:
+        vocabulary = self.model.config.vocab_size
+        if not len(tokens):
+            raise ValueError("tokens must hold at least one token")
+        for token in tokens:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
+                raise ValueError(f"tokens must be whole numbers from 0 to {vocabulary - 1}, got {token!r:.80}")
+        if state is None:
+            return
+        layers: Any = self.model.model.layers
+        if not isinstance(state, StateCache) or len(state.layers) != len(layers) or state.batch_size != 1:
+            raise ValueError(f"state must be a StateCache of one sequence and {len(layers)} layers")
+        for layer, held in zip(layers, state.layers, strict=True):
+            if held.state is None:
+                raise ValueError("state must hold the state of every layer")
+            held.state.check(like=layer.mixer.shapes())

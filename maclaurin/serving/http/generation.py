@@ -1,0 +1,131 @@
+"""One request of the engine as the event loop sees it: tokens as they come, and what it cost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from maclaurin.models import StateCache
+from maclaurin.serving import Request, Sampling
+from maclaurin.serving.http.metrics import Metrics
+from maclaurin.serving.http.served import Served
+from maclaurin.serving.http.text import TextStream
+
+
+class Bridge:
+    """From the engine's thread to the event loop: one call wakes all whose tokens came in a step."""
+
+    def __init__(self) -> None:
+        self._ready: deque[asyncio.Event] = deque()
+        self._called = False
+
+    def wake(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+        self._ready.append(event)
+        if not self._called:
+            self._called = True
+            try:
+                loop.call_soon_threadsafe(self._set)
+            except RuntimeError:  # the loop has ended, and with it whoever would read this
+                self._called = False
+
+    def _set(self) -> None:
+        self._called = False  # first: what is appended from now on has a call of its own
+        while self._ready:
+            self._ready.popleft().set()
+
+
+class Generation:
+    """Submitted at once: QueueFull and ValueError are raised here, before an answer has begun.
+
+    finish_reason: "stop" or "length", once it is there. tokens: of the output, up to a stop string. Whoever begins one calls
+    `leave` in the end: before the end of the output it gives the slot back. over: once the engine is done with it.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        bridge: Bridge,
+        metrics: Metrics,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        stops: Sequence[str] = (),
+        *,
+        state: StateCache | None = None,
+        keep_state: bool = False,
+        whole: bool = False,
+    ) -> None:
+        self.served, self.metrics = served, metrics
+        self.before = 0 if state is None else state.get_seq_length()
+        self.text = TextStream(served.tokenizer, stops)
+        self.finish_reason: str | None = None
+        self.tokens = 0
+        self.said = ""
+        self._whole = whole and not stops  # nobody looks before the end
+        self._came, self.over, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_token(request: Request) -> None:
+            if request.done:
+                bridge.wake(loop, self.over)
+            if request.done or not self._whole:
+                bridge.wake(loop, self._came)
+
+        self._submitted = time.perf_counter()
+        self.request = served.engine.submit(tokens, sampling, state=state, keep_state=keep_state, on_token=on_token)
+
+    async def pieces(self) -> AsyncIterator[str]:
+        """The text, piece by piece; raises RuntimeError if the engine failed."""
+        last, read = self._submitted, 0
+        while self.finish_reason is None:
+            await self._came.wait()
+            self._came.clear()
+            reason = self.request.finish_reason  # first: what comes after it is not missed
+            new, text = self.request.output[read:], ""
+            now = time.perf_counter()
+            self.metrics.tokens_came(first=read == 0, count=len(new), seconds=now - last)
+            last, read = now, read + len(new)
+            for token in new:
+                text += self.text.push(token)
+                self.tokens += 1
+                if self.text.stopped:
+                    reason = "stop"
+                    break
+            if reason in ("stop", "length"):
+                text += self.text.flush()
+                self.finish_reason = "stop" if self.text.stopped else reason
+            elif reason is not None:
+                raise RuntimeError(self.request.error or "the server is shutting down")
+            if text:
+                self.said += text
+                yield text
+
+    async def all(self) -> str:
+        return "".join([piece async for piece in self.pieces()])
+
+    def leave(self) -> None:
+        if not self.request.done:
+            self.served.engine.cancel(self.request)
+        self.left.set()
+
+    @property
+    def length(self) -> int:
+        """Of the sequence, with what was there before this request."""
+        return self.before + len(self.request.tokens) + self.tokens
+
+
+def usage_of(generations: Sequence[Generation], choices: int = 1) -> dict[str, Any]:
+    """Of a request with so many choices for each prompt; a prompt counts once."""
+    first = generations[::choices]
+    prompt = sum(one.length - one.tokens for one in first)
+    completion = sum(one.tokens for one in generations)
+    longest = max(generations, key=lambda one: one.length)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(one.before + one.request.reused for one in first)},
+        **longest.served.sizes(longest.length),
+    }

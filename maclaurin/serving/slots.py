@@ -1,0 +1,216 @@
+"""The states of one layer, a row for each sequence that runs, kept where a step writes them.
+
+A row joins with a copy of its own state and leaves with one of the last row's: nothing else moves. Tokens that a layer keeps
+lie row by row, where a native kernel steps them in place (`ops/native/rows.py`). Layers that keep tokens in another way have
+them joined, beside sequences of similar length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.mixers import Mixer, MixerState
+from maclaurin.mixers.base import Zeros
+from maclaurin.mixers.mechanisms import Power, Softmax
+from maclaurin.ops.native import library
+from maclaurin.ops.native.rows import Rows, RowState, Scores
+from maclaurin.ops.states import PowerState, State, TokenState
+
+SHORT, LONG = 70, 3000  # tokens: a state that has the same shapes after either is of constant size
+NEVER = 2**62  # tokens: where a mechanism folds none
+FEWEST = 4  # rows of a storage, which doubles when it is full
+
+
+class Slots:
+    """What a layer does with the rows. `capacity` is how many there may be."""
+
+    def __init__(self, mixer: Mixer, capacity: int) -> None:
+        self.mixer, self.capacity = mixer, capacity
+        self.count = 0
+
+    def put(self, state: MixerState) -> None:
+        """One more row, behind the others: the state of one sequence, copied."""
+        raise NotImplementedError
+
+    def drop(self, row: int) -> None:
+        """The last row takes its place."""
+        raise NotImplementedError
+
+    def take(self, row: int) -> MixerState:
+        """The state of one row, copied."""
+        raise NotImplementedError
+
+    def step(self, x: Tensor) -> Tensor:
+        """y (rows, 1, d_model) of one more token of every row."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        raise NotImplementedError
+
+
+def slots_of(mixer: Mixer, capacity: int) -> Slots:
+    scores = scores_of(mixer)
+    if scores is not None or _is_constant(mixer):
+        return Places(mixer, capacity, None if scores is None else Rows(capacity, scores))
+    return Joined(mixer, capacity)
+
+
+def _is_constant(mixer: Mixer) -> bool:
+    short, long = (mixer.state_of(tokens, Zeros(1, "meta", torch.float32)) for tokens in (SHORT, LONG))
+    shapes = [{name: x.shape for name, x in state.tensors().items()} for state in (short, long)]
+    return shapes[0] == shapes[1] and not _keeps_tokens(short)
+
+
+def _keeps_tokens(state: State) -> bool:
+    held = (value for value in vars(state).values() if isinstance(value, State))
+    return isinstance(state, TokenState) or any(map(_keeps_tokens, held))
+
+
+def scores_of(mixer: Mixer) -> Scores | None:
+    """What a mixer does with the tokens that it keeps, if a kernel steps rows of them."""
+    mechanism: Any = getattr(mixer, "mechanism", None)
+    parameter = next(mixer.parameters())
+    if library.step_rows is None or not parameter.is_cpu or parameter.dtype is not torch.float32:
+        return None
+    kept = mixer.shapes().attention
+    if type(kept) not in (TokenState, PowerState) or not isinstance(kept, TokenState):
+        return None
+    G, K = kept.keys.shape[2:]
+    if kept.log_decay is not None and kept.log_decay.shape[2] != G:
+        return None
+    scale = K**-0.5 if getattr(mechanism, "scale", None) is None else mechanism.scale
+    if type(mechanism) is Softmax and type(kept) is TokenState:
+        odd = mechanism.numerator != "exp" or mechanism.divisor != "sum" or mechanism.divisor_epsilon
+        return None if odd or mechanism.score_cap is not None else Scores(True, scale, window=mechanism.window)
+    if type(mechanism) is not Power or type(kept) is not PowerState:
+        return None
+    if mechanism.order != 2 or mechanism.order_weights is not None or mechanism.state_dtype != "float32":
+        return None
+    fold_at = NEVER if mechanism.fold_at is None else mechanism.fold_at(torch.float32)
+    return Scores(False, scale, mechanism.normalize, None, fold_at, mechanism.fold_every)
+
+
+class Places(Slots):
+    """States of constant size, all rows of a tensor in one storage; kept tokens, if any, in `rows`."""
+
+    def __init__(self, mixer: Mixer, capacity: int, rows: Rows | None) -> None:
+        super().__init__(mixer, capacity)
+        self.rows = rows
+        self.storage: list[Tensor] = []
+        self.views: list[Tensor] = []  # the rows in use
+        self.template: MixerState | None = None
+        self.state: MixerState
+
+    def put(self, state: MixerState) -> None:
+        if self.rows is not None:
+            assert isinstance(state.attention, TokenState)
+            self.rows.put(state.attention)
+            state = replace(state, attention=RowState.of(self.rows))
+        tensors = list(state.tensors().values())
+        if self.template is None:
+            self.template = state
+            self.storage = [x.new_empty(min(FEWEST, self.capacity), *x.shape[1:]) for x in tensors]
+        if any(len(x) == self.count for x in self.storage):
+            self.storage = [self._grown(x) for x in self.storage]
+        for storage, x in zip(self.storage, tensors, strict=True):
+            storage[self.count] = x[0]
+        self._use(self.count + 1)
+
+    def _grown(self, storage: Tensor) -> Tensor:
+        larger = storage.new_empty(min(2 * self.count, self.capacity), *storage.shape[1:])
+        larger[: self.count] = storage
+        return larger
+
+    def drop(self, row: int) -> None:
+        if self.rows is not None:
+            self.rows.drop(row)
+        if row < self.count - 1:
+            for storage in self.storage:
+                storage[row] = storage[self.count - 1]
+        self._use(self.count - 1)
+
+    def _use(self, count: int) -> None:
+        assert self.template is not None
+        self.count = count
+        self.views = [storage[:count] for storage in self.storage]
+        self.state = self._known(self.template.with_tensors(self.views))
+
+    def _known(self, state: MixerState) -> MixerState:
+        """Marked as made by the mixer and its ops, which therefore do not look at it again."""
+        object.__setattr__(state, "made_by", self.mixer._seal)
+        for part in (state, *vars(state).values()):
+            if isinstance(part, State) and self.views:
+                object.__setattr__(part, "sound_on", self.views[0].device)
+        return state
+
+    def take(self, row: int) -> MixerState:
+        assert self.template is not None
+        state = self.template.with_tensors(storage[row : row + 1].clone() for storage in self.storage)
+        return state if self.rows is None else replace(state, attention=self.rows.take(row))
+
+    def step(self, x: Tensor) -> Tensor:
+        y, after = self.mixer(x, self.state)
+        for view, new in zip(self.views, after.tensors().values(), strict=True):
+            if new.data_ptr() != view.data_ptr():
+                view.copy_(new)
+        return y
+
+    @property
+    def nbytes(self) -> int:
+        held = sum(x.numel() * x.element_size() for x in self.views)
+        return held if self.rows is None else held + self.rows.nbytes
+
+
+class Joined(Slots):
+    """States of other kinds, joined by `cat` with those of similar length and parts, so that a long sequence does not make
+    short ones wait."""
+
+    def __init__(self, mixer: Mixer, capacity: int) -> None:
+        super().__init__(mixer, capacity)
+        self.groups: dict[Any, tuple[list[int], MixerState]] = {}
+
+    def put(self, state: MixerState) -> None:
+        state = state.trimmed()
+        slots = max((x.shape[1] for name, x in state.tensors().items() if name.endswith("keys")), default=0)
+        key = (slots.bit_length(), tuple(state.tensors()))
+        if key in self.groups:
+            rows, others = self.groups[key]
+            self.groups[key] = ([*rows, self.count], MixerState.cat([others, state]))
+        else:
+            self.groups[key] = ([self.count], state)
+        self.count += 1
+
+    def drop(self, row: int) -> None:
+        key, place = self._find(row)
+        rows, state = self.groups.pop(key)
+        if len(rows) > 1:
+            kept = [i for i in range(len(rows)) if i != place]
+            self.groups[key] = ([rows[i] for i in kept], state.select(kept).trimmed())
+        self.count -= 1
+        if row < self.count:
+            key, place = self._find(self.count)
+            self.groups[key][0][place] = row
+
+    def _find(self, row: int) -> tuple[Any, int]:
+        return next((key, rows.index(row)) for key, (rows, _) in self.groups.items() if row in rows)
+
+    def take(self, row: int) -> MixerState:
+        key, place = self._find(row)
+        return self.groups[key][1].select([place]).trimmed()
+
+    def step(self, x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        for key, (rows, state) in self.groups.items():
+            part, after = self.mixer(x[rows], state)
+            y[rows] = part
+            self.groups[key] = (rows, after)
+        return y
+
+    @property
+    def nbytes(self) -> int:
+        return sum(state.nbytes for _, state in self.groups.values())

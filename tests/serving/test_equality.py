@@ -1,0 +1,47 @@
+"""What a sequence gets does not depend on the crowd it runs in: joins, leaves, forks, prefixes, cancelled neighbours."""
+
+import random
+
+import pytest
+
+from maclaurin.mixers import available_mixers
+from maclaurin.serving import Engine, Sampling
+from tests.serving.crowd import VOCABULARY, alone, crowd, small_model
+
+HYBRIDS = [["softmax", "2mamba"], ["sliding-window", "gla"], ["mamba2", "fox"]]
+
+
+def check(model, found):
+    for request, seen in found:
+        assert request.finish_reason in ("length", "cancelled")
+        assert request.output == alone(model, seen, len(request.output))
+        if request.state is not None:
+            assert request.state.get_seq_length() == len(seen) + max(0, len(request.output) - 1)
+    assert sum(request.finish_reason == "length" for request, _ in found) > len(found) / 2
+
+
+@pytest.mark.parametrize("mixer", ["2mamba", "gla", "taylor", *HYBRIDS], ids=str)
+def test_each_of_a_crowd_gets_what_it_gets_alone(mixer):
+    model = small_model(mixer)
+    check(model, crowd(model, 12, most=24))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", [*available_mixers(), *HYBRIDS], ids=str)
+def test_each_of_two_hundred_gets_what_it_gets_alone(mixer):
+    model = small_model(mixer)
+    check(model, crowd(model, 200, seed=1))
+
+
+def test_samples_do_not_depend_on_the_crowd():
+    model, rng = small_model("2mamba"), random.Random(0)
+    sampling = Sampling(20, temperature=1.0, top_p=0.9, top_k=30, seed=5)
+    outputs = []
+    for others in (0, 5):
+        engine = Engine(model)
+        request = engine.submit([1, 2, 3], sampling)
+        for _ in range(others):
+            engine.submit([rng.randrange(VOCABULARY) for _ in range(30)], Sampling(30, temperature=1.0))
+        engine.run()
+        outputs.append(request.output)
+    assert outputs[0] == outputs[1]
