@@ -65,8 +65,10 @@ class TracedTeacher:
 
     @staticmethod
     def of(teacher: PreTrainedModel) -> TracedTeacher:
-        own = isinstance(teacher, MaclaurinForCausalLM)
-        same_form = teacher if own else linearise(teacher, [SOFTMAX] * teacher.config.num_hidden_layers).eval()
+        if isinstance(teacher, MaclaurinForCausalLM):
+            return TracedTeacher(teacher)
+        same_form = linearise(teacher, [SOFTMAX] * teacher.config.num_hidden_layers).eval()
+        same_form.load_state_dict(teacher.state_dict(), assign=True)  # in the memory of the teacher's weights
         return TracedTeacher(same_form)
 
     @torch.no_grad()

@@ -11,10 +11,12 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from maclaurin.common.progress import Status
@@ -49,18 +51,18 @@ class LayerTransfer:
         self.pairs = list(zip(mixing_layers(self.traced.model), mixing_layers(student), strict=True))
         self.layers = [index for index, name in enumerate(student.config.students) if name != SOFTMAX]
 
-    def finish(self, batches: Sequence[Batch], say: Callable[[str], None]) -> None:
+    def finish(self, batches: Dataset[Batch] | Sequence[Batch], say: Callable[[str], None]) -> None:
         """As a stage: with the whole student in its folder at the end, and without the states."""
         with timed(self.folder):
             self.run(batches, say)
         save_finished(self.student, self.folder, self.folder / f".staging-{secrets.token_hex(8)}")
         shutil.rmtree(self._states, ignore_errors=True)
 
-    def run(self, batches: Sequence[Batch], say: Callable[[str], None]) -> None:
+    def run(self, batches: Dataset[Batch] | Sequence[Batch], say: Callable[[str], None]) -> None:
         """Trains every layer that is not done, and leaves all of them in the student."""
         missing = [layer for layer in self.layers if not self._file(layer).exists()]
         if missing:
-            inputs = LayerInputs(self._states, self.traced, self._rows(batches))
+            inputs = LayerInputs(self._states, self.traced, self._rows(cast(Sequence[Batch], batches)))
             with Status() as status:
                 rows, length = inputs.ids.shape
                 say(f"states of {rows} sequences of {length} tokens: {size_text(inputs.nbytes)} on disk")

@@ -7,7 +7,7 @@ there are as many as the context has; a state that does not grow stays as it is.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,9 @@ def decoding(models: dict[str, Any], lengths: Sequence[int]) -> dict[str, list[D
     found: dict[str, list[Decoding]] = {name: [] for name in models}
     for length in lengths:
         caches = {name: filled(model, length) for name, model in models.items()}
-        steps = {name: partial(_step, model, caches[name]) for name, model in models.items()}
+        steps: dict[str, Callable[[], object]] = {
+            name: partial(_step, model, caches[name]) for name, model in models.items()
+        }
         times = interleaved(steps, seconds=SECONDS, most=MOST)
         for name, timing in times.items():
             cache = caches[name]

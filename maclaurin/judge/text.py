@@ -25,13 +25,15 @@ def held_out_rows(corpus: str, tokenizer: Any, rows: int, length: int) -> list[T
             f"corpus {corpus!r} has {len(packed)} sequences of {length} tokens to validate on, fewer than {rows}"
         )
     step = len(packed) // rows
-    return [torch.as_tensor(packed[index * step]["input_ids"])[None] for index in range(rows)]
+    return [
+        torch.as_tensor(packed[index * step]["input_ids"], dtype=torch.long, device="cpu")[None] for index in range(rows)
+    ]
 
 
 @torch.no_grad()
 def on_text(models: dict[str, Any], teacher: Any, rows: Sequence[Tensor]) -> dict[str, OnText]:
     """Of every model. The teacher reads each sequence once."""
-    sums = {name: torch.zeros(3, dtype=torch.float64) for name in models}
+    sums = {name: torch.zeros(3, dtype=torch.float64, device="cpu") for name in models}
     tokens = 0
     for ids in counted(rows, "reading", "sequences"):
         targets = ids[0, 1:]
@@ -43,7 +45,7 @@ def on_text(models: dict[str, Any], teacher: Any, rows: Sequence[Tensor]) -> dic
             kl = F.kl_div(got, wanted, log_target=True, reduction="sum")
             sums[name] += torch.stack([loss, same, kl]).double()
         tokens += len(targets)
-    return {name: _result(*(found / tokens).tolist(), tokens) for name, found in sums.items()}
+    return {name: _result(found / tokens, tokens) for name, found in sums.items()}
 
 
 def _log_probabilities(model: Any, ids: Tensor) -> Tensor:
@@ -51,5 +53,6 @@ def _log_probabilities(model: Any, ids: Tensor) -> Tensor:
     return F.log_softmax(logits.float().cpu(), dim=-1)
 
 
-def _result(loss: float, same: float, kl: float, tokens: int) -> OnText:
+def _result(means: Tensor, tokens: int) -> OnText:
+    loss, same, kl = means.tolist()
     return OnText(tokens, math.exp(loss), same, kl)
