@@ -52,14 +52,14 @@ def dequantised(file: Path) -> Path:
 
 
 def _unpack(file: Path, folder: Path) -> None:
-    options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
+    options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     with naming(file):
-        config = AutoConfig.from_pretrained(file.parent, **options)
+        config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False, **options)
         if config.model_type not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise ValueError(f"{file} holds a {config.model_type}, which is not supported; supported: {known}")
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
-        quantised = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", **options)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, **options)
+        quantised = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", trust_remote_code=False, **options)
     # a model that remembers where it came from is taken for a quantised one, and refuses to be saved
     fields = {
         name: value

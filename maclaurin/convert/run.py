@@ -29,7 +29,7 @@ from maclaurin.convert.objectives import (
 from maclaurin.convert.result import FIGURES, UNTRAINED, Figures
 from maclaurin.convert.sensitivity import costliest, layer_costs
 from maclaurin.convert.sources import Source, recognise
-from maclaurin.convert.stage import Objective, Stage, is_done
+from maclaurin.convert.stage import LOG, Objective, Stage, is_done
 from maclaurin.convert.teacher_student import student_of
 from maclaurin.convert.times import timed, times_of
 from maclaurin.convert.transfer import LayerTransfer
@@ -91,7 +91,9 @@ def _convert(source: Source, plan: Plan, say: Callable[[str], None], lengths: tu
             continue
         folder = Path(plan.output) / name
         if not is_done(folder):
-            if name == "transfer" and source.kind == "decoder":
+            # one that has begun with all layers at once, as it once did for decoders too, goes on so
+            by_layer = name == "transfer" and source.kind == "decoder" and not (folder / LOG).exists()
+            if by_layer:
                 LayerTransfer(folder, teacher, student, plan).finish(data.train, say)
             elif not make(source, teacher, student, data, plan).run(student, data.train):
                 return Result(figures, finished=False)

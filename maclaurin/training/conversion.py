@@ -18,8 +18,8 @@ from maclaurin.common.records import Record
 
 FILE = "conversion.json"
 LOSSES = ("distill", "task")
-DECODER: dict[str, Any] = {"max_length": 256, "batch_size": 8, "eval_rows": 128}
-OWN = DECODER | {"train_projections": True, "map_rate": 10.0, "loss": "task"}
+DECODER: dict[str, Any] = {"max_length": 256, "batch_size": 8, "eval_rows": 128, "one_sum": True}
+OWN = DECODER | {"one_sum": False, "train_projections": True, "map_rate": 10.0, "loss": "task"}
 AS_TRAINED = "own models as they were trained"
 STUDENTS = ("taylor", "2mamba", "luna", "hedgehog", "performer", "relu", "elu")
 SOFTMAX = "softmax"
@@ -43,6 +43,11 @@ class Plan(Record):
     )
     num_features: int | None = _flag(None, "Features of a student with a feature map; second order's if not given.")
     window: int | None = _flag(None, "Softmax over this many last tokens beside the student (decoders).")
+    one_sum: bool = _flag(
+        False,
+        "Of the weights in the window and before it; otherwise a sum of each, and a gate.",
+        f"decoders of transformers {DECODER['one_sum']}",
+    )
     corpus: str = _flag("stdlib", "Text as for `maclaurin train`; for a vision model a folder of images.", AS_TRAINED)
     text_field: str = _flag("text", "Field of the text in .jsonl and .parquet.", AS_TRAINED)
     max_length: int = _flag(64, "Tokens per sentence or sequence.", f"decoders {DECODER['max_length']}, {AS_TRAINED}")
@@ -128,7 +133,8 @@ class Plan(Record):
         return names
 
     def options(self) -> dict[str, Any]:
-        given = {"num_features": self.num_features, "window": self.window}
+        one_sum = True if self.window and self.one_sum else None
+        given = {"num_features": self.num_features, "window": self.window, "one_sum": one_sum}
         return {name: value for name, value in given.items() if value is not None}
 
     def save(self) -> None:
@@ -136,11 +142,11 @@ class Plan(Record):
         file = Path(self.output) / FILE
         mine = self.to_json()
         if file.exists():
-            stored = read_json(file)
+            stored = Plan.load(Path(self.output)).to_json()
             for name, value in mine.items():
-                if name != "output" and stored.get(name) != value:
+                if name != "output" and stored[name] != value:
                     raise ValueError(
-                        f"{self.output} holds a conversion with {name} {stored.get(name)!r:.80}, not {value!r}: "
+                        f"{self.output} holds a conversion with {name} {stored[name]!r:.80}, not {value!r}: "
                         "give another output"
                     )
             return

@@ -173,13 +173,17 @@ def test_decoders_are_converted_with_low_rank_updates_too(name, source, corpus, 
     assert written.new_tokens and written.state_bytes
 
 
-@pytest.mark.parametrize(("name", "left", "learned"), [("llama", 0.0, "log_scale"), ("maclaurin", 0.25, "near.gate")])
-def test_a_window_stands_beside_the_student(name, left, learned, source, corpus, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "one_sum", "left", "learned"),
+    [("llama", True, 0.0, "log_scale"), ("llama", False, 0.25, "near.gate"), ("maclaurin", False, 0.25, "near.gate")],
+)
+def test_a_window_stands_beside_the_student(name, one_sum, left, learned, source, corpus, tmp_path):
     """One that spans a row is the source's attention: all of it in one sum of weights; half of it, which leaves a quarter
     of the squared error, behind a gate."""
     error = {}
     for window in (None, 24):
-        mine = plan(source(name), corpus, tmp_path / str(window), student="elu", transfer_steps=0, window=window)
+        options = {"student": "elu", "transfer_steps": 0, "window": window, "one_sum": one_sum}
+        mine = plan(source(name), corpus, tmp_path / str(window), **options)
         stages = convert(mine, silent).figures.stages
         error[window] = sum(row.error for row in stages["untrained"].layers)
     assert error[24] == pytest.approx(error[None] * left, rel=1e-3, abs=1e-9)

@@ -12,7 +12,7 @@ WINDOW = 4
 
 def build(name):
     torch.manual_seed(0)
-    student = build_student(name, SHAPE, num_features=16, window=WINDOW).double()
+    student = build_student(name, SHAPE, num_features=16, window=WINDOW, one_sum=True).double()
     student.linear.decay_proj.bias.data.fill_(-1.0)
     for parameter in student.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
@@ -118,7 +118,7 @@ def test_within_the_window_it_is_softmax():
 
 def test_far_weights_start_at_one():
     for name in ("taylor", "2mamba", "hedgehog", "elu"):
-        student = build_student(name, SHAPE, num_features=16, window=WINDOW)
+        student = build_student(name, SHAPE, num_features=16, window=WINDOW, one_sum=True)
         assert isinstance(student, Windowed)
         zero = [torch.zeros(1, 1, heads, 6, dtype=torch.float64) for heads in (4, 2)]
         far = student.mechanism.far.weights(*zero)[0, :, 0, 0] * student.log_scale.exp()
@@ -127,4 +127,4 @@ def test_far_weights_start_at_one():
 
 def test_encoders_are_refused():
     with pytest.raises(ValueError, match="a window needs a decoder"):
-        build_student("2mamba", Shape(12, 4, 2, 6, causal=False), window=3)
+        build_student("2mamba", Shape(12, 4, 2, 6, causal=False), window=3, one_sum=True)

@@ -21,8 +21,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_it_is_one_short_file_and_named_nowhere_else():
     own = Path(inspect.getfile(retnet))
-    assert len(own.read_text().splitlines()) <= 60
-    others = [path for path in (ROOT / "maclaurin").rglob("*.py") if path.name != own.name]
+    assert len(own.read_text().splitlines()) <= 85
+    layouts = ROOT / "maclaurin" / "convert" / "layouts"  # files of others, by their names
+    others = [path for path in (ROOT / "maclaurin").rglob("*.py") if path != own and layouts not in path.parents]
     assert not [path for path in others if "retnet" in path.read_text().lower()]
 
 

@@ -89,7 +89,7 @@ class Linearised(PreTrainedModel):
     """What a converted class adds to its source's. Fields of the configuration:
 
     students: the name of every layer's student, `softmax` where it keeps its attention.
-    student_options: num_features and window, as in `build_student`.
+    student_options: num_features, window and one_sum, as in `build_student`.
     """
 
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:

@@ -38,6 +38,7 @@ from maclaurin.mixers.beyond_window import BeyondWindow
 from maclaurin.mixers.feature_maps import EluMap, FeatureMap, HedgehogMap, PerformerMap, T2RMap
 from maclaurin.mixers.luna import ChannelBank, LunaMap
 from maclaurin.mixers.mechanisms import Mechanism
+from maclaurin.mixers.near_window import NearWindow
 from maclaurin.ops import checks
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.ragged import Inputs, over_documents
@@ -181,6 +182,22 @@ class Softmax(Student):
         return mechanisms.Softmax(causal=self.shape.causal, window=self.window)
 
 
+class Gated(Student):
+    """Softmax over the last tokens beside a linear student that sees all (`mixers/near_window.py`)."""
+
+    def __init__(self, linear: Student, window: int) -> None:
+        super().__init__(linear.shape, linear.num_features)
+        self.linear = linear
+        self.near = NearWindow(linear.shape.num_heads, window, causal=linear.shape.causal)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        return self.near.beside(self.linear.mechanism)
+
+    def log_decay(self, x: Tensor) -> Tensor | None:
+        return self.linear.log_decay(x)
+
+
 class Windowed(Student):
     """The source's own weights for the last tokens and the first, a linear student's between (`mixers/beyond_window.py`).
 
@@ -201,8 +218,9 @@ class Windowed(Student):
 
     def _weight_of_zero(self) -> Tensor:
         far = self.mechanism.far
-        q, k = (torch.zeros(1, 1, heads, self.shape.head_dim, device=self.log_scale.device, dtype=torch.float64)
-                for heads in (self.shape.num_heads, self.shape.num_kv_heads))  # fmt: skip
+        options = {"device": self.log_scale.device, "dtype": torch.float64}
+        q = torch.zeros(1, 1, self.shape.num_heads, self.shape.head_dim, **options)
+        k = torch.zeros(1, 1, self.shape.num_kv_heads, self.shape.head_dim, **options)
         return far.weights(q, k)[0, :, 0, 0].to(self.log_scale.dtype)
 
     @property
@@ -232,10 +250,13 @@ STUDENTS = (*SECOND_ORDER, *FEATURE_MAPS)
 NAMES = (*STUDENTS, "sliding-window", SOFTMAX)
 
 
-def build_student(name: str, shape: Shape, *, num_features: int | None = None, window: int | None = None) -> Student:
+def build_student(
+    name: str, shape: Shape, *, num_features: int | None = None, window: int | None = None, one_sum: bool = False
+) -> Student:
     """num_features: of a student with a feature map; by default that of second order, rounded down to a multiple of 8.
 
-    window: that of `sliding-window`, or of a softmax over the last tokens beside any linear student.
+    window: that of `sliding-window`, or of a softmax over the last tokens beside any linear student. one_sum: of the weights
+    in the window and of those before it, where there would be a sum of each and a gate.
     """
     one_of("student", name, NAMES)
     if name == SOFTMAX:
@@ -250,7 +271,9 @@ def build_student(name: str, shape: Shape, *, num_features: int | None = None, w
     else:
         features = second_order_features(shape.head_dim) if num_features is None else num_features
         linear = FeatureStudent(shape, FEATURE_MAPS[name](shape.head_dim, features))
-    return linear if window is None else Windowed(linear, window)
+    if window is None:
+        return linear
+    return Windowed(linear, window) if one_sum else Gated(linear, window)
 
 
 def second_order_features(head_dim: int) -> int:
