@@ -28,6 +28,7 @@ from maclaurin.distributed.messages import Group
 from maclaurin.distributed.slices import Bounds
 from maclaurin.mixers.base import Mixer, MixerState
 from maclaurin.mixers.mechanisms import Softmax
+from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.ops.states import StandIn
 
 RING = "torch.distributed.tensor.experimental._context_parallel._attention"
@@ -62,7 +63,7 @@ def runs_in_ring(link: Link, mixer: Mixer, x: Tensor, bounds: Bounds) -> bool:
 def is_flash(mixer: Mixer) -> bool:
     """Whether it is what flash attention computes: softmax of q·k/√K without a decay, a window, a cap or features."""
     mechanism = getattr(mixer, "mechanism", None)
-    if type(mechanism) is not Softmax or vars(mechanism) != vars(Softmax()):
+    if not isinstance(mixer, ProjectedMixer) or type(mechanism) is not Softmax or vars(mechanism) != vars(Softmax()):
         return False
     channels = mixer.key_dim
     return mixer.decay == "none" and channels == mixer.head_dim and channels % 8 == 0 and channels <= MOST_CHANNELS
@@ -81,7 +82,7 @@ def has_flash(x: Tensor, group: Group) -> bool:
 def in_ring(mixer: Mixer, start: MixerState, group: Group, batch: int) -> MixerState:
     """The state before a slice, for a call of the mixer in all processes of the group."""
     state = replace(start, attention=RingState.of(group, batch))
-    object.__setattr__(state, "made_by", mixer._seal)  # it is no state of the mechanism, and need not look like one
+    mixer.trust(state)  # it is no state of the mechanism, and does not look like one
     return state
 
 
