@@ -12,7 +12,8 @@ states go the same way back. How states are exchanged:
 The last two take another pass over the slice, and wait for none. Keys depend on the convolution and on positions, so that
 these go ahead, from process to process. Mixers whose slices cannot be joined (`Mixer.folds`) stay with the chain. Where the
 state is the tokens themselves, as in softmax layers of hybrids, keys and values are always gathered and the queries shared
-out (`balance.py`): waiting for a chain would take as long as the layer on one process.
+out (`balance.py`), or go round in a ring on GPUs (`ring.py`): waiting for a chain would take as long as the layer on one
+process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, distributed
 
 from maclaurin.common.arguments import one_of
-from maclaurin.distributed import balance
+from maclaurin.distributed import balance, ring
 from maclaurin.distributed.link import AHEAD, STATE, Link
 from maclaurin.distributed.messages import Group, answered
 from maclaurin.distributed.slices import Bounds, Received
@@ -80,7 +81,7 @@ class Chain:
     def send(self, mixer: Mixer, y: Tensor, state: MixerState) -> Tensor:
         if self._hands_on(mixer):
             y = self.link.give(y, state.tensors(), self._next, STATE)
-        elif balance.is_balanced(mixer):
+        elif balance.is_balanced(mixer) and not isinstance(state.attention, ring.RingState):
             y = balance.completed(self.link, mixer, y)
         return self.link.asking(y)
 
@@ -101,6 +102,8 @@ class Chain:
             x = self.link.give(x, ahead, self._next, AHEAD)
         if self.size == 1:
             return x, None, cu_seqlens
+        if is_balanced and ring.runs_in_ring(self.link, mixer, x, cu_seqlens):
+            return x, ring.in_ring(mixer, start, self.link.messages.group, x.shape[0]), None
         if not is_balanced:
             self.link.expect_alike(mixer, last, self._sources)
         own, transition = mixer.fold(last, before_last)

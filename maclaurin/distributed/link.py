@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from maclaurin.distributed.messages import Coming, Group, Messages, Shape, described
 from maclaurin.mixers.base import Mixer
@@ -30,12 +30,22 @@ class Link:
         self.rank, self.size = self.messages.rank, self.messages.size
         self._expected: dict[Key, Coming] = {}
         self._taken: dict[Key, dict[str, Tensor]] = {}  # the last time, for a forward that is done again
+        self._alike: dict[Mixer, bool] = {}  # the same
 
     def take(self, mixer: Mixer, step: int, tag: int, device: torch.device) -> dict[str, Tensor]:
         if not _is_recomputed():
             coming = self._expected.pop((mixer, step, tag), None) or self.messages.expect_described(step, device, tag)
             self._taken[mixer, step, tag] = self.messages.arrived(coming, step, tag)
         return self._taken[mixer, step, tag]
+
+    def all_have(self, mixer: Mixer, number: int, device: torch.device) -> bool:
+        """Whether all processes give the same number for the mixer."""
+        if not _is_recomputed():
+            numbers = torch.empty(self.size, dtype=torch.long, device=device)
+            own = torch.full((1,), number, dtype=torch.long, device=device)
+            distributed.all_gather_into_tensor(numbers, own, group=self.messages.group)
+            self._alike[mixer] = numbers.tolist() == [number] * self.size
+        return self._alike[mixer]
 
     def give(
         self, through: Tensor, tensors: Mapping[str, Tensor], steps: Sequence[int], tag: int, *, described_too: bool = True

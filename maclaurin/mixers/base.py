@@ -148,11 +148,15 @@ class Mixer(nn.Module, ABC):
 
         y, after = over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
         if after is not None:
-            object.__setattr__(after, "made_by", self._seal)  # not a field: a state derived from this one is checked again
+            self.trust(after)
         if cut is not None:
             assert after is not None
             y = cut.send(self, y, after if documents is None else after.select([documents - 1]))
         return y, after if return_state else None
+
+    def trust(self, state: MixerState) -> None:
+        """It made this state itself, or need not look at it for another reason."""
+        object.__setattr__(state, "made_by", self._seal)  # not a field: a state derived from this one is checked again
 
     def fold(self, x: Tensor, state: MixerState | None = None) -> tuple[MixerState, Tensor]:
         """The state of x (B, T, d_model) alone, and the transition that joins it with the state of earlier tokens:

@@ -24,11 +24,10 @@ from maclaurin.ops import checks, decay, gpu
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, without_autocast
 from maclaurin.ops.backends import note, reason_for_torch
 from maclaurin.ops.blocks import over_query_blocks, queries_at_once, slices
-from maclaurin.ops.native.rows import RowState
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs, token_by_token
-from maclaurin.ops.states import TokenState
+from maclaurin.ops.states import StandIn, TokenState
 from maclaurin.ops.tokens import Tokens
 from maclaurin.ops.transforms import is_transformed
 
@@ -67,7 +66,7 @@ def softmax_attention(
     "torch", or "auto".
     Other arguments as in `power_attention` and `Options`.
     """
-    if isinstance(state, RowState):
+    if isinstance(state, StandIn):
         return state.step(q, k, v, log_decay)
     call = Options.of(softmax_attention, options)
     if not causal:

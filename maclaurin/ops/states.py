@@ -216,6 +216,16 @@ class State:
         return load(path, checked_device(device))
 
 
+class StandIn(State):
+    """Handed to an op in the place of a state of its own, it computes the op: what came before lies elsewhere."""
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return self
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> tuple[Tensor, Any]:
+        raise NotImplementedError
+
+
 def checked_device(device: torch.device | str) -> torch.device:
     if not isinstance(device, torch.device | str):
         raise TypeError(f"device must be a device such as 'cpu', got {device!r}")

@@ -142,7 +142,7 @@ class Places(Slots):
 
     def _known(self, state: MixerState) -> MixerState:
         """Marked as made by the mixer and its ops, which therefore do not look at it again."""
-        object.__setattr__(state, "made_by", self.mixer._seal)
+        self.mixer.trust(state)
         for part in (state, *vars(state).values()):
             if isinstance(part, State) and self.views:
                 object.__setattr__(part, "sound_on", self.views[0].device)

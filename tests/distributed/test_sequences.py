@@ -1,6 +1,7 @@
 """Sequences cut over processes, or in time: the loss and every gradient are those of whole sequences."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -183,6 +184,22 @@ def test_chunks_in_time_give_the_gradients_of_whole_sequences(packed):
         assert float(got) == pytest.approx(float(loss), abs=1e-12)
         worst[name] = largest_difference(gradients(model), expected)
     assert {name: found for name, found in worst.items() if not found <= 1e-9} == {}
+
+
+@torch.no_grad()
+def test_states_of_slices_of_every_mixer_join():
+    torch.manual_seed(0)
+    x = torch.randn(2, TOKENS, 16, dtype=torch.float64)
+    for name in MIXERS:
+        mixer = build_mixer(name, 16, 2).double()
+        if not mixer.folds:
+            continue
+        first, _ = mixer.fold(x[:, :9])
+        start = replace(mixer.init_state(2), conv=first.conv, position=first.position)
+        second, transition = mixer.fold(x[:, 9:], start)
+        joined = replace(second, attention=second.attention.after(first.attention, transition)).tensors()
+        expected = mixer.fold(x)[0].tensors()
+        torch.testing.assert_close(joined, expected, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_which_slices_can_be_folded_apart():

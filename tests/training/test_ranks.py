@@ -96,7 +96,7 @@ def test_what_would_shard_nothing_is_refused(folder):
         train(recipe(folder, trainer={"fsdp": "full_shard"}))
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_one_process_ends_all_at_the_same_step_with_one_checkpoint(folder, capfd, sent):
     def stopped(rank):
         class Signalled(LanguageTrainer):

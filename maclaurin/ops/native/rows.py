@@ -10,7 +10,6 @@ depend on the rows beside it, to the last bit.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from maclaurin.ops.native import library
 from maclaurin.ops.native.library import buffer
-from maclaurin.ops.states import PowerState, State, TokenState
+from maclaurin.ops.states import PowerState, StandIn, TokenState
 
 _ROWS = struct.Struct("5q 8q 6q f3i")  # MaclaurinRows
 _KEYS, _VALUES, _DECAYS, _STATE, _SLOTS, _S, _LIMIT = range(7)  # the columns of the table: MaclaurinRow
@@ -48,8 +47,8 @@ class _Row:
     recurrent: Tensor | None
 
 
-class RowState(State):
-    """The state of all rows, to be handed to an op in the place of one of its own: the op steps them where they are."""
+class RowState(StandIn):
+    """The state of all rows: the op steps them where they are."""
 
     rows: ClassVar[Rows]  # of each one; not a field
 
@@ -58,9 +57,6 @@ class RowState(State):
         state = cls()
         object.__setattr__(state, "rows", rows)
         return state
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> RowState:
-        return self
 
     @property
     def batch_size(self) -> int:
