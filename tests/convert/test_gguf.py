@@ -96,7 +96,9 @@ def test_the_weights_and_the_tokenizer_are_those_of_the_file(llama):
 
 def test_a_gguf_file_is_converted_end_to_end(llama, corpus, tmp_path):
     _, file = llama
-    mine = plan(file, corpus, tmp_path / "out", student="hedgehog", num_features=8, window=4, one_sum=True, keep_softmax="auto:1")
+    mine = plan(
+        file, corpus, tmp_path / "out", student="hedgehog", num_features=8, window=4, one_sum=True, keep_softmax="auto:1"
+    )
     result = convert(mine, silent)
     assert result.finished
     kept = AutoModelForCausalLM.from_pretrained(mine.output).config.students
