@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -54,7 +54,7 @@ def bench(
         usual.batches if batches is None else _numbers("batches", batches),
     )
     with talk(as_json=as_json):
-        options = {
+        options: dict[str, dict[str, Any]] = {
             "attention": {"lengths": tokens},
             "mixers": {"names": None if mixers is None else mixers.split(",")},
             "model": {"models": models},

@@ -88,7 +88,8 @@ class LayerInputs:
 
     @property
     def _shape(self) -> tuple[int, int, int]:
-        return (*self.ids.shape, self._width)  # type: ignore[return-value]
+        rows, length = self.ids.shape
+        return rows, length, self._width
 
     def _mapped(self, layer: int, mode: Any) -> Any:
         return np.memmap(self._files[layer], dtype=np.float16, mode=mode, shape=self._shape)

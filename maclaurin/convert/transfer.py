@@ -72,7 +72,7 @@ class LayerTransfer:
                     error = self._train(layer, inputs, self.plan.transfer_steps)
                     say(f"layer {layer}: error {error:.4f}")
         for layer in self.layers:
-            self._parameters(layer, load_file(self._file(layer)))
+            self._put_back(layer, load_file(self._file(layer)))
 
     def _rows(self, batches: Sequence[Batch]) -> Tensor:
         """The sequences that states are kept of, from all over the text."""
@@ -136,7 +136,7 @@ class LayerTransfer:
             left = left[self.plan.batch_size :]
 
     @torch.no_grad()
-    def _parameters(self, layer: int, values: dict[str, Tensor]) -> None:
+    def _put_back(self, layer: int, values: dict[str, Tensor]) -> None:
         module = self.pairs[layer][1]
         for name, value in values.items():
             module.get_parameter(name).copy_(value)

@@ -197,7 +197,7 @@ class Windowed(Student):
         self.log_scale = nn.Parameter(torch.zeros(linear.shape.num_heads))
         if not self.log_scale.is_meta:  # as where weights are loaded into it
             with torch.no_grad():
-                self.log_scale -= self._weight_of_zero().clamp(min=SMALLEST_WEIGHT).log()
+                self.log_scale.sub_(self._weight_of_zero().clamp(min=SMALLEST_WEIGHT).log())
 
     def _weight_of_zero(self) -> Tensor:
         far = self.mechanism.far

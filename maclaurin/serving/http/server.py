@@ -43,7 +43,7 @@ def run_workers(count: int, folders: Sequence[str], settings: Settings, threads:
 
 
 def _run(app: Any, bound: socket.socket, ready: Callable[[int], None]) -> None:
-    server = uvicorn_server(app)
+    server: Any = uvicorn_server(app)
     startup = server.startup
 
     async def started(sockets: list[socket.socket] | None = None) -> None:
@@ -51,7 +51,7 @@ def _run(app: Any, bound: socket.socket, ready: Callable[[int], None]) -> None:
         if server.started:
             ready(bound.getsockname()[1])
 
-    server.startup = started  # type: ignore[method-assign]
+    server.startup = started
     server.run([bound])
 
 
