@@ -109,7 +109,7 @@ def apart(states: States, count: int) -> list[States]:
 class SlotBatch(Batch):
     """Each layer has its rows in slots that a step writes in place; mixers count positions themselves."""
 
-    def __init__(self, model: MaclaurinForCausalLM, capacity: int) -> None:
+    def __init__(self, model: Any, capacity: int) -> None:
         super().__init__(model, capacity)
         self._layers: Any = model.model.layers
         self.layers = len(self._layers)
