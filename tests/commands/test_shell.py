@@ -88,7 +88,7 @@ def test_json_of_bench(tmp_path, monkeypatch, capsys):
     from maclaurin import bench
     from maclaurin.bench.results import Results, Setting
 
-    def run(parts, *, threads, long, console, models):
+    def run(parts, *, threads, long, console, options):
         console.print("something to read")
         return Results(Setting(torch="2", python="3", threads=threads, cpu="one", native=None, load=0.0))
 
