@@ -60,9 +60,6 @@ def stock(folder: str) -> None:
         torch.set_num_threads(1)
         server._quietly()
         served = opened([folder], settings)
-        generate = served["model"].model.generate
-        # its handler hands the tokenizer on, which models that look at their arguments refuse
-        served["model"].model.generate = lambda tokenizer=None, **options: generate(**options)
         models, states = HeldModels(served, settings, lambda: None), GenerationState()
         names = [name for name in inspect.signature(build_server).parameters if name.endswith("_handler")]
         handlers = dict.fromkeys(names) | {"completion_handler": CompletionHandler(models, states)}

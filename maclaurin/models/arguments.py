@@ -12,6 +12,7 @@ from maclaurin.common.choices import near_miss
 WITHOUT_EFFECT = frozenset(
     ("cache_position", "cu_seq_lens_k", "max_length_k", "max_length_q", "num_items_in_batch", "token_type_ids")
 )
+OF_GENERATE = ("tokenizer", "assistant_tokenizer")  # generate reads them, and hands them on with the model's own
 IMPOSSIBLE = {
     "output_attentions": (True, "mixers have no matrix of attention weights to return"),
     "output_hidden_states": (True, "this model does not return them"),

@@ -17,7 +17,7 @@ from transformers.utils import can_return_tuple, logging
 
 from maclaurin.mixers import MixerState, build_mixer
 from maclaurin.mixers.base import RMSNorm
-from maclaurin.models.arguments import refuse_unknown
+from maclaurin.models.arguments import OF_GENERATE, refuse_unknown
 from maclaurin.models.cache import StateCache
 from maclaurin.models.checked import load_checked
 from maclaurin.models.compiled_loss import summed_in_graph
@@ -322,8 +322,10 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """generate() always has a mask. It is left out where nothing is padding. Only prompts are looked at: a look at
-        the mask of every step would wait for the device."""
+        the mask of every step would wait for the device. Tokenizers are for stop strings, which are not looked for here."""
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(*args, **kwargs)
+        for name in OF_GENERATE:
+            inputs.pop(name, None)
         mask, cache, ids = (inputs.get(name) for name in ("attention_mask", "past_key_values", "input_ids"))
         if mask is None or not isinstance(cache, StateCache):
             return inputs

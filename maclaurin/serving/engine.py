@@ -11,18 +11,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import torch
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.mixers import MixerState
-from maclaurin.models import MaclaurinForCausalLM, StateCache
+from maclaurin.models import StateCache
+from maclaurin.serving.batch import States, batch_of
 from maclaurin.serving.prefixes import PrefixCache, fingerprint, unshared_salt
 from maclaurin.serving.request import QueueFull, Request
 from maclaurin.serving.sampling import Sampling, choose
-from maclaurin.serving.slots import Slots, slots_of
 
 GREEDY = Sampling()
 WORTH_KEEPING = 4  # blocks of a prompt that nobody has begun with before: its state is kept too
@@ -34,9 +32,15 @@ class Reading:
     """A request whose prompt is being read: how far, and the states of all layers there. Nobody changes these."""
 
     request: Request
-    states: list[Any]
+    states: States
     at: int = 0
     marks: list[int] = field(default_factory=list)  # where states are stored for others
+
+    @property
+    def length(self) -> int:
+        """Tokens that are in the states."""
+        given = self.request._given
+        return self.at if given is None else given.get_seq_length() + self.at
 
     @property
     def kind(self) -> Any:
@@ -46,7 +50,8 @@ class Reading:
 
 
 class Engine:
-    """model: a language model of this package, which must not be used elsewhere while a step runs.
+    """model: a language model of this package, or a decoder that was converted, which must not be used elsewhere while a
+    step runs.
 
     max_active: sequences that run at a time; max_bytes: what their states may take when they are longest; None for no
     bound. queue: requests that may wait. prefill_tokens: of prompts, in one step. prefixes: states of prompts that come
@@ -58,7 +63,7 @@ class Engine:
 
     def __init__(
         self,
-        model: MaclaurinForCausalLM,
+        model: Any,
         *,
         max_active: int = 64,
         max_bytes: int | None = None,
@@ -79,7 +84,7 @@ class Engine:
         self._waiting: deque[Request] = deque()
         self._reading: list[Reading] = []
         self._running: list[Request] = []
-        self._slots = self._empty_slots()
+        self._batch = batch_of(self.model, max_active)
         self._changed = threading.Condition()  # of the queue, and of whether there is work
         self._stepping = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -101,7 +106,8 @@ class Engine:
         """
         self._check(tokens, state)
         request = Request(tokens, sampling, given=state, keep_state=keep_state, on_token=on_token)
-        request._nbytes = self._nbytes(request._length + sampling.max_tokens)
+        if self.max_bytes is not None:
+            request._nbytes = self.state_nbytes(request._length + sampling.max_tokens)
         if self.max_bytes is not None and request._nbytes > self.max_bytes:
             raise ValueError(
                 f"tokens must be few enough for max_bytes={self.max_bytes}, got {len(tokens)} and "
@@ -116,13 +122,11 @@ class Engine:
             self._changed.notify_all()
         return request
 
-    def _nbytes(self, length: int) -> int:
+    def state_nbytes(self, length: int) -> int:
         """Of the state of so many tokens, or of some more."""
-        if self.max_bytes is None:
-            return 0
         length = -(-length // LENGTHS) * LENGTHS
         if length not in self._sizes:
-            self._sizes[length] = sum(layer.mixer.state_nbytes(length) for layer in self.model.model.layers)
+            self._sizes[length] = self._batch.state_nbytes(length)
         return self._sizes[length]
 
     def cancel(self, request: Request) -> None:
@@ -137,7 +141,7 @@ class Engine:
                 "active": len(self._running),
                 "reading": len(self._reading),
                 "waiting": len(self._waiting),
-                "state_bytes": sum(slots.nbytes for slots in self._slots),
+                "state_bytes": self._batch.nbytes,
                 **self._counts,
             }
         return found if self.prefixes is None else {**found, **self.prefixes.stats()}
@@ -211,16 +215,13 @@ class Engine:
         with self._changed:
             lost = [*(one.request for one in self._reading), *self._running]
             self._reading, self._running = [], []
-            self._slots = self._empty_slots()
+            self._batch = batch_of(self.model, self.max_active)
             self._counts["errors"] += len(lost)
         for request in lost:
             request.finish_reason, request.error = "error", why
             request._finish()
             if request.on_token is not None:
                 request.on_token(request)
-
-    def _empty_slots(self) -> list[Slots]:
-        return [slots_of(layer.mixer, self.max_active) for layer in self.model.model.layers]
 
     def _all(self) -> list[Request]:
         return [*self._waiting, *(one.request for one in self._reading), *self._running]
@@ -257,7 +258,7 @@ class Engine:
         return any(known < mark < len(tokens) and theirs[:mark] == tokens[:mark] for theirs, mark in marks)
 
     def _begun(self, request: Request) -> Reading:
-        reading = Reading(request, [None] * len(self._slots))
+        reading = Reading(request, [None] * self._batch.layers)
         if request._given is not None:
             reading.states = [layer.state for layer in request._given.layers]
         elif self.prefixes is not None:
@@ -286,7 +287,8 @@ class Engine:
 
     def _read_together(self, parts: list[tuple[Reading, int]]) -> None:
         tokens = [reading.request.tokens[reading.at : end] for reading, end in parts]
-        logits, states = self._forward(tokens, [reading.states for reading, _ in parts])
+        before = [reading.states for reading, _ in parts]
+        logits, states = self._batch.read(tokens, before, [reading.length for reading, _ in parts])
         done = []
         for place, (reading, end) in enumerate(parts):
             self._counts["prompt_tokens"] += end - reading.at
@@ -302,40 +304,18 @@ class Engine:
         if done:
             self._take([parts[place][0].request for place in done], logits[done])
 
-    def _forward(self, tokens: list[list[int]], before: list[list[Any]]) -> tuple[torch.Tensor, list[list[Any]]]:
-        """Logits behind the last token of every sequence (N, vocabulary), and the states of all layers there."""
-        states = [MixerState.cat(many) if many[0] is not None else None for many in zip(*before, strict=True)]
-        cache = StateCache.of(states, 0)
-        ids = torch.tensor([[token for one in tokens for token in one]], dtype=torch.long, device=self.model.device)
-        if len(tokens) == 1:
-            logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0]
-            return logits, [[layer.state for layer in cache.layers]]
-        bounds = torch.tensor([0, *accumulate(map(len, tokens))], dtype=torch.long, device=self.model.device)
-        last = bounds[1:] - 1
-        logits = self.model(ids, past_key_values=cache, use_cache=True, cu_seqlens=bounds, logits_to_keep=last).logits[0]
-        rows, after = range(len(tokens)), [layer.state for layer in cache.layers if layer.state is not None]
-        return logits, [[state.select([row]).trimmed() for state in after] for row in rows]
-
     def _join(self, reading: Reading) -> None:
         """From now on it decodes, behind those that do."""
         with self._changed:
             self._reading.remove(reading)
             self._running.append(reading.request)
-            for slots, state in zip(self._slots, reading.states, strict=True):
-                slots.put(state)
+            self._batch.put(reading.states, reading.length)
 
     def _decode(self) -> None:
         """One more token of every sequence that runs."""
         if not self._running:
             return
-        last = [[request.output[-1]] for request in self._running]
-        model = self.model.model
-        hidden = model.embed_tokens(torch.tensor(last, dtype=torch.long, device=self.model.device))
-        for layer, slots in zip(model.layers, self._slots, strict=True):
-            hidden = hidden + slots.step(layer.input_layernorm(hidden))
-            if layer.mlp is not None:
-                hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        self._take(list(self._running), self.model.lm_head(model.norm(hidden[:, -1])))
+        self._take(list(self._running), self._batch.step([request.output[-1] for request in self._running]))
 
     def _take(self, requests: list[Request], logits: torch.Tensor) -> None:
         """The next token of each of them."""
@@ -357,8 +337,7 @@ class Engine:
             if request in self._running:
                 row = self._running.index(request)
                 self._keep(request, row)
-                for slots in self._slots:
-                    slots.drop(row)
+                self._batch.drop(row)
                 self._running[row] = self._running[-1]
                 self._running.pop()
             kind = {"cancelled": "cancelled", "error": "errors"}.get(str(request.finish_reason), "finished")
@@ -372,25 +351,18 @@ class Engine:
         again = self.prefixes is not None and request._given is None and request.finish_reason in ("stop", "length")
         if not request.keep_state and not again:
             return
-        cache = StateCache.of([slots.take(row) for slots in self._slots], request._length)
+        cache = StateCache.of(self._batch.take(row), request._length)
         if request.keep_state:
             request.state = cache
         if again and self.prefixes is not None:
             self.prefixes.store(request.tokens + request.output[:-1], cache, self._salt)
 
     def _check(self, tokens: Sequence[int], state: StateCache | None) -> None:
-        vocabulary = self.model.config.vocab_size
+        vocabulary = self._batch.vocabulary
         if not len(tokens):
             raise ValueError("tokens must hold at least one token")
         for token in tokens:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
                 raise ValueError(f"tokens must be whole numbers from 0 to {vocabulary - 1}, got {token!r:.80}")
-        if state is None:
-            return
-        layers: Any = self.model.model.layers
-        if not isinstance(state, StateCache) or len(state.layers) != len(layers) or state.batch_size != 1:
-            raise ValueError(f"state must be a StateCache of one sequence and {len(layers)} layers")
-        for layer, held in zip(layers, state.layers, strict=True):
-            if held.state is None:
-                raise ValueError("state must hold the state of every layer")
-            held.state.check(like=layer.mixer.shapes())
+        if state is not None:
+            self._batch.check(state)

@@ -7,6 +7,7 @@ them joined, beside sequences of similar length.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -167,50 +168,80 @@ class Places(Slots):
 
 
 class Joined(Slots):
-    """States of other kinds, joined by `cat` with those of similar length and parts, so that a long sequence does not make
-    short ones wait."""
+    """States of other kinds, so that a step calls the mixer once for each group of rows."""
 
     def __init__(self, mixer: Mixer, capacity: int) -> None:
         super().__init__(mixer, capacity)
-        self.groups: dict[Any, tuple[list[int], MixerState]] = {}
+        self.groups = Groups()
 
     def put(self, state: MixerState) -> None:
-        state = state.trimmed()
-        slots = max((x.shape[1] for name, x in state.tensors().items() if name.endswith("keys")), default=0)
-        key = (slots.bit_length(), tuple(state.tensors()))
-        if key in self.groups:
-            rows, others = self.groups[key]
-            self.groups[key] = ([*rows, self.count], MixerState.cat([others, state]))
-        else:
-            self.groups[key] = ([self.count], state)
-        self.count += 1
+        self.groups.put([state])
 
     def drop(self, row: int) -> None:
-        key, place = self._find(row)
-        rows, state = self.groups.pop(key)
-        if len(rows) > 1:
-            kept = [i for i in range(len(rows)) if i != place]
-            self.groups[key] = ([rows[i] for i in kept], state.select(kept).trimmed())
-        self.count -= 1
-        if row < self.count:
-            key, place = self._find(self.count)
-            self.groups[key][0][place] = row
-
-    def _find(self, row: int) -> tuple[Any, int]:
-        return next((key, rows.index(row)) for key, (rows, _) in self.groups.items() if row in rows)
+        self.groups.drop(row)
 
     def take(self, row: int) -> MixerState:
-        key, place = self._find(row)
-        return self.groups[key][1].select([place]).trimmed()
+        return self.groups.take(row)[0]
 
     def step(self, x: Tensor) -> Tensor:
         y = torch.empty_like(x)
-        for key, (rows, state) in self.groups.items():
-            part, after = self.mixer(x[rows], state)
-            y[rows] = part
-            self.groups[key] = (rows, after)
+
+        def run(rows: list[int], states: list[MixerState]) -> list[Any]:
+            y[rows], after = self.mixer(x[rows], states[0])
+            return [after]
+
+        self.groups.step(run)
         return y
 
     @property
     def nbytes(self) -> int:
-        return sum(state.nbytes for _, state in self.groups.values())
+        return self.groups.nbytes
+
+
+class Groups:
+    """Rows with the states of one or more layers, joined by `cat` with rows of similar length and the same parts, so that a
+    long sequence does not make short ones wait."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._groups: dict[Any, tuple[list[int], list[MixerState]]] = {}
+
+    def put(self, states: Sequence[MixerState]) -> None:
+        trimmed = [state.trimmed() for state in states]
+        held = [state.tensors() for state in trimmed]
+        slots = max((x.shape[1] for one in held for name, x in one.items() if name.endswith("keys")), default=0)
+        key = (slots.bit_length(), *(tuple(one) for one in held))
+        if key in self._groups:
+            rows, others = self._groups[key]
+            joined = [MixerState.cat(pair) for pair in zip(others, trimmed, strict=True)]
+            self._groups[key] = ([*rows, self.count], joined)
+        else:
+            self._groups[key] = ([self.count], trimmed)
+        self.count += 1
+
+    def drop(self, row: int) -> None:
+        key, place = self._find(row)
+        rows, states = self._groups.pop(key)
+        if len(rows) > 1:
+            kept = [i for i in range(len(rows)) if i != place]
+            self._groups[key] = ([rows[i] for i in kept], [state.select(kept).trimmed() for state in states])
+        self.count -= 1
+        if row < self.count:
+            key, place = self._find(self.count)
+            self._groups[key][0][place] = row
+
+    def _find(self, row: int) -> tuple[Any, int]:
+        return next((key, rows.index(row)) for key, (rows, _) in self._groups.items() if row in rows)
+
+    def take(self, row: int) -> list[MixerState]:
+        key, place = self._find(row)
+        return [state.select([place]).trimmed() for state in self._groups[key][1]]
+
+    def step(self, run: Callable[[list[int], list[MixerState]], list[Any]]) -> None:
+        """run: the states of these rows after one more token."""
+        for key, (rows, states) in self._groups.items():
+            self._groups[key] = (rows, run(rows, states))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(state.nbytes for _, states in self._groups.values() for state in states)

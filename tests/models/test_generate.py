@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import maclaurin
+from maclaurin.data.tokenizer import byte_tokenizer
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, StateCache
 
 MIXERS = maclaurin.available_mixers()
@@ -19,10 +20,10 @@ SMALL_STATES = {
 }
 
 
-def small(mixer, mixer_options=SMALL_STATES, **fields):
+def small(mixer, mixer_options=SMALL_STATES, vocab_size=50, **fields):
     torch.manual_seed(0)
     config = MaclaurinConfig(
-        vocab_size=50,
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
@@ -166,6 +167,20 @@ def test_streaming():
     prompt = torch.randint(1, 50, (1, 5))
     result = model.generate(prompt, max_new_tokens=6, do_sample=False, streamer=streamer)
     assert streamer.tokens == [*result[0].tolist(), "end"]
+
+
+def test_text_ends_at_a_stop_string():
+    model, tokenizer = small("2mamba", vocab_size=257), byte_tokenizer()
+    prompt = tokenizer("and so\n", return_tensors="pt")["input_ids"]
+    letters = {"suppress_tokens": [*range(32), *range(127, 257)]}  # so that every token is text of its own
+    whole, stopped = (
+        tokenizer.decode(model.generate(prompt, max_new_tokens=16, do_sample=False, **letters, **stop)[0, prompt.shape[1] :])
+        for stop in ({}, {"tokenizer": tokenizer, "stop_strings": ["never\n"]})
+    )
+    assert stopped == whole and len(whole) == 16
+    stop = {"tokenizer": tokenizer, "stop_strings": [whole[6:9], "never\n"]}
+    found = model.generate(prompt, max_new_tokens=16, do_sample=False, **letters, **stop)[0, prompt.shape[1] :]
+    assert tokenizer.decode(found) == whole[: whole.index(whole[6:9]) + 3]
 
 
 def test_text_beyond_the_training_length_is_no_reason_to_warn(caplog):

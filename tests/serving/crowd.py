@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from maclaurin.convert import linearise
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, StateCache
 from maclaurin.serving import Engine, PrefixCache, Request, Sampling
+from tests.convert.conftest import build
 
 VOCABULARY = 61
 
@@ -23,10 +25,17 @@ def small_model(mixer: str | list[str], seed: int = 0, **options: Any) -> Maclau
     return MaclaurinForCausalLM(config).eval()
 
 
+def converted_model(family: str, students: list[str], **options: Any) -> Any:
+    """A decoder of transformers with these students in place of its attention. Its source may have a window."""
+    source = build(family).eval()
+    source.config.sliding_window = options.pop("sliding_window", None)
+    return linearise(source, students, options)
+
+
 @torch.inference_mode()
-def alone(model: MaclaurinForCausalLM, prompt: list[int], count: int) -> list[int]:
+def alone(model: Any, prompt: list[int], count: int) -> list[int]:
     """The greedy continuation, one prompt and one token at a time."""
-    cache, output, ids = StateCache(len(model.model.layers)), [], prompt
+    cache, output, ids = StateCache(model.config.num_hidden_layers), [], prompt
     for _ in range(count):
         logits = model(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         ids = [int(logits[0, -1].argmax())]
@@ -39,7 +48,7 @@ def prompt_of(rng: random.Random, heads: list[list[int]], longest: int) -> list[
 
 
 def crowd(
-    model: MaclaurinForCausalLM, requests: int, seed: int = 0, longest: int = 60, most: int = 40, **options: Any
+    model: Any, requests: int, seed: int = 0, longest: int = 60, most: int = 40, **options: Any
 ) -> list[tuple[Request, list[int]]]:
     """Requests that were finished or cancelled, each with all tokens that its output follows."""
     rng = random.Random(seed)

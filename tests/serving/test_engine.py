@@ -5,7 +5,8 @@ import torch
 
 from maclaurin.models import StateCache
 from maclaurin.serving import Engine, PrefixCache, QueueFull, Sampling
-from tests.serving.crowd import VOCABULARY, alone, small_model
+from tests.convert.conftest import build
+from tests.serving.crowd import VOCABULARY, alone, converted_model, small_model
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +110,23 @@ def test_a_long_prompt_makes_nobody_wait(model):
     for _ in range(10):
         engine.step()
     assert len(short.output) == 11 + 1
+
+
+def test_a_converted_model_knows_the_size_and_the_layout_of_its_states():
+    converted = converted_model("mistral", ["2mamba", "softmax"], sliding_window=11)
+    engine = Engine(converted)
+    requests = [engine.submit([1, 2, 3] * 20, Sampling(4), keep_state=True) for _ in range(2)]
+    engine.run()
+    # 63 tokens, and their sizes are found for as many as 64: both layers keep no more
+    assert requests[0].state.nbytes <= engine.state_nbytes(63) <= 1.1 * requests[0].state.nbytes
+    other = Engine(converted_model("qwen2", ["2mamba", "softmax"]))
+    assert other.submit([1], state=requests[0].state)
+    with pytest.raises(ValueError, match="made with the same heads and channels"):
+        Engine(converted_model("llama", ["taylor", "hedgehog"])).submit([1], state=requests[0].state)
+    with pytest.raises(ValueError, match="tokens must hold"):
+        other.submit([])
+
+
+def test_a_model_without_states_is_refused():
+    with pytest.raises(ValueError, match="`maclaurin convert` made, got a LlamaForCausalLM"):
+        Engine(build("llama"))

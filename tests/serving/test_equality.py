@@ -6,9 +6,16 @@ import pytest
 
 from maclaurin.mixers import available_mixers
 from maclaurin.serving import Engine, Sampling
-from tests.serving.crowd import VOCABULARY, alone, crowd, small_model
+from tests.serving.crowd import VOCABULARY, alone, converted_model, crowd, small_model
 
 HYBRIDS = [["softmax", "2mamba"], ["sliding-window", "gla"], ["mamba2", "fox"]]
+
+# the families differ in their windows and norms; window: of students, beside which the far tokens are linear
+CONVERTED = {
+    "llama": {"students": ["2mamba", "softmax"]},
+    "mistral": {"students": ["softmax", "hedgehog"], "sliding_window": 11, "num_features": 16},
+    "qwen3": {"students": ["taylor", "sliding-window"], "window": 8},
+}
 
 
 def check(model, found):
@@ -24,6 +31,19 @@ def check(model, found):
 def test_each_of_a_crowd_gets_what_it_gets_alone(mixer):
     model = small_model(mixer)
     check(model, crowd(model, 12, most=24))
+
+
+@pytest.mark.parametrize("family", CONVERTED)
+def test_each_of_a_crowd_gets_what_it_gets_alone_from_a_converted_model(family):
+    model = converted_model(family, **CONVERTED[family])
+    check(model, crowd(model, 12, most=24))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CONVERTED)
+def test_each_of_two_hundred_gets_what_it_gets_alone_from_a_converted_model(family):
+    model = converted_model(family, **CONVERTED[family])
+    check(model, crowd(model, 200, seed=1))
 
 
 @pytest.mark.slow

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from maclaurin.mixers.base import Mixer
 from maclaurin.models.folder import open_model
 from maclaurin.serving import Engine, PrefixCache
 from maclaurin.serving.http.errors import ApiError
@@ -37,8 +35,6 @@ class Served:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._kv_bytes = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
-        mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-        self._state_bytes = lru_cache(maxsize=4096)(lambda length: sum(mixer.state_nbytes(length) for mixer in mixers))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         tokens: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
@@ -59,7 +55,7 @@ class Served:
 
     def sizes(self, tokens: int) -> dict[str, int]:
         """Bytes of the state of a sequence, and of a KV cache of as many layers and heads."""
-        return {"state_bytes": self._state_bytes(max(tokens, 1)), "kv_cache_bytes": self._kv_bytes * tokens}
+        return {"state_bytes": self.engine.state_nbytes(max(tokens, 1)), "kv_cache_bytes": self._kv_bytes * tokens}
 
 
 def opened(folders: Sequence[str], settings: Settings) -> dict[str, Served]:

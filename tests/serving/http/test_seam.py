@@ -1,14 +1,17 @@
 """Where transformers' server meets the engine. Run with the oldest and the newest transformers of the range."""
 
+import asyncio
 import inspect
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fastapi")
+from transformers import GenerationConfig
 from transformers.cli.serving.server import build_server
-from transformers.cli.serving.utils import CBGenerateManager
+from transformers.cli.serving.utils import CBGenerateManager, GenerateManager
 
+from maclaurin.models.folder import open_model
 from maclaurin.serving.http import seam
 
 
@@ -42,6 +45,26 @@ def test_a_version_that_moved_it_is_refused_in_one_sentence():
     with pytest.raises(ImportError, match=words) as caught:
         seam.check_seam(other, Manager)
     assert "\n" not in str(caught.value)
+
+
+def test_without_the_seam_its_own_generation_runs_too(folder):
+    """One request after the other, by `generate`: the tokenizer is handed on for stop strings."""
+    (model, tokenizer), manager = open_model(folder), GenerateManager()
+    inputs = dict(tokenizer("and so", return_tensors="pt", return_token_type_ids=False))
+    letters = [*range(32), *range(127, 257)]  # not drawn, so that every token is text of its own
+    config = GenerationConfig(max_new_tokens=12, do_sample=False, suppress_tokens=letters)
+    expected = tokenizer.decode(model.generate(**inputs, generation_config=config)[0, 6:])
+
+    async def both():
+        text, read, _ = await manager.generate_non_streaming(model, tokenizer, inputs, config, "one")
+        queue, _ = manager.generate_streaming(model, tokenizer, inputs, config, "two")
+        pieces = []
+        while isinstance(piece := await queue.get(), str):
+            pieces.append(piece)
+        return text, read, "".join(pieces), piece
+
+    assert asyncio.run(both()) == (expected, 6, expected, None)
+    assert len(expected) == 12
 
 
 def test_only_routes_that_this_package_answers_are_there(server):

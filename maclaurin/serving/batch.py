@@ -1,0 +1,158 @@
+"""What an engine needs of a model: prompts read from the states before them, and a step of all sequences that run.
+
+Sequences that run have a row each, in the order in which they were put; a row that leaves is replaced by the last one.
+`SlotBatch` is that of models of this package, `ConvertedBatch` (`converted.py`) that of converted ones.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.mixers import MixerState
+from maclaurin.models import MaclaurinForCausalLM, StateCache
+from maclaurin.serving.slots import slots_of
+
+States = list[Any]  # of all layers; None where no token was read
+
+
+class Batch(ABC):
+    """model: in evaluation mode. layers: those with a state. capacity: how many rows there may be."""
+
+    layers: int
+
+    def __init__(self, model: Any, capacity: int) -> None:
+        self.model, self.capacity = model, capacity
+
+    @property
+    def vocabulary(self) -> int:
+        size: int = self.model.config.vocab_size
+        return size
+
+    @abstractmethod
+    def read(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
+        """Logits behind the last token of every sequence (N, vocabulary), and the states there.
+
+        before: states of the same parts and sizes. starts: how many tokens are in them.
+        """
+
+    @abstractmethod
+    def put(self, states: States, length: int) -> None:
+        """One more row, behind the others: the states of one sequence of so many tokens, copied."""
+
+    @abstractmethod
+    def drop(self, row: int) -> None:
+        """The last row takes its place."""
+
+    @abstractmethod
+    def take(self, row: int) -> States:
+        """The states of one row, copied."""
+
+    @abstractmethod
+    def step(self, tokens: list[int]) -> Tensor:
+        """Logits (rows, vocabulary) behind one more token of every row."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Of the states of all rows."""
+
+    @abstractmethod
+    def state_nbytes(self, length: int) -> int:
+        """Of the states of one sequence of so many tokens."""
+
+    @abstractmethod
+    def shapes(self) -> Sequence[MixerState]:
+        """States of all layers to compare others with."""
+
+    def check(self, state: StateCache) -> None:
+        """A state that is given to a request must be one of this model."""
+        if not isinstance(state, StateCache) or len(state.layers) != self.layers or state.batch_size != 1:
+            raise ValueError(f"state must be a StateCache of one sequence and {self.layers} layers")
+        for shapes, held in zip(self.shapes(), state.layers, strict=True):
+            if held.state is None:
+                raise ValueError("state must hold the state of every layer")
+            held.state.check(like=shapes)
+
+    def ids(self, tokens: list[list[int]]) -> Tensor:
+        return torch.tensor(tokens, dtype=torch.long, device=self.model.device)
+
+
+def batch_of(model: Any, capacity: int) -> Batch:
+    if isinstance(model, MaclaurinForCausalLM):
+        return SlotBatch(model, capacity)
+    if str(model.config.model_type).startswith("maclaurin-") and model.can_generate():
+        from maclaurin.serving.converted import ConvertedBatch  # imports every family of transformers that is converted
+
+        return ConvertedBatch(model, capacity)
+    raise ValueError(
+        f"model must be a language model of this package or a decoder that `maclaurin convert` made, got a "
+        f"{type(model).__name__}"
+    )
+
+
+def joined(states: list[States]) -> States:
+    """Of several sequences, layer by layer."""
+    return [None if many[0] is None else MixerState.cat(many) for many in zip(*states, strict=True)]
+
+
+def apart(states: States, count: int) -> list[States]:
+    """Of each sequence."""
+    return [[state.select([row]).trimmed() for state in states] for row in range(count)]
+
+
+class SlotBatch(Batch):
+    """Each layer has its rows in slots that a step writes in place; mixers count positions themselves."""
+
+    def __init__(self, model: Any, capacity: int) -> None:
+        super().__init__(model, capacity)
+        self._layers: Any = model.model.layers
+        self.layers = len(self._layers)
+        self._slots = [slots_of(layer.mixer, capacity) for layer in self._layers]
+
+    def read(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
+        cache = StateCache.of(joined(before), 0)
+        ids = self.ids([[token for one in tokens for token in one]])
+        if len(tokens) == 1:
+            logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0]
+            return logits, [[layer.state for layer in cache.layers]]
+        bounds = torch.tensor([0, *accumulate(map(len, tokens))], dtype=torch.long, device=self.model.device)
+        last = bounds[1:] - 1
+        logits = self.model(ids, past_key_values=cache, use_cache=True, cu_seqlens=bounds, logits_to_keep=last).logits[0]
+        return logits, apart([layer.state for layer in cache.layers], len(tokens))
+
+    def put(self, states: States, length: int) -> None:
+        for slots, state in zip(self._slots, states, strict=True):
+            slots.put(state)
+
+    def drop(self, row: int) -> None:
+        for slots in self._slots:
+            slots.drop(row)
+
+    def take(self, row: int) -> States:
+        return [slots.take(row) for slots in self._slots]
+
+    def step(self, tokens: list[int]) -> Tensor:
+        model = self.model.model
+        hidden = model.embed_tokens(self.ids([[token] for token in tokens]))
+        for layer, slots in zip(self._layers, self._slots, strict=True):
+            hidden = hidden + slots.step(layer.input_layernorm(hidden))
+            if layer.mlp is not None:
+                hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        logits: Tensor = self.model.lm_head(model.norm(hidden[:, -1]))
+        return logits
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slots.nbytes for slots in self._slots)
+
+    def state_nbytes(self, length: int) -> int:
+        return sum(layer.mixer.state_nbytes(length) for layer in self._layers)
+
+    def shapes(self) -> Sequence[MixerState]:
+        return [layer.mixer.shapes() for layer in self._layers]
