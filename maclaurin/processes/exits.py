@@ -22,6 +22,7 @@ EXTRAS = {
     "kaleido": "report",
     "plotly": "report",
     "fastapi": "serve",
+    "h11": "serve",
     "prometheus_client": "serve",
     "uvicorn": "serve",
 }

@@ -11,7 +11,13 @@ import pytest
 from maclaurin.processes.exits import EXTRAS, errors_as_sentences
 
 # distributions whose package has another name
-IMPORTED_AS = {"lm-eval": "lm_eval", "pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+IMPORTED_AS = {
+    "lm-eval": "lm_eval",
+    "pillow": "PIL",
+    "prometheus-client": "prometheus_client",
+    "pyyaml": "yaml",
+    "scikit-learn": "sklearn",
+}
 
 COMMANDS = [
     ["train"],
@@ -32,7 +38,7 @@ def test_every_optional_package_has_its_extra():
     """Those of pyproject.toml for users, but for other people's kernels, which the benchmarks do without."""
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     found = {}
-    for extra in ("hf", "eval", "report"):
+    for extra in ("serve", "hf", "eval", "report"):  # what serve shares with hf is of hf
         names = (re.match(r"[\w-]+", requirement)[0] for requirement in extras[extra])
         found |= {IMPORTED_AS.get(name, name): extra for name in names if name != "maclaurin"}
     assert found == EXTRAS

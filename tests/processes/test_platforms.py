@@ -55,7 +55,8 @@ def test_every_module_can_be_imported_without_posix():
     """torch, transformers and datasets come first: what they do on Windows is theirs."""
     on_windows("""
         import pkgutil, importlib
-        import torch, transformers.trainer, datasets, accelerate, rich.console, rich.live, typer, tokenizers
+        import torch, transformers.trainer, transformers.cli.serving.server, transformers.cli.serving.response
+        import datasets, accelerate, rich.console, rich.live, typer, tokenizers, uvicorn, fastapi, prometheus_client
         as_on_windows(locks)
         import maclaurin
         skipped = ("maclaurin.commands.lm_eval", "maclaurin.evals.harness")
