@@ -218,9 +218,9 @@ class Windowed(Student):
 
     def _weight_of_zero(self) -> Tensor:
         far = self.mechanism.far
-        options = {"device": self.log_scale.device, "dtype": torch.float64}
-        q = torch.zeros(1, 1, self.shape.num_heads, self.shape.head_dim, **options)
-        k = torch.zeros(1, 1, self.shape.num_kv_heads, self.shape.head_dim, **options)
+        shape, device = self.shape, self.log_scale.device
+        q = torch.zeros(1, 1, shape.num_heads, shape.head_dim, dtype=torch.float64, device=device)
+        k = torch.zeros(1, 1, shape.num_kv_heads, shape.head_dim, dtype=torch.float64, device=device)
         return far.weights(q, k)[0, :, 0, 0].to(self.log_scale.dtype)
 
     @property
