@@ -38,7 +38,7 @@ struct LinearShape {
 constexpr int64_t STATES = 1 << 16;  // floats
 
 inline int64_t heads_of_task(const MaclaurinLinear& call, const LinearShape& shape) {
-    const int64_t fit = STATES / (shape.k_row * shape.v_row), each = call.B * call.G / larger(call.threads, 1);
+    const int64_t fit = STATES / larger(shape.k_row * shape.v_row, 1), each = call.B * call.G / larger(call.threads, 1);
     return larger(smaller(smaller(fit, each), call.G), 1);
 }
 

@@ -171,7 +171,7 @@ class Rows:
                 continue
             wanted = self._slots(row, S)
             entry[_LIMIT] = (self.scores.window or 0) if self.scores.exponential else self.scores.fold_every
-            if S >= slots or (row.recurrent is not None and slots > wanted):
+            if S >= slots or (row.recurrent is not None and slots != wanted):  # room up to the next fold, and no more
                 self._move(row, entry, wanted)
             if row.recurrent is None and not self.scores.window:
                 steps = min(steps, int(entry[_SLOTS]) - S, self.scores.fold_at - 1 - S)
