@@ -27,6 +27,7 @@ def before(x, count):
     ("op", "scores", "options"),
     [
         (power_attention, Scores(False, K**-0.5, True, None, 40, 8), {"fold_at": 40, "fold_every": 8}),
+        (power_attention, Scores(False, K**-0.5, True, None, 12, 32), {"fold_at": 12, "fold_every": 32}),
         (power_attention, Scores(False, K**-0.5, False, None, 1, 8), {"fold_at": 1, "fold_every": 8, "normalize": False}),
         (softmax_attention, Scores(True, K**-0.5), {}),
         (softmax_attention, Scores(True, K**-0.5, window=7), {"window": 7}),
