@@ -7,6 +7,7 @@ are known before its first token.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from maclaurin.serving.request import QueueFull, Request
 from maclaurin.serving.sampling import Sampling, choose
 
 GREEDY = Sampling()
+logger = logging.getLogger("maclaurin.serving")
 WORTH_KEEPING = 4  # blocks of a prompt that nobody has begun with before: its state is kept too
 LENGTHS = 64  # tokens: lengths whose states are taken to have one size
 
@@ -209,6 +211,7 @@ class Engine:
             try:
                 self.step()
             except Exception as error:  # those it was working for learn of it; the next ones find an empty engine
+                logger.exception("a step of the engine failed")
                 self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, why: str) -> None:
