@@ -30,7 +30,7 @@ def train(
 ) -> None:
     """Train a language model: flags, or --config FILE.yaml with the same names; --resume continues a run.
 
-    All other fields of transformers' TrainingArguments are flags too: --optim, --adam_beta2, --torch_compile, --fsdp, ...
+    All other fields of transformers' TrainingArguments are flags too: --optim, --adam_beta2, --torch_compile, ...
     """
     from maclaurin.training.child import execute
     from maclaurin.training.configured import train_recipe

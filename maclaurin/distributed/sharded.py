@@ -1,11 +1,13 @@
 """Models whose parameters are spread over processes by PyTorch's FSDP2, and their checkpoints.
 
-A checkpoint of `torch.distributed.checkpoint` has a file per process and loads on any number of them; `consolidate` makes
-of it the one file that everybody reads.
+A checkpoint of `torch.distributed.checkpoint` has a file per process and loads on any number of them, also where the model
+is whole; `consolidate` makes of it the one file that everybody reads.
 """
 
 from __future__ import annotations
 
+import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,21 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed import checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
 
-METADATA, WEIGHTS = ".metadata", "model.safetensors"
+METADATA, WEIGHTS, CONFIG = ".metadata", "model.safetensors", "config.json"
+OPTIMIZER = "optimizer"  # beside the names of weights
 
 
 def shard(model: nn.Module, mesh: DeviceMesh | None = None, **options: Any) -> nn.Module:
@@ -33,30 +44,58 @@ def shard(model: nn.Module, mesh: DeviceMesh | None = None, **options: Any) -> n
     return model
 
 
-def save_sharded(model: nn.Module, folder: Path) -> None:
+def save_sharded(model: nn.Module, folder: Path, optimizer: Optimizer | None = None) -> None:
     """Each process writes its part; all must call it."""
-    checkpoint.save(get_model_state_dict(model), checkpoint_id=folder)
+    try:
+        checkpoint.save(_parts(model, optimizer), checkpoint_id=folder)
+    except CheckpointException as error:  # PyTorch's is no Exception, and has those of all processes
+        first = next(iter(error.failures.values()))[0]
+        raise OSError(f"{folder} could not be written: {type(first).__name__}: {first}") from error
 
 
-def load_sharded(model: nn.Module, folder: Path) -> None:
-    """What any number of processes has saved, into a model that is spread over any number of them; all must call it."""
-    state = get_model_state_dict(model)
-    checkpoint.load(state, checkpoint_id=folder)
+def load_sharded(model: nn.Module, folder: Path, optimizer: Optimizer | None = None) -> None:
+    """What any number of processes has saved, into a model that is whole or spread over any number of them; all must call
+    it.
+    """
+    state = _parts(model, optimizer)
+    _read(state, folder)
+    if optimizer is not None:
+        set_optimizer_state_dict(model, optimizer, state.pop(OPTIMIZER))
     set_model_state_dict(model, state, options=StateDictOptions(strict=True))
 
 
+def is_sharded(folder: Path) -> bool:
+    return (folder / METADATA).is_file()
+
+
+def _read(state: dict[str, Any], folder: Path) -> None:
+    """Into its tensors, in place."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # one process alone would be told that it is one
+        checkpoint.load(state, checkpoint_id=folder)
+
+
+def _parts(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
+    """Of this process."""
+    state: dict[str, Any] = get_model_state_dict(model)
+    return state if optimizer is None else {**state, OPTIMIZER: get_optimizer_state_dict(model, optimizer)}
+
+
 def consolidate(folder: Path, output: Path) -> Path:
-    """Of a sharded checkpoint, model.safetensors in `output`; in one process, without a model."""
-    if not (folder / METADATA).is_file():
+    """Of a sharded checkpoint, model.safetensors in `output`, and the configuration if there is one; in one process, without
+    a model.
+    """
+    if not is_sharded(folder):
         raise ValueError(f"{str(folder)!r} is no checkpoint of torch.distributed.checkpoint: it lacks {METADATA}")
-    reader = checkpoint.FileSystemReader(folder)
-    described = reader.read_metadata().state_dict_metadata
+    described = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
     weights = {
         name: torch.empty(one.size, dtype=one.properties.dtype, device="cpu")
         for name, one in described.items()
-        if isinstance(one, TensorStorageMetadata)
+        if isinstance(one, TensorStorageMetadata) and not name.startswith(f"{OPTIMIZER}.")
     }
-    checkpoint.load(weights, storage_reader=reader, no_dist=True)
+    _read(weights, folder)
     output.mkdir(parents=True, exist_ok=True)
     save_file(weights, output / WEIGHTS, {"format": "pt"})
+    if (folder / CONFIG).is_file() and folder.resolve() != output.resolve():
+        shutil.copyfile(folder / CONFIG, output / CONFIG)
     return output / WEIGHTS

@@ -25,6 +25,7 @@ from transformers.trainer_pt_utils import safe_globals
 
 from maclaurin.common.files import naming, read_json, write_json
 from maclaurin.common.records import LARGEST
+from maclaurin.distributed.sharded import METADATA
 
 MANIFEST, IDENTITY, STATE = "manifest.json", "run.json", "trainer_state.json"
 Resume = bool | Literal["auto"]
@@ -117,7 +118,8 @@ def check(checkpoint: Path) -> None:
 
 
 def _check_needed(checkpoint: Path) -> None:
-    for names in (("config.json",), (WEIGHTS, INDEX), ("optimizer.pt",), ("scheduler.pt",), (STATE,), ("rng_state*.pth",)):
+    weights, optimizer = (WEIGHTS, INDEX, METADATA), ("optimizer.pt", METADATA)
+    for names in (("config.json",), weights, optimizer, ("scheduler.pt",), (STATE,), ("rng_state*.pth",)):
         if not any(path.is_file() for name in names for path in checkpoint.glob(name)):
             raise ValueError(f"{checkpoint} lacks {names[0].replace('*', '')}")
 

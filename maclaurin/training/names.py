@@ -54,6 +54,7 @@ DECIDED = {
     "greater_is_better": "the last step is the result; use keep, and log.jsonl for the losses",
     "hub_strategy": "the model is pushed once, when the run has ended",
     "hub_always_push": "the model is pushed once, when the run has ended",
+    **dict.fromkeys(("fsdp", "fsdp_config"), "use shard_parameters"),
     "ignore_data_skip": "a resumed run sees the data that it has not seen",
     **dict.fromkeys(("train_sampling_strategy", "group_by_length", "length_column_name"), _ORDER),
     **dict.fromkeys(("save_only_model", "save_on_each_node", "enable_jit_checkpoint"), _COMPLETE),

@@ -49,6 +49,7 @@ MAY_CHANGE = {
     "long_window_end",
     "precision",
     "gradient_checkpointing",
+    "shard_parameters",
     "sequence_parallel",
     "sequence_exchange",
     "sequence_chunks",
@@ -114,6 +115,10 @@ class Recipe:
     precision: str = field(default="auto", metadata={"help": "fp32, bf16, or auto: bf16 on devices made for it."})
     gradient_checkpointing: bool = field(
         default=False, metadata={"help": "Save memory: recompute layers in the backward pass."}
+    )
+    shard_parameters: bool = field(
+        default=False,
+        metadata={"help": "Save memory: spread parameters and states of the optimizer over the processes (FSDP2)."},
     )
     sequence_parallel: int = field(
         default=1, metadata={"help": "Processes that share each sequence, a slice of its tokens on each."}

@@ -18,6 +18,7 @@ from transformers.integrations import TensorBoardCallback, get_reporting_integra
 from transformers.utils.logging import disable_progress_bar
 
 from maclaurin.data import DocumentRows, PackedRows
+from maclaurin.distributed.sharded import shard
 from maclaurin.machine.bfloat16 import check_bf16
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.processes.lock import locked
@@ -134,6 +135,8 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     disable_progress_bar()
     set_seed(recipe.seed)
     model = _model(recipe, tokenizer, checkpoint)
+    if recipe.shard_parameters:
+        shard(model.to(args.device))
     interrupt, progress = StopOnInterrupt(), LiveProgress(per_step * recipe.length)
     shown = [] if rank() else [progress, *_trackers(recipe, first_step)]
     trainer = LanguageTrainer(
@@ -154,6 +157,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
         keep=recipe.keep,
         schedule_steps=recipe.schedule_steps,
         cut=cut,
+        sharded=recipe.shard_parameters,
     )
     if not rank():
         tokenizer.save_pretrained(output)
@@ -162,7 +166,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     if checkpoint is not None and first_step >= recipe.steps:
         # it stopped between its last checkpoint and the end: there is nothing left to train
         trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        trainer.model = MaclaurinForCausalLM.from_pretrained(checkpoint)
+        trainer._load_from_checkpoint(str(checkpoint))
     else:
         try:
             with interrupt:
@@ -268,11 +272,8 @@ def _trackers(recipe: Recipe, first_step: int) -> list[TrainerCallback]:
 
 
 def _arguments(recipe: Recipe) -> TrainingArguments:
-    if recipe.trainer.get("fsdp") and (world_size() == 1 or not torch.cuda.is_available()):
-        raise ValueError(
-            f"fsdp={recipe.trainer['fsdp']!r} would shard nothing here: the Trainer needs several processes with GPUs "
-            "for it; leave it out, or shard the model by maclaurin.distributed.sharded"
-        )
+    if recipe.shard_parameters and world_size() == 1:
+        raise ValueError("shard_parameters needs several processes, as torchrun starts them: one would hold everything")
     tenth = math.ceil(recipe.steps / 10)
     fields = {
         "per_device_train_batch_size": recipe.batch_size,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ from maclaurin.common.files import naming
 from maclaurin.data import StreamedRows
 from maclaurin.data.epochs import Epochs, Filled, Shared, WithoutBlanks
 from maclaurin.distributed import backward_in_chunks
+from maclaurin.distributed.sharded import is_sharded, save_sharded
 from maclaurin.training.checkpoints import WEIGHTS, checkpoints, put, remove_old, run_of, seal, writing
 from maclaurin.training.cuts import WHOLE, Cut
-from maclaurin.training.ranks import agreed, begin
+from maclaurin.training.placement import load_optimizer, load_weights, whole_weights
+from maclaurin.training.ranks import agreed, begin, largest
+
+SCHEDULER = "scheduler.pt"
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -50,15 +55,25 @@ def arguments(output: str, steps: int, **fields: Any) -> TrainingArguments:
 
 class LanguageTrainer(Trainer):
     """`keep`: how many checkpoints stay. `schedule_steps`: over which the learning rate decays, 0 for those of the run.
-    `cut`: how sequences are cut in time.
+    `cut`: how sequences are cut in time. `sharded`: whether the parameters of the model are spread over the processes.
     """
 
     data_collator: Any
     train_dataset: Any
 
-    def __init__(self, *args: Any, keep: int = 2, schedule_steps: int = 0, cut: Cut = WHOLE, **kwargs: Any) -> None:
-        self.schedule_steps, self.cut = schedule_steps, cut
+    def __init__(
+        self,
+        *args: Any,
+        keep: int = 2,
+        schedule_steps: int = 0,
+        cut: Cut = WHOLE,
+        sharded: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.schedule_steps, self.cut, self.sharded = schedule_steps, cut, sharded
         super().__init__(*args, **kwargs)
+        if sharded:  # FSDP2 sums gradients; accelerate would wrap the model in DDP
+            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.remove_callback(PrinterCallback)
         self.keep = keep
         self.run = agreed(run_of(Path(self.args.output_dir)) if self.is_world_process_zero() else "")
@@ -110,7 +125,14 @@ class LanguageTrainer(Trainer):
 
     def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
         with naming(Path(checkpoint) / WEIGHTS):
-            super()._load_from_checkpoint(checkpoint, model)
+            if self._in_parts(checkpoint):
+                load_weights(self.model, Path(checkpoint))
+            else:
+                super()._load_from_checkpoint(checkpoint, model)
+
+    def _in_parts(self, checkpoint: str) -> bool:
+        """Whether the Trainer cannot load this checkpoint."""
+        return self.sharded or is_sharded(Path(checkpoint))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         tied = getattr(self.model, "all_tied_weights_keys", {})
@@ -121,7 +143,26 @@ class LanguageTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             with naming(Path(checkpoint) / "optimizer.pt or scheduler.pt"):
-                super()._load_optimizer_and_scheduler(checkpoint)
+                if self._in_parts(checkpoint):
+                    load_optimizer(self.model, self.optimizer.optimizer, Path(checkpoint))
+                    self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER, weights_only=True))
+                else:
+                    super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.sharded:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        save_sharded(self.model, Path(output_dir), self.optimizer.optimizer)  # the weights, too
+        if self.is_world_process_zero():
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if self.sharded and self._staging:
+            if self.is_world_process_zero():
+                self.model.config.save_pretrained(output_dir)
+        else:
+            super()._save(output_dir, whole_weights(self.model) if self.sharded else state_dict)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -143,7 +184,7 @@ class LanguageTrainer(Trainer):
                 num_items_in_batch = num_items_in_batch / self.cut.processes
             with self.cut.handing_over():
                 loss = super().training_step(model, inputs, num_items_in_batch)
-        if not bool(loss.isfinite()):
+        if self._lost(loss):
             saved = checkpoints(Path(self.args.output_dir))
             where = _first_non_finite(self.model, self._prepare_inputs(inputs))
             raise NonFiniteLossError(
@@ -152,6 +193,11 @@ class LanguageTrainer(Trainer):
                 f"last good checkpoint: {saved[-1] if saved else 'none yet'}"
             )
         return loss
+
+    def _lost(self, loss: Tensor) -> bool:
+        """Whether the loss is not finite: of any process, where all of them are needed to look for the place."""
+        lost = int(not loss.isfinite())
+        return bool(largest(lost, self.args.device) if self.sharded else lost)
 
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> Any:
         """The mean over tokens, whatever the sequences and batches."""

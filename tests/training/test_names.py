@@ -68,7 +68,7 @@ def test_two_names_of_one_field_are_refused(capsys, tmp_path):
 def test_every_other_field_of_training_arguments_passes_through(tmp_path, monkeypatch):
     others = {name: kinds for name, kinds in trainer_fields().items() if name not in {*ALIASES, *DECIDED}}
     others = {name: kinds for name, kinds in others.items() if name not in Recipe.__dataclass_fields__}
-    assert {"optim", "adam_beta2", "fsdp", "torch_compile", "push_to_hub", "dataloader_num_workers"} <= set(others)
+    assert {"optim", "adam_beta2", "torch_compile", "push_to_hub", "dataloader_num_workers"} <= set(others)
     values = {name: next(WORDS[kind] for kind in WORDS if kind in kinds) for name, kinds in others.items()}
     in_python = Recipe(**values)
     assert in_python.trainer == values

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from maclaurin.common.files import read_json
 from maclaurin.training import Recipe, train
 from maclaurin.training import run as run_module
+from maclaurin.training.checkpoints import checkpoints, step_of
 from maclaurin.training.child import execute
 from maclaurin.training.ranks import shared_out
 from maclaurin.training.trainer import LanguageTrainer
@@ -92,8 +93,10 @@ def test_fifty_steps_on_four_processes_and_a_run_that_goes_on_with_two_and_then_
 
 
 def test_what_would_shard_nothing_is_refused(folder):
-    with pytest.raises(ValueError, match="fsdp='full_shard' would shard nothing here"):
-        train(recipe(folder, trainer={"fsdp": "full_shard"}))
+    with pytest.raises(ValueError, match="shard_parameters needs several processes"):
+        train(recipe(folder, shard_parameters=True))
+    with pytest.raises(ValueError, match="must not have fsdp: use shard_parameters"):
+        recipe(folder, trainer={"fsdp": "full_shard"})
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -160,10 +163,11 @@ def test_a_process_that_cannot_be_reached_ends_the_others_after_ddp_timeout(fold
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_five_kills_of_a_random_process_change_no_bit(folder, ranks):
+def test_five_kills_of_a_random_process_change_no_bit(folder, ranks, sharded):
     """As below with torchrun, but in forks, which start at once."""
-    own = {"steps": 13, "batch_size": 1, "save_every": 2, "eval_every": 13, "trainer": {}}
+    own = {"steps": 13, "batch_size": 1, "save_every": 2, "eval_every": 13, "trainer": {}, "shard_parameters": sharded}
 
     def run(name, victim=-1, step=-1):
         def work(rank):
@@ -203,21 +207,30 @@ def test_sequences_cut_in_time_take_the_same_steps(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_torchrun_killed_five_times_ends_with_the_weights_of_an_undisturbed_run(folder, ranks):
-    """A random process is killed each time; the same command goes on."""
-    own = recipe(folder, steps=24, batch_size=1, save_every=2, eval_every=24, trainer={})
+    """A random process is killed each time, once there is another checkpoint; the same command goes on."""
+    own = recipe(folder, steps=80, batch_size=1, save_every=2, eval_every=80, trainer={})
     (folder / "run.yaml").write_text(json.dumps({name: getattr(own, name) for name in own.__dataclass_fields__}))
     words = ["--config", str(folder / "run.yaml"), "--resume", "auto"]
     started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     command = [*started, "-m", "maclaurin", "train", *words]
     subprocess.run([*command, "--output", str(folder / "undisturbed")], check=True, capture_output=True)
-    for kill in range(5):
+    draw, saved = random.Random(ranks), 0
+
+    def last_step():
+        return max((step_of(checkpoint) for checkpoint in checkpoints(folder / "run")), default=0)
+
+    for _ in range(5):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-            while not (folder / "run" / f"checkpoint-{4 * (kill + 1)}").exists():
+            while last_step() == saved:
                 assert process.poll() is None, process.stdout.read().decode()
-                time.sleep(0.05)
+                time.sleep(0.02)
             children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-            os.kill(int(children[kill % len(children)]), signal.SIGKILL)
-            process.communicate()
+            assert len(children) == ranks
+            os.kill(int(draw.choice(children)), signal.SIGKILL)
+            said = process.communicate()[0].decode()
+        assert process.returncode == 1 and said.count("has lost another one") == 1, said
+        saved = last_step()
+        assert saved < 80
     subprocess.run(command, check=True, capture_output=True)
     assert_same(weights(folder), weights(folder, "undisturbed"))
 
