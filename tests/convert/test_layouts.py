@@ -16,6 +16,7 @@ from torch import Tensor
 
 from maclaurin.convert.layouts import LAYOUTS, export_layout, import_layout
 from maclaurin.models import MaclaurinForCausalLM
+from tests.convert import recurrent_gemma
 
 WIDTH, LAYERS, VOCAB, EPS = 32, 2, 48, 1e-5
 Weights = dict[str, Tensor]
@@ -275,10 +276,21 @@ def words(layout: str) -> Words:
     return Words(embeddings, "backbone.layers", "mixer", "norm", "backbone.norm_f")
 
 
-each_layout = pytest.mark.parametrize("layout", sorted(CHECKPOINTS))
+GEMMA = "transformers-recurrent-gemma"  # has formulas of its own for all that is around its mixers
+each_layout = pytest.mark.parametrize("layout", [*sorted(CHECKPOINTS), GEMMA])
 
 
 def checkpoint(folder: Path, layout: str) -> Weights:
+    described = recurrent_gemma.DESCRIBED if layout == GEMMA else CHECKPOINTS[layout][0]
+    weights = draw(3, recurrent_gemma.shapes() if layout == GEMMA else shapes_of(layout))
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(described))
+    (folder / "tokenizer.json").write_text("{}")
+    save_file(weights, folder / "model.safetensors")
+    return weights
+
+
+def shapes_of(layout: str) -> dict[str, tuple[int, ...]]:
     described, mixer, _ = CHECKPOINTS[layout]
     named = words(layout)
     shapes: dict[str, tuple[int, ...]] = {
@@ -295,18 +307,16 @@ def checkpoint(folder: Path, layout: str) -> Weights:
             norm, gate, up, down = named.mlp
             shapes |= {f"{layer}{norm}.weight": (WIDTH,), f"{layer}{down}.weight": (WIDTH, 24)}
             shapes |= {f"{layer}{name}.weight": (24, WIDTH) for name in (gate, up)}
-    weights = draw(3, shapes)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(described))
-    (folder / "tokenizer.json").write_text("{}")
-    save_file(weights, folder / "model.safetensors")
-    return weights
+    return shapes
 
 
 def logits(layout: str, weights: Weights, ids: Tensor) -> Tensor:
     """Of the whole model, in double precision."""
+    w = {name: tensor.double() for name, tensor in weights.items()}
+    if layout == GEMMA:
+        return recurrent_gemma.logits(w, ids)
     described, _, mix = CHECKPOINTS[layout]
-    named, w = words(layout), {name: tensor.double() for name, tensor in weights.items()}
+    named = words(layout)
     x = w[f"{named.embeddings}.weight"][ids]
     for index in range(LAYERS):
         prefix = f"{named.layer}.{index}."
@@ -369,7 +379,7 @@ def test_the_way_there_and_back_changes_no_bit(layout: str, dtype: torch.dtype, 
     assert first == second
 
 
-@pytest.mark.parametrize("layout", ["transformers-mamba", "transformers-mamba2", "transformers-xlstm"])
+@pytest.mark.parametrize("layout", ["transformers-mamba", "transformers-mamba2", "transformers-xlstm", GEMMA])
 def test_transformers_agrees_and_reads_what_is_exported(layout: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -402,4 +412,4 @@ def test_what_the_mixers_do_not_compute_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_layout_is_tested() -> None:
-    assert set(CHECKPOINTS) == set(LAYOUTS)
+    assert {*CHECKPOINTS, GEMMA} == set(LAYOUTS)

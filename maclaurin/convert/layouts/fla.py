@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from maclaurin.convert.layouts.layout import (
@@ -22,24 +23,23 @@ from maclaurin.convert.layouts.layout import (
 )
 from maclaurin.models import MaclaurinConfig
 
+LAYER = "model.layers.{}."  # ours and theirs
+NAMES: Names = {
+    EMBEDDINGS: "model.embeddings.weight",
+    "model.norm.weight": "model.norm.weight",
+    HEAD: HEAD,
+    f"{LAYER}input_layernorm.weight": f"{LAYER}attn_norm.weight",
+    f"{LAYER}post_attention_layernorm.weight": f"{LAYER}mlp_norm.weight",
+    **{f"{LAYER}mlp.{part}_proj.weight": f"{LAYER}mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
+}
 
-def _fla_names(mixer: Names) -> Names:
-    ours, theirs = "model.layers.{}.", "model.layers.{}."
-    mlp = {f"{ours}mlp.{part}_proj.weight": f"{theirs}mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
-    inside: Names = {}
+
+def _mixer_names(mixer: Names) -> Names:
+    names: Names = {}
     for name, parts in mixer.items():
-        joined = (parts,) if isinstance(parts, str) else parts
-        full = tuple(f"{theirs}attn.{part}" for part in joined)
-        inside[f"{ours}mixer.{name}"] = full[0] if isinstance(parts, str) else full
-    return {
-        EMBEDDINGS: "model.embeddings.weight",
-        "model.norm.weight": "model.norm.weight",
-        HEAD: HEAD,
-        f"{ours}input_layernorm.weight": f"{theirs}attn_norm.weight",
-        f"{ours}post_attention_layernorm.weight": f"{theirs}mlp_norm.weight",
-        **mlp,
-        **inside,
-    }
+        full = tuple(f"{LAYER}attn.{part}" for part in ((parts,) if isinstance(parts, str) else parts))
+        names[f"{LAYER}mixer.{name}"] = full[0] if isinstance(parts, str) else full
+    return names
 
 
 PROJECTIONS: Names = {
@@ -132,7 +132,8 @@ def _retnet(described: Described, shapes: Shapes) -> dict[str, Any]:
 
 
 def _as_fla(config: MaclaurinConfig) -> Described:
-    options, heads = options_of(config), config.num_attention_heads
+    mixer, heads = config.layer_mixers()[0], config.num_attention_heads
+    options = options_of(config, mixer)
     key_dim, head_dim = options["key_dim"], options["head_dim"]
     conv_width = options["conv_width"]
     described = sizes_of(config) | {
@@ -146,7 +147,6 @@ def _as_fla(config: MaclaurinConfig) -> Described:
         "expand_k": key_dim * heads / config.hidden_size,
         "expand_v": head_dim * heads / config.hidden_size,
     }
-    mixer = config.layer_mixers()[0]
     if mixer == "gla":
         return described | {"model_type": "gla", "gate_logit_normalizer": options["tau"]}
     if mixer == "retnet":
@@ -159,9 +159,13 @@ def _as_fla(config: MaclaurinConfig) -> Described:
     return described | keys | {"model_type": "gated_deltanet", "head_dim": key_dim, "expand_v": head_dim / key_dim}
 
 
+def _layout(model_type: str, fields: Callable[[Described, Shapes], dict[str, Any]], mixer: str, names: Names) -> Layout:
+    return Layout(of_type(model_type), fields, _as_fla, NAMES, {mixer: _mixer_names(names)})
+
+
 FLA_LAYOUTS = {
-    "fla-gated-deltanet": Layout(of_type("gated_deltanet"), _gated_delta, _as_fla, _fla_names(GATED_DELTA), "gated-delta"),
-    "fla-deltanet": Layout(of_type("delta_net"), _delta, _as_fla, _fla_names(DELTA), "delta"),
-    "fla-gla": Layout(of_type("gla"), _gla, _as_fla, _fla_names(GLA), "gla"),
-    "fla-retnet": Layout(of_type("retnet"), _retnet, _as_fla, _fla_names(RETNET), "retnet"),
+    "fla-gated-deltanet": _layout("gated_deltanet", _gated_delta, "gated-delta", GATED_DELTA),
+    "fla-deltanet": _layout("delta_net", _delta, "delta", DELTA),
+    "fla-gla": _layout("gla", _gla, "gla", GLA),
+    "fla-retnet": _layout("retnet", _retnet, "retnet", RETNET),
 }

@@ -26,7 +26,7 @@ from maclaurin.lab.experiments.dynamics import separable
 from maclaurin.lab.experiments.dynamics.system import System, UnknownSystemError
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.attention import Attention
-from maclaurin.mixers.base import Mixer
+from maclaurin.mixers.base import Mixer, advanced
 from maclaurin.mixers.delta import Delta
 from maclaurin.mixers.feature_attention import FeatureAttention
 from maclaurin.mixers.gated import GatedSoftmax
@@ -36,7 +36,7 @@ from maclaurin.mixers.mamba2 import Mamba2
 from maclaurin.mixers.metala import MetaLA
 from maclaurin.mixers.mlstm import MLSTM
 from maclaurin.mixers.normalized import Normalized
-from maclaurin.mixers.recurrent import QLSTM, RGLRU, complement
+from maclaurin.mixers.recurrent import QLSTM, RGLRU
 from maclaurin.mixers.s6 import S6, Mamba
 from maclaurin.ops import checks
 
@@ -85,7 +85,8 @@ def rglru(mixer: RGLRU, x: Tensor, order: int) -> System:
     *gate, u = mixer.in_proj(x).split(mixer.state_shape[0], dim=-1)
     u, _ = mixer.convolved(u)
     log_decay, input_gate = mixer.gates(u)
-    Lambda_TC1, B_TC1 = (part[0, ..., None] for part in (log_decay.exp(), complement(log_decay) * input_gate))
+    scale = mixer.input_scale(log_decay, None if mixer.scale_first else advanced(None, x, None)[0])
+    Lambda_TC1, B_TC1 = (part[0, ..., None] for part in (log_decay.exp(), scale * input_gate))
     factor = F.gelu(gate[0], approximate="tanh") if gate else 1.0
     C_TC1, inputs_TC1 = torch.ones_like(B_TC1), u[0, ..., None]
     return System(Lambda_TC1, B_TC1, C_TC1, inputs_TC1, lambda y: mixer.out_proj(y.flatten(1)[None] * factor))
