@@ -17,6 +17,7 @@ from transformers.utils import can_return_tuple, logging
 
 from maclaurin.mixers import MixerState, build_mixer
 from maclaurin.mixers.base import RMSNorm
+from maclaurin.mixers.hgrn2 import shared_bounds
 from maclaurin.models.arguments import OF_GENERATE, refuse_unknown
 from maclaurin.models.cache import StateCache
 from maclaurin.models.checked import load_checked
@@ -159,6 +160,7 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = ScaledEmbedding(config)
         self.layers = nn.ModuleList(MaclaurinLayer(config, mixer) for mixer in config.layer_mixers())
+        self.lower_bounds = shared_bounds([layer.mixer for layer in self.layers])
         self.norm = _norm(config)
         self.gradient_checkpointing = False
         self.post_init()

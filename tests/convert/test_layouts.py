@@ -34,9 +34,10 @@ def rms(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * (1 + weight)
 
 
-def conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, active: bool = True) -> Tensor:
     width = weight.shape[-1]
-    return F.silu(F.conv1d(x.mT, weight, bias, padding=width - 1, groups=len(weight))[..., : x.shape[1]].mT)
+    y = F.conv1d(x.mT, weight, bias, padding=width - 1, groups=len(weight))[..., : x.shape[1]].mT
+    return F.silu(y) if active else y
 
 
 def scanned(x: Tensor, step: Callable[[Tensor, int], tuple[Tensor, Tensor]], state: Tensor) -> Tensor:
@@ -144,6 +145,26 @@ def retnet(x: Tensor, w: Weights) -> Tensor:
     return (y.flatten(2) * F.silu(x @ w["g_proj.weight"].mT)) @ w["o_proj.weight"].mT
 
 
+def bounds(weights: Weights) -> Tensor:
+    """Of all layers: the sum of the shares of a softmax over layers, without that of the first."""
+    shares = weights["model.lower_bounds"].exp() / weights["model.lower_bounds"].exp().sum(0)
+    return shares.cumsum(0) - shares[0]
+
+
+def hgrn2(x: Tensor, w: Weights) -> Tensor:
+    H = 2
+    q, z, v = (conv(x @ w[f"{name}_proj.weight"].mT, w[f"{name}_conv1d.weight"], active=False) for name in "qfi")
+    forget = w["bound"] + (1 - w["bound"]) * torch.sigmoid(z)
+    q, forget, v = (part.unflatten(-1, (H, -1)) for part in (F.silu(q), forget, v))
+
+    def step(S: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        S = S * forget[:, t, ..., None] + (1 - forget[:, t])[..., None] * v[:, t, :, None]
+        return S, torch.einsum("bhkv,bhk->bhv", S, q[:, t]) * q.shape[-1] ** -0.5
+
+    y = scanned(x, step, x.new_zeros(len(x), H, q.shape[-1], v.shape[-1]))
+    return rms(y.flatten(2), w["g_norm.weight"] - 1) @ w["o_proj.weight"].mT
+
+
 def xlstm(x: Tensor, w: Weights) -> Tensor:
     """Without stabilisation: the input gates of a small model are no large numbers."""
     H = 4
@@ -241,6 +262,13 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], Callabl
         projections(32, 64, gate=True, width=0) | {"g_norm_swish_gate.weight": (16,)},
         retnet,
     ),
+    "fla-hgrn2": (
+        FLA | {"model_type": "hgrn2", "num_heads": None, "expand_ratio": 16, "use_short_conv": True, "norm_eps": 1e-4},
+        {f"{name}_proj.weight": (WIDTH, WIDTH) for name in "qfio"}
+        | {f"{name}_conv1d.weight": (WIDTH, 1, 4) for name in "qfi"}
+        | {"g_norm.weight": (WIDTH,)},
+        hgrn2,
+    ),
     "transformers-xlstm": (
         XLSTM,
         {f"{name}.weight": (16, WIDTH) for name in "qk"}
@@ -297,6 +325,8 @@ def shapes_of(layout: str) -> dict[str, tuple[int, ...]]:
         f"{named.embeddings}.weight": (VOCAB, WIDTH),
         f"{named.last_norm}.weight": (WIDTH,),
     }
+    if layout == "fla-hgrn2":
+        shapes["model.lower_bounds"] = (LAYERS, WIDTH)
     if not described.get("tie_embeddings"):
         shapes["lm_head.weight"] = (VOCAB, WIDTH)
     for index in range(LAYERS):
@@ -317,19 +347,21 @@ def logits(layout: str, weights: Weights, ids: Tensor) -> Tensor:
         return recurrent_gemma.logits(w, ids)
     described, _, mix = CHECKPOINTS[layout]
     named = words(layout)
-    x = w[f"{named.embeddings}.weight"][ids]
+    x, eps = w[f"{named.embeddings}.weight"][ids], described.get("norm_eps", EPS)
     for index in range(LAYERS):
         prefix = f"{named.layer}.{index}."
         layer = {name.removeprefix(prefix): tensor for name, tensor in w.items() if name.startswith(prefix)}
         own = f"{named.mixer}."
         inner = {name.removeprefix(own): tensor for name, tensor in layer.items() if name.startswith(own)}
-        x = x + mix(rms(x, layer[f"{named.norm}.weight"] - 1), inner)
+        if layout == "fla-hgrn2":
+            inner["bound"] = bounds(w)[index]
+        x = x + mix(rms(x, layer[f"{named.norm}.weight"] - 1, eps), inner)
         if named.mlp:
             norm, *projections = (layer[f"{name}.weight"] for name in named.mlp)
             gate, up, down = (weight.mT for weight in projections)
-            y = rms(x, norm - 1)
+            y = rms(x, norm - 1, eps)
             x = x + (F.silu(y @ gate) * (y @ up)) @ down
-    z = rms(x, w[f"{named.last_norm}.weight"] - 1) @ w.get("lm_head.weight", w[f"{named.embeddings}.weight"]).mT
+    z = rms(x, w[f"{named.last_norm}.weight"] - 1, eps) @ w.get("lm_head.weight", w[f"{named.embeddings}.weight"]).mT
     cap = described.get("output_logit_soft_cap")
     return z if cap is None else cap * torch.tanh(z / cap)
 

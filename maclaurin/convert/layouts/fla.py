@@ -61,6 +61,14 @@ GLA: Names = PROJECTIONS | {
 }
 
 
+HGRN2: Names = {
+    "in_proj.weight": ("q_proj.weight", "f_proj.weight", "i_proj.weight"),
+    "conv.weight": ("q_conv1d.weight", "f_conv1d.weight", "i_conv1d.weight"),
+    "out_norm.weight": "g_norm.weight",
+    "out_proj.weight": "o_proj.weight",
+}
+
+
 def _fla(described: Described, shapes: Shapes, mixer: str, heads: int, options: dict[str, Any]) -> dict[str, Any]:
     must(described, {"attn": None, "hidden_act": "swish", "elementwise_affine": True})
     return {
@@ -131,19 +139,33 @@ def _retnet(described: Described, shapes: Shapes) -> dict[str, Any]:
     return _fla(described, shapes, "retnet", heads, options)
 
 
+def _hgrn2(described: Described, shapes: Shapes) -> dict[str, Any]:
+    """Channels of a head come before their number. The norm of its output has an epsilon that no file can change."""
+    width = size(described, "hidden_size")
+    if described.get("expand_ratio", 128) is None:
+        heads = size(described, "num_heads")
+    else:
+        head_dim = size(described, "expand_ratio", 128)
+        if width % head_dim:
+            raise ValueError(f"expand_ratio must divide hidden_size, got {head_dim} and {width}")
+        heads = width // head_dim
+    options: dict[str, Any] = {"bounded": described.get("use_lower_bound", True), "norm_eps": 1e-5}
+    if described.get("use_short_conv", False):
+        options["conv_width"] = size(described, "conv_size", 4)
+    return _fla(described, shapes, "hgrn2", heads, options)
+
+
+def _as_hgrn2(config: MaclaurinConfig) -> Described:
+    options, heads = options_of(config, "hgrn2"), config.num_attention_heads
+    own = {"model_type": "hgrn2", "expand_ratio": config.hidden_size // heads, "use_lower_bound": options["bounded"]}
+    return _common(config, options["conv_width"]) | own
+
+
 def _as_fla(config: MaclaurinConfig) -> Described:
     mixer, heads = config.layer_mixers()[0], config.num_attention_heads
     options = options_of(config, mixer)
     key_dim, head_dim = options["key_dim"], options["head_dim"]
-    conv_width = options["conv_width"]
-    described = sizes_of(config) | {
-        "num_heads": heads,
-        "intermediate_size": config.intermediate_size,
-        "hidden_act": "swish",
-        "max_position_embeddings": config.max_position_embeddings,
-        "norm_eps": config.rms_norm_eps,
-        "use_short_conv": conv_width > 0,
-        "conv_size": conv_width or 4,
+    described = _common(config, options["conv_width"]) | {
         "expand_k": key_dim * heads / config.hidden_size,
         "expand_v": head_dim * heads / config.hidden_size,
     }
@@ -159,6 +181,18 @@ def _as_fla(config: MaclaurinConfig) -> Described:
     return described | keys | {"model_type": "gated_deltanet", "head_dim": key_dim, "expand_v": head_dim / key_dim}
 
 
+def _common(config: MaclaurinConfig, conv_width: int) -> Described:
+    return sizes_of(config) | {
+        "num_heads": config.num_attention_heads,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": "swish",
+        "max_position_embeddings": config.max_position_embeddings,
+        "norm_eps": config.rms_norm_eps,
+        "use_short_conv": conv_width > 0,
+        "conv_size": conv_width or 4,
+    }
+
+
 def _layout(model_type: str, fields: Callable[[Described, Shapes], dict[str, Any]], mixer: str, names: Names) -> Layout:
     return Layout(of_type(model_type), fields, _as_fla, NAMES, {mixer: _mixer_names(names)})
 
@@ -168,4 +202,11 @@ FLA_LAYOUTS = {
     "fla-deltanet": _layout("delta_net", _delta, "delta", DELTA),
     "fla-gla": _layout("gla", _gla, "gla", GLA),
     "fla-retnet": _layout("retnet", _retnet, "retnet", RETNET),
+    "fla-hgrn2": Layout(
+        of_type("hgrn2"),
+        _hgrn2,
+        _as_hgrn2,
+        NAMES | {"model.lower_bounds.logits": "model.lower_bounds"},
+        {"hgrn2": _mixer_names(HGRN2)},
+    ),
 }
