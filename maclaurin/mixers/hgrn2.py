@@ -92,17 +92,26 @@ class HGRN2(Mixer):
         qzv, conv = self.in_proj(x), None
         if self.conv is not None:
             qzv, conv = self.conv.run(qzv, None if state is None else state.conv, call)
+        q, k, v, log_decay = self.split(qzv)
+        if call.transitions is not None:
+            call.transitions.append(decay_transition(log_decay))
+        kept = call.with_state(None if state is None else state.attention)
+        y, after = linear_attention(wide(q), k, v, log_decay, normalize=False, **kept)
+        return self.finish(y, x), None if after is None else MixerState(after, conv, kind=self.kind)
+
+    def split(self, qzv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v and log f (B, T, H, head_dim)."""
         q, z, v = qzv.chunk(3, dim=-1)
         k = self.keys(z)
         # of gates that shut, one rounding is left: a logarithm of 0 has no gradient
         log_decay = torch.log1p(-k.clamp(max=1 - torch.finfo(k.dtype).eps))
         q, k, v, log_decay = (part.unflatten(-1, (self.num_heads, -1)) for part in (F.silu(q), k, v, log_decay))
-        if call.transitions is not None:
-            call.transitions.append(decay_transition(log_decay))
-        kept = call.with_state(None if state is None else state.attention)
-        y, after = linear_attention(wide(q), k, v, log_decay, normalize=False, **kept)
-        projected = self.out_proj(self.out_norm(y.flatten(2)).to(x.dtype))
-        return projected, None if after is None else MixerState(after, conv, kind=self.kind)
+        return q, k, v, log_decay
+
+    def finish(self, y: Tensor, x: Tensor) -> Tensor:
+        """From the sums (B, T, H, head_dim) to the output."""
+        projected: Tensor = self.out_proj(self.out_norm(y.flatten(2)).to(x.dtype))
+        return projected
 
     def keys(self, z: Tensor) -> Tensor:
         """1 − f (B, T, d_model), in float32 at least: of slow decays, 1 − f has more digits than f."""

@@ -6,7 +6,7 @@ mamba2, ssd    Λ_t = e^{-Δ_t a} per head                B_t = Δ_t b_t      C_
 mamba, s6      Λ_t = e^{-Δ_t a} per channel and state   B_t = Δ_t b_t      C_t = c_t    D = skip
 qlstm          Λ_t = σ(W_f u_t) per channel             B_t = σ(W_i u_t)   C_t = σ(W_o u_t)
 rglru          Λ_t = exp(-c r_t softplus(A))            B_t = √(1-Λ_t²) σ(W_i u_t)      C = 1
-metala         Λ_t = diag(α_t)                          B_t = 1 - α_t      C_t = q_t/√d
+metala, hgrn2  Λ_t = diag(α_t)                          B_t = 1 - α_t      C_t = q_t/√d
 """
 
 # T time, H heads, N states, V value channels, C channels of a recurrence
@@ -31,6 +31,7 @@ from maclaurin.mixers.delta import Delta
 from maclaurin.mixers.feature_attention import FeatureAttention
 from maclaurin.mixers.gated import GatedSoftmax
 from maclaurin.mixers.gla import GLA
+from maclaurin.mixers.hgrn2 import HGRN2
 from maclaurin.mixers.inline import Inline
 from maclaurin.mixers.mamba2 import Mamba2
 from maclaurin.mixers.metala import MetaLA
@@ -109,6 +110,13 @@ def metala(mixer: MetaLA, x: Tensor, order: int) -> System:
     return System(log_decay[0].exp(), k[0], q[0] * mixer.key_dim**-0.5, v[0], readout, skip)
 
 
+def hgrn2(mixer: HGRN2, x: Tensor, order: int) -> System:
+    qzv = mixer.in_proj(x)
+    q, k, v, log_decay = mixer.split(qzv if mixer.conv is None else mixer.conv.run(qzv)[0])
+    C_THK = q[0] * mixer.head_dim**-0.5
+    return System(log_decay[0].exp(), k[0], C_THK, v[0], lambda y: mixer.finish(y[None], x))
+
+
 FAMILIES: dict[type[Mixer], Callable[[Any, Tensor, int], System]] = {
     Attention: separable.attention,
     GatedSoftmax: separable.gated_softmax,
@@ -123,6 +131,7 @@ FAMILIES: dict[type[Mixer], Callable[[Any, Tensor, int], System]] = {
     QLSTM: qlstm,
     RGLRU: rglru,
     MetaLA: metala,
+    HGRN2: hgrn2,
 }
 
 
