@@ -277,16 +277,21 @@ def shared_out(name: str, count: int, parts: int) -> int:
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, computed in float32 at least."""
+    """Root-mean-square norm over the last dimension, computed in float32 at least.
 
-    def __init__(self, dim: int, eps: float | None = None) -> None:
+    zero_centered: it multiplies by 1 + w in place of w, as Gemma's, whose weights keep their digits in bfloat16.
+    """
+
+    def __init__(self, dim: int, eps: float | None = None, *, zero_centered: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
+        self.weight = nn.Parameter(torch.zeros(dim) if zero_centered else torch.ones(dim))
         self.eps = torch.finfo(torch.float32).eps if eps is None else eps
+        self.zero_centered = zero_centered
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
-        return F.rms_norm(x.to(dtype), self.weight.shape, self.weight.to(dtype), self.eps).to(x.dtype)
+        weight = self.weight.to(dtype) + 1 if self.zero_centered else self.weight.to(dtype)
+        return F.rms_norm(x.to(dtype), self.weight.shape, weight, self.eps).to(x.dtype)
 
 
 class WideLinear(nn.Linear):

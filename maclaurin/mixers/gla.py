@@ -59,6 +59,8 @@ class GLA(ProjectedMixer):
             raise ValueError(f"decay must be 'none', because gla has its own decay per key channel, got {self.decay!r}")
         if tie_decay_pairs and self.key_dim % 2:
             raise ValueError(f"tie_decay_pairs=True needs an even key_dim, got {self.key_dim}")
+        if tie_decay_pairs and self.rotary_dim is not None:
+            raise ValueError(f"tie_decay_pairs=True needs pairs that all turn, got rotary_dim={self.rotary_dim}")
         self.tau = tau
         self.tie_decay_pairs = tie_decay_pairs
         decays = self.num_kv_heads * (self.key_dim // 2 if tie_decay_pairs else self.key_dim)

@@ -32,6 +32,7 @@ ROTARIES = ("none", "rope", "selective")
 DECAYS = ("none", "softplus", "forget", "mamba", "channel")
 DISCRETISATIONS = ("none", "dt", "sigmoid")
 WHERE_ACTIVE = (*ACTIVATIONS, "silu-v")
+BIASES = (False, True, "output")
 
 S = TypeVar("S", bound=TokenState)
 
@@ -78,11 +79,13 @@ class ProjectedMixer(Mixer):
     rotary: "rope" rotates q and k by exact positions, with rope_theta; "selective" by angles computed from the tokens, with
     rotary_options (`selective_rope.py`). rotary_interleaved pairs channels (0,1), (2,3)… rounded_positions: rounds
     those of "rope" to bfloat16, so that beyond 256 tokens share positions; for checkpoints that were trained so.
+    rotary_dim: how many channels of a head "rope" turns, its first ones; all unless given.
     decay: "softplus" a = −softplus(x·W), "forget" a = log σ(x·W + b), "mamba" a = −exp(A_log)·dt. decay_scale multiplies a.
     decay_bias: a bias, initially 0, in "softplus" too. "channel", where the mechanism takes it: one per key channel, a = log
     σ(x·W₁·W₂ + b) through decay_rank channels, as in gla.
     value_discretization: v·dt with dt = softplus(x·W_dt), or its sigmoid; dt_bias adds Mamba's bias to dt.
-    projection_bias: biases on the projections to q, k, v and to the output, as vision transformers have them.
+    projection_bias: biases on the projections to q, k, v and to the output, as vision transformers have them; "output" on
+    that alone, as Griffin.
     skip: adds D⊙v to the weighted values, with D = 1 at the start. lepe: adds a depthwise filter of 3 x 3 over the values,
     which are places of a (rows, columns) grid; needs causal=False (CSwin, arXiv 2107.00652). gate: multiplies the output by
     silu(x·W_z).
@@ -111,13 +114,14 @@ class ProjectedMixer(Mixer):
         rotary_options: dict[str, Any] | None = None,
         rotary_interleaved: bool = False,
         rounded_positions: bool = False,
+        rotary_dim: int | None = None,
         decay: str = "none",
         decay_scale: float = 1.0,
         decay_bias: bool = False,
         decay_rank: int = 16,
         value_discretization: str = "none",
         dt_bias: bool = False,
-        projection_bias: bool = False,
+        projection_bias: bool | str = False,
         skip: bool = False,
         lepe: tuple[int, int] | None = None,
         gate: bool = False,
@@ -127,14 +131,15 @@ class ProjectedMixer(Mixer):
         if gate and self.own_gate:
             raise ValueError("gate must be False: this mixer has an output gate of its own")
         one_of("activation", activation, WHERE_ACTIVE)
+        one_of("projection_bias", projection_bias, BIASES)
         at_least(0, "conv_width", conv_width)
         self.activation = activation
         self._set_sizes(num_kv_heads, head_dim, key_dim, shared_keys)
-        self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=projection_bias)
+        self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=projection_bias not in (False, "output"))
         self.conv = ShortConv(sum(self.qkv_sizes), conv_width, conv_bias) if conv_width else None
-        self._set_rotary(rotary, rope_theta, rotary_options or {}, rotary_interleaved, rounded_positions)
+        self._set_rotary(rotary, rope_theta, rotary_options or {}, rotary_interleaved, rounded_positions, rotary_dim)
         self._set_decay(decay, decay_scale, decay_bias, decay_rank, value_discretization, dt_bias)
-        self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
+        self.out_proj = nn.Linear(self.inner_dim, d_model, bias=bool(projection_bias))
         self.qk_norm = QKNorm(num_heads, self.num_kv_heads, self.key_dim) if qk_norm else None
         self.near: NearWindow | None = None  # for mechanisms that have the option near_window
         self.skip: nn.Parameter | None = None
@@ -198,7 +203,13 @@ class ProjectedMixer(Mixer):
         return sizes | groups
 
     def _set_rotary(
-        self, rotary: str, rope_theta: float, options: dict[str, Any], interleaved: bool, rounded_positions: bool
+        self,
+        rotary: str,
+        rope_theta: float,
+        options: dict[str, Any],
+        interleaved: bool,
+        rounded_positions: bool,
+        rotary_dim: int | None,
     ) -> None:
         one_of("rotary", rotary, ROTARIES)
         positive("rope_theta", rope_theta)
@@ -210,12 +221,20 @@ class ProjectedMixer(Mixer):
             raise ValueError(f"rotary_options belong to rotary='selective', got rotary={rotary!r}")
         if rounded_positions and rotary != "rope":
             raise ValueError(f"rounded_positions belongs to rotary='rope', got rotary={rotary!r}")
+        if rotary_dim is not None:
+            at_least(2, "rotary_dim", rotary_dim)
+            if rotary != "rope" or rotary_dim % 2 or rotary_dim > self.key_dim:
+                raise ValueError(
+                    f"rotary_dim must be an even number of the {self.key_dim} channels that rotary='rope' turns, "
+                    f"got {rotary_dim} and rotary={rotary!r}"
+                )
         for option in options:
             one_of("every key of rotary_options", option, SELECTIVE_OPTIONS)
         self.rotary = rotary
         self.rope_theta = rope_theta
         self.rotary_interleaved = interleaved
         self.rounded_positions = rounded_positions
+        self.rotary_dim = rotary_dim
         self.selective: SelectiveRotary | None = None
         if rotary == "selective":
             self.selective = SelectiveRotary(self.d_model, self.num_kv_heads, self.key_dim // 2, **options)
@@ -282,7 +301,9 @@ class ProjectedMixer(Mixer):
 
     def turned(self, part: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys, rotated by their positions."""
-        return turn_by_position(part, positions, theta=self.rope_theta, interleaved=self.rotary_interleaved)
+        turning, *fixed = (part,) if self.rotary_dim is None else part.tensor_split([self.rotary_dim], dim=-1)
+        turned = turn_by_position(turning, positions, theta=self.rope_theta, interleaved=self.rotary_interleaved)
+        return torch.cat([turned, *fixed], dim=-1) if fixed else turned
 
     def over_time(self, qkv: Tensor, x: Tensor, before: ConvState | None, call: Call) -> tuple[Tensor, ConvState | None]:
         """q, k and v with what they take from the tokens before: the short convolution, if there is one."""

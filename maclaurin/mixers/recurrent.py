@@ -13,9 +13,10 @@ around it is that of DSF's code, which has more than its formula: inner width 2�
 gate. That code draws its weights with std fan_in^-½ and then overwrites them with N(0, 0.02), which is `init="llama"`.
 
 RG-LRU: gates in num_heads blocks, c = 8, A such that λ at r = 1 is uniform in [0.9, 0.999], as Griffin says. The authors'
-code draws exp(-softplus(A)) from that range, so that its λ start lower; it bounds the slope of the root by 1000; and it does
-not scale the first token of a document by √(1-λ²). Here 1-λ² is computed as -expm1(2 log λ), which loses no digits near
-λ = 1, and every token is scaled, so that a sequence may be cut anywhere. `conv_width=0, gate=False` leaves the bare layer.
+code draws exp(-softplus(A)) from that range, so that its λ start lower, and bounds the slope of the root by 1000. Here 1-λ²
+is computed as -expm1(2 log λ), which loses no digits near λ = 1. In their code the first token of a document is not scaled
+by √(1-λ²), and the linear layers have biases: `scale_first=False, projection_bias=True`. `conv_width=0, gate=False` leaves
+the bare layer.
 
 Sieber et al.: Understanding the Differences in Foundation Models (DSF), arXiv 2405.15731.
 De et al.: Griffin, arXiv 2402.19427.
@@ -23,6 +24,7 @@ De et al.: Griffin, arXiv 2402.19427.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of
-from maclaurin.mixers.base import Call, MixerState, ShortConv, initialise, start_of_parameters
+from maclaurin.mixers.base import Call, MixerState, ShortConv, Zeros, advanced, initialise, start_of_parameters
 from maclaurin.mixers.registry import register
 from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
@@ -99,8 +101,10 @@ class RGLRU(ScannedMixer):
     """Options. num_heads: the blocks of the gates' weights.
 
     width: channels of the recurrence, d_model unless given. conv_width, conv_bias: the causal short convolution; 0 for none.
-    gate: multiplies the output by gelu(x·W_g). init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)), of the linear
-    layers; the gates start as in Griffin with either.
+    gate: multiplies the output by gelu(x·W_g). scale_first: False leaves the first token of a document without the factor
+    √(1-λ²); states have their position then. projection_bias: biases on the projections to gate, u and output.
+    init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)), of the linear layers; the gates start as in Griffin with
+    either.
     """
 
     def __init__(
@@ -112,6 +116,8 @@ class RGLRU(ScannedMixer):
         conv_width: int = 4,
         conv_bias: bool = True,
         gate: bool = True,
+        scale_first: bool = True,
+        projection_bias: bool = False,
         init: str = "torch",
     ) -> None:
         super().__init__(d_model, num_heads)
@@ -123,7 +129,9 @@ class RGLRU(ScannedMixer):
             raise ValueError(f"width must be a multiple of num_heads, got {channels} and {num_heads}")
         block = channels // num_heads
         self.state_shape = (channels,)
-        self.in_proj = nn.Linear(d_model, (1 + gate) * channels, bias=False)
+        self.width = channels
+        self.scale_first = scale_first
+        self.in_proj = nn.Linear(d_model, (1 + gate) * channels, bias=projection_bias)
         self.conv = ShortConv(channels, conv_width, conv_bias) if conv_width else None
         # weights of both gates: the recurrence gate's, then the input gate's
         self.block_weight = nn.Parameter(torch.randn(num_heads, block, 2 * block) * block**-0.5)
@@ -131,7 +139,7 @@ class RGLRU(ScannedMixer):
         # softplus(A) = -log(λ)/c
         rate = -torch.empty(channels, **start_of_parameters()).uniform_(*FIRST_DECAYS).log() / LARGEST_RATE
         self.A = nn.Parameter(rate.expm1().log().to(torch.get_default_dtype()))
-        self.out_proj = nn.Linear(channels, d_model, bias=False)
+        self.out_proj = nn.Linear(channels, d_model, bias=projection_bias)
         initialise(self, init)
 
     @property
@@ -152,14 +160,24 @@ class RGLRU(ScannedMixer):
         log_decay, input_gate = self.gates(u)
         if call.transitions is not None:
             call.transitions.append(decay_transition(log_decay))
+        positions, position = (None, None) if self.scale_first else advanced(state, x, call.lengths)
         h, after = linear_scan(
-            (complement(log_decay) * input_gate * u).to(u.dtype),
+            (self.input_scale(log_decay, positions) * input_gate * u).to(u.dtype),
             log_decay,
             **call.with_state(None if state is None else state.attention),
         )
         if gate:
             h = h * F.gelu(gate[0], approximate="tanh")
-        return self.out_proj(h), None if after is None else MixerState(after, conv, kind=self.kind)
+        return self.out_proj(h), None if after is None else MixerState(after, conv, position, kind=self.kind)
+
+    def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
+        position = None if self.scale_first else zeros(dtype=torch.long)
+        return replace(super().state_of(tokens, zeros), position=position)
+
+    def input_scale(self, log_decay: Tensor, positions: Tensor | None) -> Tensor:
+        """√(1-λ²). positions (B, T): where given, 1 for the tokens at 0."""
+        scale = complement(log_decay)
+        return scale if positions is None else torch.where(positions[..., None] == 0, 1.0, scale)
 
     def gates(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """log λ and σ(W_i u), both like u and in float32 at least."""

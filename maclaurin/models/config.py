@@ -19,7 +19,7 @@ SIZES: dict[str, dict[str, int]] = {
     "large": {"hidden_size": 3072, "intermediate_size": 6144, "num_hidden_layers": 20, "num_attention_heads": 16},
     "large-depth": {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 60, "num_attention_heads": 32},
 }
-MLPS = ("swiglu", "none")
+MLPS = ("swiglu", "geglu", "none")
 
 
 class MaclaurinConfig(PretrainedConfig):
@@ -29,7 +29,10 @@ class MaclaurinConfig(PretrainedConfig):
     `["mlstm", "sliding-window"]` alternates.
     mixer_options: options for every layer's mixer, or a dict of options by mixer name.
     logit_cap: c of the soft cap c·tanh(z/c) on the logits, None for none.
-    mlp: "swiglu", or "none" for layers that are a mixer alone, as those of Mamba.
+    mlp: "swiglu", "geglu" with tanh's GELU in place of SiLU, or "none" for layers that are a mixer alone, as those of Mamba.
+    mlp_bias: whether its projections have biases.
+    embedding_scale: what embeddings are multiplied by before the first layer. zero_centered_norms: norms around the layers
+    multiply by 1 + w in place of w. Gemma has both.
     init: "torch" (PyTorch's defaults in the layers, N(0, initializer_range) in the embeddings) or "llama" (everywhere).
     """
 
@@ -46,6 +49,9 @@ class MaclaurinConfig(PretrainedConfig):
     mixer: str | list[str] = "2mamba"
     mixer_options: dict[str, Any] | None = None
     mlp: str = "swiglu"
+    mlp_bias: bool = False
+    embedding_scale: float = 1.0
+    zero_centered_norms: bool = False
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-5
     logit_cap: float | None = None
@@ -83,11 +89,11 @@ class MaclaurinConfig(PretrainedConfig):
         fields.whole("num_hidden_layers", self.num_hidden_layers, largest=fields.MOST_LAYERS)
         if self.num_key_value_heads is not None:
             fields.whole("num_key_value_heads", self.num_key_value_heads)
-        for name in ("rms_norm_eps", "initializer_range"):
+        for name in ("rms_norm_eps", "initializer_range", "embedding_scale"):
             fields.real(name, getattr(self, name))
         if self.logit_cap is not None:
             fields.real("logit_cap", self.logit_cap, smallest=1e-3)
-        for name in ("use_cache", "tie_word_embeddings"):
+        for name in ("use_cache", "tie_word_embeddings", "mlp_bias", "zero_centered_norms"):
             fields.flag(name, getattr(self, name))
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             value = getattr(self, name)
@@ -95,6 +101,8 @@ class MaclaurinConfig(PretrainedConfig):
                 fields.token_id(name, one)
         self.init = checked_init(self.init)
         one_of("mlp", self.mlp, MLPS)
+        if self.mlp_bias and self.mlp == "none":
+            raise ValueError("mlp_bias needs an MLP, got mlp='none'")
         fields.names("mixer", self.mixer)
         fields.options("mixer_options", self.mixer_options)
         embeddings = self.vocab_size

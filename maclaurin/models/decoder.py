@@ -1,4 +1,4 @@
-"""The decoder language model: Llama's layout (pre-norm, SwiGLU, no biases) with a mixer of any kind in each layer.
+"""The decoder language model: Llama's layout (pre-norm, SwiGLU) with a mixer of any kind in each layer.
 
 It differs from the model of the thesis (arXiv 2507.23632 and 2602.17363) only in positions and masks, which are exact here.
 """
@@ -17,6 +17,7 @@ from transformers.utils import can_return_tuple, logging
 
 from maclaurin.mixers import MixerState, build_mixer
 from maclaurin.mixers.base import RMSNorm
+from maclaurin.mixers.hgrn2 import shared_bounds
 from maclaurin.models.arguments import OF_GENERATE, refuse_unknown
 from maclaurin.models.cache import StateCache
 from maclaurin.models.checked import load_checked
@@ -31,16 +32,33 @@ from maclaurin.ops.transforms import has_numbers, numbers, recomputed
 LOSS_CHUNK = 2048  # tokens whose logits exist at a time while the loss is computed
 
 
-class SwiGLU(nn.Module):
+class GatedMLP(nn.Module):
+    """W_down·(act(x·W_gate) ⊙ x·W_up): SwiGLU or GEGLU."""
+
     def __init__(self, config: MaclaurinConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.kind = config.mlp
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = self.gate_proj(x)
+        gate = F.silu(gate) if self.kind == "swiglu" else F.gelu(gate, approximate="tanh")
+        y: Tensor = self.down_proj(gate * self.up_proj(x))
         return y
+
+
+class ScaledEmbedding(nn.Embedding):
+    """Embeddings multiplied by a constant, which a head with the same weights is not."""
+
+    def __init__(self, config: MaclaurinConfig) -> None:
+        super().__init__(config.vocab_size, config.hidden_size)
+        self.scale = config.embedding_scale
+
+    def forward(self, ids: Tensor) -> Tensor:
+        embedded = super().forward(ids)
+        return embedded if self.scale == 1 else embedded * self.scale
 
 
 class CappedHead(nn.Linear):
@@ -56,14 +74,18 @@ class CappedHead(nn.Linear):
         return (torch.tanh(wide / self.cap) * self.cap).to(logits.dtype)
 
 
+def _norm(config: MaclaurinConfig) -> RMSNorm:
+    return RMSNorm(config.hidden_size, config.rms_norm_eps, zero_centered=config.zero_centered_norms)
+
+
 class MaclaurinLayer(GradientCheckpointingLayer):
     def __init__(self, config: MaclaurinConfig, mixer: str) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = _norm(config)
         self.mixer = build_mixer(mixer, config.hidden_size, config.num_attention_heads, **config.options_of(mixer))
         has_mlp = config.mlp != "none"
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if has_mlp else None
-        self.mlp = SwiGLU(config) if has_mlp else None
+        self.post_attention_layernorm = _norm(config) if has_mlp else None
+        self.mlp = GatedMLP(config) if has_mlp else None
 
     def forward(
         self,
@@ -136,9 +158,10 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
 
     def __init__(self, config: MaclaurinConfig) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = ScaledEmbedding(config)
         self.layers = nn.ModuleList(MaclaurinLayer(config, mixer) for mixer in config.layer_mixers())
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lower_bounds = shared_bounds([layer.mixer for layer in self.layers])
+        self.norm = _norm(config)
         self.gradient_checkpointing = False
         self.post_init()
 

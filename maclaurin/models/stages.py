@@ -53,6 +53,8 @@ def stage_of(model: MaclaurinForCausalLM, index: int, count: int) -> Stage:
         raise ValueError("the first and the last stage cannot share their embeddings: tie_word_embeddings must be False")
     bounds = [len(layers) * number // count for number in range(count + 1)]
     own = range(bounds[index], bounds[index + 1])
+    if model.model.lower_bounds is not None and count > 1:
+        raise ValueError("stages cannot share the lower bounds of hgrn2: its option bounded must be False")
     stage = Stage({str(number): layers[number] for number in own})
     if index == 0:
         stage.model.embed_tokens = model.model.embed_tokens

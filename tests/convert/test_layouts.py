@@ -16,6 +16,7 @@ from torch import Tensor
 
 from maclaurin.convert.layouts import LAYOUTS, export_layout, import_layout
 from maclaurin.models import MaclaurinForCausalLM
+from tests.convert import recurrent_gemma
 
 WIDTH, LAYERS, VOCAB, EPS = 32, 2, 48, 1e-5
 Weights = dict[str, Tensor]
@@ -33,9 +34,10 @@ def rms(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * (1 + weight)
 
 
-def conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, active: bool = True) -> Tensor:
     width = weight.shape[-1]
-    return F.silu(F.conv1d(x.mT, weight, bias, padding=width - 1, groups=len(weight))[..., : x.shape[1]].mT)
+    y = F.conv1d(x.mT, weight, bias, padding=width - 1, groups=len(weight))[..., : x.shape[1]].mT
+    return F.silu(y) if active else y
 
 
 def scanned(x: Tensor, step: Callable[[Tensor, int], tuple[Tensor, Tensor]], state: Tensor) -> Tensor:
@@ -143,6 +145,26 @@ def retnet(x: Tensor, w: Weights) -> Tensor:
     return (y.flatten(2) * F.silu(x @ w["g_proj.weight"].mT)) @ w["o_proj.weight"].mT
 
 
+def bounds(weights: Weights) -> Tensor:
+    """Of all layers: the sum of the shares of a softmax over layers, without that of the first."""
+    shares = weights["model.lower_bounds"].exp() / weights["model.lower_bounds"].exp().sum(0)
+    return shares.cumsum(0) - shares[0]
+
+
+def hgrn2(x: Tensor, w: Weights) -> Tensor:
+    H = 2
+    q, z, v = (conv(x @ w[f"{name}_proj.weight"].mT, w[f"{name}_conv1d.weight"], active=False) for name in "qfi")
+    forget = w["bound"] + (1 - w["bound"]) * torch.sigmoid(z)
+    q, forget, v = (part.unflatten(-1, (H, -1)) for part in (F.silu(q), forget, v))
+
+    def step(S: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        S = S * forget[:, t, ..., None] + (1 - forget[:, t])[..., None] * v[:, t, :, None]
+        return S, torch.einsum("bhkv,bhk->bhv", S, q[:, t]) * q.shape[-1] ** -0.5
+
+    y = scanned(x, step, x.new_zeros(len(x), H, q.shape[-1], v.shape[-1]))
+    return rms(y.flatten(2), w["g_norm.weight"] - 1) @ w["o_proj.weight"].mT
+
+
 def xlstm(x: Tensor, w: Weights) -> Tensor:
     """Without stabilisation: the input gates of a small model are no large numbers."""
     H = 4
@@ -240,6 +262,13 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], Callabl
         projections(32, 64, gate=True, width=0) | {"g_norm_swish_gate.weight": (16,)},
         retnet,
     ),
+    "fla-hgrn2": (
+        FLA | {"model_type": "hgrn2", "num_heads": None, "expand_ratio": 16, "use_short_conv": True, "norm_eps": 1e-4},
+        {f"{name}_proj.weight": (WIDTH, WIDTH) for name in "qfio"}
+        | {f"{name}_conv1d.weight": (WIDTH, 1, 4) for name in "qfi"}
+        | {"g_norm.weight": (WIDTH,)},
+        hgrn2,
+    ),
     "transformers-xlstm": (
         XLSTM,
         {f"{name}.weight": (16, WIDTH) for name in "qk"}
@@ -275,16 +304,29 @@ def words(layout: str) -> Words:
     return Words(embeddings, "backbone.layers", "mixer", "norm", "backbone.norm_f")
 
 
-each_layout = pytest.mark.parametrize("layout", sorted(CHECKPOINTS))
+GEMMA = "transformers-recurrent-gemma"  # has formulas of its own for all that is around its mixers
+each_layout = pytest.mark.parametrize("layout", [*sorted(CHECKPOINTS), GEMMA])
 
 
 def checkpoint(folder: Path, layout: str) -> Weights:
+    described = recurrent_gemma.DESCRIBED if layout == GEMMA else CHECKPOINTS[layout][0]
+    weights = draw(3, recurrent_gemma.shapes() if layout == GEMMA else shapes_of(layout))
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(described))
+    (folder / "tokenizer.json").write_text("{}")
+    save_file(weights, folder / "model.safetensors")
+    return weights
+
+
+def shapes_of(layout: str) -> dict[str, tuple[int, ...]]:
     described, mixer, _ = CHECKPOINTS[layout]
     named = words(layout)
     shapes: dict[str, tuple[int, ...]] = {
         f"{named.embeddings}.weight": (VOCAB, WIDTH),
         f"{named.last_norm}.weight": (WIDTH,),
     }
+    if layout == "fla-hgrn2":
+        shapes["model.lower_bounds"] = (LAYERS, WIDTH)
     if not described.get("tie_embeddings"):
         shapes["lm_head.weight"] = (VOCAB, WIDTH)
     for index in range(LAYERS):
@@ -295,31 +337,31 @@ def checkpoint(folder: Path, layout: str) -> Weights:
             norm, gate, up, down = named.mlp
             shapes |= {f"{layer}{norm}.weight": (WIDTH,), f"{layer}{down}.weight": (WIDTH, 24)}
             shapes |= {f"{layer}{name}.weight": (24, WIDTH) for name in (gate, up)}
-    weights = draw(3, shapes)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(described))
-    (folder / "tokenizer.json").write_text("{}")
-    save_file(weights, folder / "model.safetensors")
-    return weights
+    return shapes
 
 
 def logits(layout: str, weights: Weights, ids: Tensor) -> Tensor:
     """Of the whole model, in double precision."""
+    w = {name: tensor.double() for name, tensor in weights.items()}
+    if layout == GEMMA:
+        return recurrent_gemma.logits(w, ids)
     described, _, mix = CHECKPOINTS[layout]
-    named, w = words(layout), {name: tensor.double() for name, tensor in weights.items()}
-    x = w[f"{named.embeddings}.weight"][ids]
+    named = words(layout)
+    x, eps = w[f"{named.embeddings}.weight"][ids], described.get("norm_eps", EPS)
     for index in range(LAYERS):
         prefix = f"{named.layer}.{index}."
         layer = {name.removeprefix(prefix): tensor for name, tensor in w.items() if name.startswith(prefix)}
         own = f"{named.mixer}."
         inner = {name.removeprefix(own): tensor for name, tensor in layer.items() if name.startswith(own)}
-        x = x + mix(rms(x, layer[f"{named.norm}.weight"] - 1), inner)
+        if layout == "fla-hgrn2":
+            inner["bound"] = bounds(w)[index]
+        x = x + mix(rms(x, layer[f"{named.norm}.weight"] - 1, eps), inner)
         if named.mlp:
             norm, *projections = (layer[f"{name}.weight"] for name in named.mlp)
             gate, up, down = (weight.mT for weight in projections)
-            y = rms(x, norm - 1)
+            y = rms(x, norm - 1, eps)
             x = x + (F.silu(y @ gate) * (y @ up)) @ down
-    z = rms(x, w[f"{named.last_norm}.weight"] - 1) @ w.get("lm_head.weight", w[f"{named.embeddings}.weight"]).mT
+    z = rms(x, w[f"{named.last_norm}.weight"] - 1, eps) @ w.get("lm_head.weight", w[f"{named.embeddings}.weight"]).mT
     cap = described.get("output_logit_soft_cap")
     return z if cap is None else cap * torch.tanh(z / cap)
 
@@ -369,7 +411,7 @@ def test_the_way_there_and_back_changes_no_bit(layout: str, dtype: torch.dtype, 
     assert first == second
 
 
-@pytest.mark.parametrize("layout", ["transformers-mamba", "transformers-mamba2", "transformers-xlstm"])
+@pytest.mark.parametrize("layout", ["transformers-mamba", "transformers-mamba2", "transformers-xlstm", GEMMA])
 def test_transformers_agrees_and_reads_what_is_exported(layout: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -402,4 +444,4 @@ def test_what_the_mixers_do_not_compute_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_layout_is_tested() -> None:
-    assert set(CHECKPOINTS) == set(LAYOUTS)
+    assert {*CHECKPOINTS, GEMMA} == set(LAYOUTS)

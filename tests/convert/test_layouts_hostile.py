@@ -39,12 +39,30 @@ def describe(folder: Path, **fields: Any) -> None:
         ("fla-gla", {"gate_logit_normalizer": -1}, "gate_logit_normalizer must be a number"),
         ("fla-retnet", {"num_kv_heads": 2}, "must have num_kv_heads"),
         ("fla-gated-deltanet", {"expand_v": 1e9}, "expand_v must be a number"),
+        ("fla-hgrn2", {"expand_ratio": 12}, "expand_ratio must divide hidden_size"),
+        ("fla-hgrn2", {"expand_ratio": None}, "num_heads must be a whole number"),
+        ("fla-hgrn2", {"expand_ratio": "16"}, "expand_ratio must be a whole number"),
+        ("fla-hgrn2", {"expand_ratio": 8, "attn": {"layers": [1], "num_heads": 4}}, "must have attn"),
         ("transformers-xlstm", {"output_logit_soft_cap": 0}, "logit_cap must be a number"),
         ("transformers-xlstm", {"weight_mode": "fused"}, "must have weight_mode"),
         ("transformers-mamba2", {"n_groups": 3}, "n_groups must divide"),
         ("transformers-mamba2", {"time_step_limit": [3, 1]}, "dt_limit"),
         ("state-spaces-mamba", {"ssm_cfg": "Mamba1"}, "ssm_cfg must be an object"),
         ("state-spaces-mamba", {"n_layer": None}, "n_layer must be a whole number"),
+        ("transformers-recurrent-gemma", {"block_types": []}, "block_types must be a list"),
+        ("transformers-recurrent-gemma", {"block_types": ["recurrent", ["attention"]]}, "block_types must be a list"),
+        ("transformers-recurrent-gemma", {"block_types": ["attention", "recurrent"]}, "the checkpoint lacks"),
+        ("transformers-recurrent-gemma", {"rope_parameters": "default"}, "rope_parameters must be an object"),
+        ("transformers-recurrent-gemma", {"rope_parameters": {"rope_type": "yarn"}}, "must have rope_type"),
+        ("transformers-recurrent-gemma", {"partial_rotary_factor": NAN}, "partial_rotary_factor must be a number"),
+        ("transformers-recurrent-gemma", {"partial_rotary_factor": 3}, "rotary_dim must be an even number"),
+        ("transformers-recurrent-gemma", {"rope_theta": 0}, "rope_theta must be positive"),
+        ("transformers-recurrent-gemma", {"hidden_activation": "silu"}, "must have hidden_activation"),
+        ("transformers-recurrent-gemma", {"logits_soft_cap": None}, "logits_soft_cap must be a number"),
+        ("transformers-recurrent-gemma", {"num_key_value_heads": 3}, "num_kv_heads must divide"),
+        ("transformers-recurrent-gemma", {"intermediate_size": 1}, "intermediate_size must be a whole number"),
+        ("transformers-recurrent-gemma", {"attention_window_size": -1}, "attention_window_size must be a whole number"),
+        ("transformers-recurrent-gemma", {"num_attention_heads": 64}, "must be a multiple of num_heads"),
     ],
 )
 def test_a_false_description_is_one_sentence(layout: str, fields: dict[str, Any], sentence: str, tmp_path: Path) -> None:
@@ -146,3 +164,21 @@ def test_what_a_layout_cannot_say_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps(described))
     with pytest.raises(ValueError, match="cannot say rotary = 'rope'"):
         list(export_layout(tmp_path / "ours", tmp_path / "back", "fla-gla"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("embedding_scale", 1.0, "embedding_scale"),
+        ("zero_centered_norms", False, "zero_centered_norms"),
+        ("mlp_bias", False, "mlp_bias"),
+        ("logit_cap", None, "logits_soft_cap"),
+    ],
+)
+def test_what_surrounds_the_mixers_is_never_dropped(field: str, value: object, named: str, tmp_path: Path) -> None:
+    checkpoint(tmp_path / "theirs", "transformers-recurrent-gemma")
+    imported(tmp_path / "theirs")
+    file = tmp_path / "ours" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    with pytest.raises(ValueError, match=named):
+        list(export_layout(tmp_path / "ours", tmp_path / "back", "transformers-recurrent-gemma"))

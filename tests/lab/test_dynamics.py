@@ -80,6 +80,7 @@ VARIANTS = [
     ("inline", {"num_kv_heads": 2, "value_discretization": "dt"}),
     ("qlstm", {"forget": "reversed", "conv_width": 0}),
     ("rglru", {"gate": False, "conv_width": 0}),
+    ("rglru", {"scale_first": False, "projection_bias": True}),
     ("metala", {"aug": "linear", "own_key": True}),
     ("metala", {"aug": "gate", "conv_width": 0, "tau": 1.0}),
     ("sliding-window", {"window": 3, "decay": "softplus", "num_kv_heads": 2, "value_discretization": "dt"}),

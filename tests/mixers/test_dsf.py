@@ -372,6 +372,7 @@ VARIANTS = [
     ("qlstm", {"conv_width": 0}),
     ("rglru", {"width": 32, "conv_width": 2}),
     ("rglru", {"conv_width": 0, "gate": False}),
+    ("rglru", {"scale_first": False, "projection_bias": True}),
 ]
 
 

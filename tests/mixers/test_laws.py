@@ -40,6 +40,8 @@ VARIANTS = {
     "taylor+near": ("taylor", {"near_window": 4, "num_kv_heads": 2, "learn_order_weights": True}),
     "taylor+own": ("taylor", {"order": 3, "order_dim": 2, "norm": "output", "num_kv_heads": 2, "fold_at": None}),
     "hedgehog+near": ("hedgehog", {"near_window": 6, "num_kv_heads": 2}),
+    "sliding-window+griffin": ("sliding-window", {"rotary_dim": 4, "projection_bias": "output", "num_kv_heads": 1}),
+    "rglru+griffin": ("rglru", {"scale_first": False, "projection_bias": True}),
 }
 
 every_mixer = pytest.mark.parametrize("name", [*MIXERS, *VARIANTS])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from maclaurin.convert.layouts.layout import (
@@ -22,24 +23,23 @@ from maclaurin.convert.layouts.layout import (
 )
 from maclaurin.models import MaclaurinConfig
 
+LAYER = "model.layers.{}."  # ours and theirs
+NAMES: Names = {
+    EMBEDDINGS: "model.embeddings.weight",
+    "model.norm.weight": "model.norm.weight",
+    HEAD: HEAD,
+    f"{LAYER}input_layernorm.weight": f"{LAYER}attn_norm.weight",
+    f"{LAYER}post_attention_layernorm.weight": f"{LAYER}mlp_norm.weight",
+    **{f"{LAYER}mlp.{part}_proj.weight": f"{LAYER}mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
+}
 
-def _fla_names(mixer: Names) -> Names:
-    ours, theirs = "model.layers.{}.", "model.layers.{}."
-    mlp = {f"{ours}mlp.{part}_proj.weight": f"{theirs}mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
-    inside: Names = {}
+
+def _mixer_names(mixer: Names) -> Names:
+    names: Names = {}
     for name, parts in mixer.items():
-        joined = (parts,) if isinstance(parts, str) else parts
-        full = tuple(f"{theirs}attn.{part}" for part in joined)
-        inside[f"{ours}mixer.{name}"] = full[0] if isinstance(parts, str) else full
-    return {
-        EMBEDDINGS: "model.embeddings.weight",
-        "model.norm.weight": "model.norm.weight",
-        HEAD: HEAD,
-        f"{ours}input_layernorm.weight": f"{theirs}attn_norm.weight",
-        f"{ours}post_attention_layernorm.weight": f"{theirs}mlp_norm.weight",
-        **mlp,
-        **inside,
-    }
+        full = tuple(f"{LAYER}attn.{part}" for part in ((parts,) if isinstance(parts, str) else parts))
+        names[f"{LAYER}mixer.{name}"] = full[0] if isinstance(parts, str) else full
+    return names
 
 
 PROJECTIONS: Names = {
@@ -58,6 +58,14 @@ GLA: Names = PROJECTIONS | {
     "decay_up.weight": "gk_proj.1.weight",
     "decay_up.bias": "gk_proj.1.bias",
     "out_norm.weight": "g_norm_swish_gate.weight",
+}
+
+
+HGRN2: Names = {
+    "in_proj.weight": ("q_proj.weight", "f_proj.weight", "i_proj.weight"),
+    "conv.weight": ("q_conv1d.weight", "f_conv1d.weight", "i_conv1d.weight"),
+    "out_norm.weight": "g_norm.weight",
+    "out_proj.weight": "o_proj.weight",
 }
 
 
@@ -131,22 +139,36 @@ def _retnet(described: Described, shapes: Shapes) -> dict[str, Any]:
     return _fla(described, shapes, "retnet", heads, options)
 
 
+def _hgrn2(described: Described, shapes: Shapes) -> dict[str, Any]:
+    """Channels of a head come before their number. The norm of its output has an epsilon that no file can change."""
+    width = size(described, "hidden_size")
+    if described.get("expand_ratio", 128) is None:
+        heads = size(described, "num_heads")
+    else:
+        head_dim = size(described, "expand_ratio", 128)
+        if width % head_dim:
+            raise ValueError(f"expand_ratio must divide hidden_size, got {head_dim} and {width}")
+        heads = width // head_dim
+    options: dict[str, Any] = {"bounded": described.get("use_lower_bound", True), "norm_eps": 1e-5}
+    if described.get("use_short_conv", False):
+        options["conv_width"] = size(described, "conv_size", 4)
+    return _fla(described, shapes, "hgrn2", heads, options)
+
+
+def _as_hgrn2(config: MaclaurinConfig) -> Described:
+    options, heads = options_of(config, "hgrn2"), config.num_attention_heads
+    own = {"model_type": "hgrn2", "expand_ratio": config.hidden_size // heads, "use_lower_bound": options["bounded"]}
+    return _common(config, options["conv_width"]) | own
+
+
 def _as_fla(config: MaclaurinConfig) -> Described:
-    options, heads = options_of(config), config.num_attention_heads
+    mixer, heads = config.layer_mixers()[0], config.num_attention_heads
+    options = options_of(config, mixer)
     key_dim, head_dim = options["key_dim"], options["head_dim"]
-    conv_width = options["conv_width"]
-    described = sizes_of(config) | {
-        "num_heads": heads,
-        "intermediate_size": config.intermediate_size,
-        "hidden_act": "swish",
-        "max_position_embeddings": config.max_position_embeddings,
-        "norm_eps": config.rms_norm_eps,
-        "use_short_conv": conv_width > 0,
-        "conv_size": conv_width or 4,
+    described = _common(config, options["conv_width"]) | {
         "expand_k": key_dim * heads / config.hidden_size,
         "expand_v": head_dim * heads / config.hidden_size,
     }
-    mixer = config.layer_mixers()[0]
     if mixer == "gla":
         return described | {"model_type": "gla", "gate_logit_normalizer": options["tau"]}
     if mixer == "retnet":
@@ -159,9 +181,32 @@ def _as_fla(config: MaclaurinConfig) -> Described:
     return described | keys | {"model_type": "gated_deltanet", "head_dim": key_dim, "expand_v": head_dim / key_dim}
 
 
+def _common(config: MaclaurinConfig, conv_width: int) -> Described:
+    return sizes_of(config) | {
+        "num_heads": config.num_attention_heads,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": "swish",
+        "max_position_embeddings": config.max_position_embeddings,
+        "norm_eps": config.rms_norm_eps,
+        "use_short_conv": conv_width > 0,
+        "conv_size": conv_width or 4,
+    }
+
+
+def _layout(model_type: str, fields: Callable[[Described, Shapes], dict[str, Any]], mixer: str, names: Names) -> Layout:
+    return Layout(of_type(model_type), fields, _as_fla, NAMES, {mixer: _mixer_names(names)})
+
+
 FLA_LAYOUTS = {
-    "fla-gated-deltanet": Layout(of_type("gated_deltanet"), _gated_delta, _as_fla, _fla_names(GATED_DELTA), "gated-delta"),
-    "fla-deltanet": Layout(of_type("delta_net"), _delta, _as_fla, _fla_names(DELTA), "delta"),
-    "fla-gla": Layout(of_type("gla"), _gla, _as_fla, _fla_names(GLA), "gla"),
-    "fla-retnet": Layout(of_type("retnet"), _retnet, _as_fla, _fla_names(RETNET), "retnet"),
+    "fla-gated-deltanet": _layout("gated_deltanet", _gated_delta, "gated-delta", GATED_DELTA),
+    "fla-deltanet": _layout("delta_net", _delta, "delta", DELTA),
+    "fla-gla": _layout("gla", _gla, "gla", GLA),
+    "fla-retnet": _layout("retnet", _retnet, "retnet", RETNET),
+    "fla-hgrn2": Layout(
+        of_type("hgrn2"),
+        _hgrn2,
+        _as_hgrn2,
+        NAMES | {"model.lower_bounds.logits": "model.lower_bounds"},
+        {"hgrn2": _mixer_names(HGRN2)},
+    ),
 }

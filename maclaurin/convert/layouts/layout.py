@@ -23,16 +23,19 @@ HEAD = "lm_head.weight"
 class Layout:
     """recognised: by config.json. fields: of MaclaurinConfig, by config.json and the tensors. described: the way back.
 
-    flat: tensors, without the number of their layer, that have one dimension there and several here.
+    names: of the tensors that all layers have. mixers: of those of each mixer that a layer may have.
+    flat: ends of our names of tensors that have one dimension there and several here. beside: of tensors whose parts are
+    joined along their last dimension, not their first.
     """
 
     recognised: Callable[[Described], bool]
     fields: Callable[[Described, Shapes], dict[str, Any]]
     described: Callable[[MaclaurinConfig], Described]
     names: Names
-    mixer: str
+    mixers: Mapping[str, Names]
     mlp: str = "swiglu"
     flat: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 def must(described: Described, expected: dict[str, Any]) -> None:
@@ -74,9 +77,8 @@ def of_type(model_type: str) -> Callable[[Described], bool]:
     return lambda described: described.get("model_type") == model_type
 
 
-def options_of(config: MaclaurinConfig) -> dict[str, Any]:
-    """All options of the mixer of a model that has one kind of layers; sizes that follow from others with their value."""
-    name = config.layer_mixers()[0]
+def options_of(config: MaclaurinConfig, name: str) -> dict[str, Any]:
+    """All options of the mixers of that name; sizes that follow from others with their value."""
     options = mixer_entry(name).options() | config.options_of(name)
     with torch.device("meta"):
         mixer = build_mixer(name, config.hidden_size, config.num_attention_heads, **config.options_of(name))

@@ -21,16 +21,20 @@ from maclaurin.convert.layouts.layout import (
 )
 from maclaurin.models import MaclaurinConfig
 
+LAYER = "backbone.layers.{}."
 
-def _mamba_names(embeddings: str, mixer: dict[str, str]) -> Names:
-    layer = "backbone.layers.{}."
+
+def _names(embeddings: str) -> Names:
     return {
         EMBEDDINGS: f"backbone.{embeddings}.weight",
         "model.norm.weight": "backbone.norm_f.weight",
         HEAD: HEAD,
-        "model.layers.{}.input_layernorm.weight": layer + "norm.weight",
-        **{f"model.layers.{{}}.mixer.{ours}": f"{layer}mixer.{theirs}" for ours, theirs in mixer.items()},
+        "model.layers.{}.input_layernorm.weight": f"{LAYER}norm.weight",
     }
+
+
+def _mixer_names(mixer: dict[str, str]) -> Names:
+    return {f"model.layers.{{}}.mixer.{ours}": f"{LAYER}mixer.{theirs}" for ours, theirs in mixer.items()}
 
 
 MAMBA_1 = {name: name for name in ("A_log", "D", "in_proj.weight", "x_proj.weight", "dt_proj.weight", "dt_proj.bias")} | {
@@ -68,7 +72,7 @@ def _state_spaces(described: Described, shapes: Shapes) -> dict[str, Any]:
 
 def _as_state_spaces(config: MaclaurinConfig) -> Described:
     mixer = config.layer_mixers()[0]
-    options = options_of(config)
+    options = options_of(config, mixer)
     ssm = {"layer": "Mamba2" if mixer == "mamba2" else "Mamba1", "d_state": options["d_state"], "expand": options["expand"]}
     ssm |= {"d_conv": options["conv_width"], "conv_bias": options["conv_bias"]}
     if mixer == "mamba2":
@@ -130,7 +134,7 @@ def _transformers(described: Described, shapes: Shapes) -> dict[str, Any]:
 
 def _as_transformers(config: MaclaurinConfig) -> Described:
     mixer = config.layer_mixers()[0]
-    options = options_of(config)
+    options = options_of(config, mixer)
     described = {
         "model_type": mixer,
         "architectures": ["Mamba2ForCausalLM" if mixer == "mamba2" else "MambaForCausalLM"],
@@ -150,14 +154,14 @@ def _as_transformers(config: MaclaurinConfig) -> Described:
 
 
 def _layout(mixer: str, embeddings: str, *, published_by: str) -> Layout:
-    names = _mamba_names(embeddings, MAMBA_2 if mixer == "mamba2" else MAMBA_1)
+    names, mixers = _names(embeddings), {mixer: _mixer_names(MAMBA_2 if mixer == "mamba2" else MAMBA_1)}
     if published_by == "transformers":
-        return Layout(of_type(mixer), _transformers, _as_transformers, names, mixer, mlp="none")
+        return Layout(of_type(mixer), _transformers, _as_transformers, names, mixers, mlp="none")
 
     def recognised(described: Described) -> bool:
         return "ssm_cfg" in described and _is_mamba_2(described) == (mixer == "mamba2")
 
-    return Layout(recognised, _state_spaces, _as_state_spaces, names, mixer, mlp="none")
+    return Layout(recognised, _state_spaces, _as_state_spaces, names, mixers, mlp="none")
 
 
 MAMBA_LAYOUTS = {

@@ -24,13 +24,24 @@ from maclaurin.convert.layouts.files import apart, copy_tokenizer, described_by,
 from maclaurin.convert.layouts.fla import FLA_LAYOUTS
 from maclaurin.convert.layouts.layout import EMBEDDINGS, HEAD, Described, Layout, Shapes, options_of
 from maclaurin.convert.layouts.mamba import MAMBA_LAYOUTS
+from maclaurin.convert.layouts.recurrent_gemma import RECURRENT_GEMMA_LAYOUTS
 from maclaurin.convert.layouts.xlstm import XLSTM_LAYOUTS
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.checked import check_size
 
-LAYOUTS: dict[str, Layout] = MAMBA_LAYOUTS | FLA_LAYOUTS | XLSTM_LAYOUTS
-# beside those of the mixer, what a layout has to say of a model
-SAID = ("hidden_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps", "logit_cap", "tie_word_embeddings")
+LAYOUTS: dict[str, Layout] = MAMBA_LAYOUTS | FLA_LAYOUTS | XLSTM_LAYOUTS | RECURRENT_GEMMA_LAYOUTS
+# beside options of mixers, what a layout has to say of a model
+SAID = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "rms_norm_eps",
+    "logit_cap",
+    "tie_word_embeddings",
+    "mlp_bias",
+    "embedding_scale",
+    "zero_centered_norms",
+)
 
 
 def import_layout(folder: Path, output: Path) -> Iterator[str]:
@@ -42,7 +53,7 @@ def import_layout(folder: Path, output: Path) -> Iterator[str]:
     for tensor in unknown:
         yield f"unknown and left out: {tensor}"
     config = model.config
-    yield f"{name}: {model.num_parameters():,} parameters, {config.num_hidden_layers} layers of {config.layer_mixers()[0]}"
+    yield f"{name}: {model.num_parameters():,} parameters, {config.num_hidden_layers} layers of {_kinds(config)}"
     yield str(output)
 
 
@@ -79,7 +90,7 @@ def _joined(layout: Layout, tensors: dict[str, Tensor], model: MaclaurinForCausa
     given: dict[str, Tensor] = {}
     used: set[str] = set()
     known, tied = model.state_dict(), model.config.tie_word_embeddings
-    for ours, parts, layer in _pairs(layout, model.config.num_hidden_layers):
+    for ours, parts, layer in _pairs(layout, model.config):
         wanted = known.get(ours)
         if wanted is None:
             continue
@@ -88,8 +99,9 @@ def _joined(layout: Layout, tensors: dict[str, Tensor], model: MaclaurinForCausa
         for part in parts:
             if part not in tensors:
                 raise ValueError(f"the checkpoint lacks {part}" + (f" of layer {layer}" if layer else ""))
-        made = torch.cat([tensors[part] for part in parts]) if len(parts) > 1 else tensors[parts[0]]
-        if _is_flat(layout, ours) and made.numel() == wanted.numel():
+        dim = -1 if ours.endswith(layout.beside) else 0
+        made = torch.cat([tensors[part] for part in parts], dim) if len(parts) > 1 else tensors[parts[0]]
+        if ours.endswith(layout.flat) and made.numel() == wanted.numel():
             made = made.view(wanted.shape)
         if made.shape != wanted.shape:
             raise ValueError(
@@ -108,9 +120,9 @@ def export_layout(folder: Path, output: Path, to: str) -> Iterator[str]:
     one_of("to", to, tuple(LAYOUTS))
     apart(folder, output)
     layout, config = LAYOUTS[to], MaclaurinConfig.from_pretrained(folder)
-    if set(config.layer_mixers()) != {layout.mixer} or config.mlp != layout.mlp:
-        has = f"{', '.join(sorted(set(config.layer_mixers())))} and mlp {config.mlp}"
-        raise ValueError(f"layout {to} is of layers of {layout.mixer} alone and mlp {layout.mlp}, {str(folder)!r} has {has}")
+    if not set(config.layer_mixers()) <= set(layout.mixers) or config.mlp != layout.mlp:
+        its, has = f"{', '.join(layout.mixers)} alone and mlp {layout.mlp}", f"{_kinds(config)} and mlp {config.mlp}"
+        raise ValueError(f"layout {to} is of layers of {its}, {str(folder)!r} has {has}")
     shapes_of(folder)
     found, left = _cut(layout, tensors_of(folder), config)
     if left:
@@ -128,16 +140,20 @@ def _cut(layout: Layout, tensors: dict[str, Tensor], config: MaclaurinConfig) ->
     """The tensors under their names there, and the names of those without a place."""
     found: dict[str, Tensor] = {}
     with torch.device("meta"):
-        mixer: Any = MaclaurinForCausalLM(config).model.layers[0].mixer
+        layers: Any = MaclaurinForCausalLM(config).model.layers
     if config.tie_word_embeddings:
         tensors.pop(HEAD, None)
-    for ours, parts, _ in _pairs(layout, config.num_hidden_layers):
+    for ours, parts, layer in _pairs(layout, config):
         if ours not in tensors:
             continue
         tensor = tensors.pop(ours)
-        if _is_flat(layout, ours):
+        if ours.endswith(layout.flat):
             tensor = tensor.flatten()
-        pieces = tensor.split(mixer.fused[ours.split(".")[-2]]) if len(parts) > 1 else [tensor]
+        pieces: Any = [tensor]
+        if ours.endswith(layout.beside):
+            pieces = tensor.chunk(len(parts), -1)
+        elif len(parts) > 1:
+            pieces = tensor.split(layers[layer].mixer.fused[ours.split(".")[-2]])
         found.update(zip(parts, (piece.contiguous() for piece in pieces), strict=True))
     return found, sorted(tensors)
 
@@ -145,19 +161,24 @@ def _cut(layout: Layout, tensors: dict[str, Tensor], config: MaclaurinConfig) ->
 def _says_all(to: str, described: Described, found: dict[str, Tensor], config: MaclaurinConfig) -> None:
     """A layout has no field for most options: what it says must be read again as the same model."""
     again = _config(LAYOUTS[to], described, {name: tuple(tensor.shape) for name, tensor in found.items()})
-    wanted, said = ({**options_of(one), **{name: getattr(one, name) for name in SAID}} for one in (config, again))
-    for name in sorted(set(wanted) - {"init", "block"}):
-        if wanted[name] != said[name]:
-            raise ValueError(f"layout {to} cannot say {name} = {wanted[name]!r:.60}, only {said[name]!r:.60}")
+    wanted, said = ({name: getattr(one, name) for name in SAID} | {"mixers": one.layer_mixers()} for one in (config, again))
+    pairs = [(wanted, said)] + [(options_of(config, name), options_of(again, name)) for name in set(config.layer_mixers())]
+    for wanted, said in pairs:
+        for name in sorted(set(wanted) - {"init", "block"}):
+            if wanted[name] != said[name]:
+                raise ValueError(f"layout {to} cannot say {name} = {wanted[name]!r:.60}, only {said[name]!r:.60}")
 
 
-def _is_flat(layout: Layout, ours: str) -> bool:
-    return ours.endswith(layout.flat) if layout.flat else False
+def _kinds(config: MaclaurinConfig) -> str:
+    return ", ".join(sorted(set(config.layer_mixers())))
 
 
-def _pairs(layout: Layout, layers: int) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """Our name and theirs of every tensor that a model of the layout may have."""
-    for ours, theirs in layout.names.items():
-        parts = (theirs,) if isinstance(theirs, str) else theirs
-        for layer in range(layers if "{}" in ours else 1):
+def _pairs(layout: Layout, config: MaclaurinConfig) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """Our name and theirs of every tensor that a model of the layout may have, and the number of its layer."""
+    kinds = config.layer_mixers()
+    tensors = [(ours, theirs, layer) for ours, theirs in layout.names.items() for layer in range(len(kinds))]
+    tensors += [(ours, theirs, layer) for layer, kind in enumerate(kinds) for ours, theirs in layout.mixers[kind].items()]
+    for ours, theirs, layer in tensors:
+        if "{}" in ours or layer == 0:
+            parts = (theirs,) if isinstance(theirs, str) else theirs
             yield ours.format(layer), tuple(part.format(layer) for part in parts), layer

@@ -30,16 +30,18 @@ NAMES: Names = {
     "model.norm.weight": "backbone.out_norm.weight",
     HEAD: HEAD,
     f"{OURS}input_layernorm.weight": f"{THEIRS}norm_mlstm.weight",
+    f"{OURS}post_attention_layernorm.weight": f"{THEIRS}norm_ffn.weight",
+    f"{OURS}mlp.gate_proj.weight": f"{FEED_FORWARD}proj_up_gate.weight",
+    f"{OURS}mlp.up_proj.weight": f"{FEED_FORWARD}proj_up.weight",
+    f"{OURS}mlp.down_proj.weight": f"{FEED_FORWARD}proj_down.weight",
+}
+MLSTM: Names = {
     f"{OURS}mixer.qkv_proj.weight": (f"{LAYER}q.weight", f"{LAYER}k.weight", f"{LAYER}v.weight"),
     f"{OURS}mixer.gates.weight": (f"{LAYER}igate_preact.weight", f"{LAYER}fgate_preact.weight"),
     f"{OURS}mixer.gates.bias": (f"{LAYER}igate_preact.bias", f"{LAYER}fgate_preact.bias"),
     f"{OURS}mixer.out_gate.weight": f"{LAYER}ogate_preact.weight",
     f"{OURS}mixer.norm_weight": f"{LAYER}multihead_norm.weight",
     f"{OURS}mixer.out_proj.weight": f"{LAYER}out_proj.weight",
-    f"{OURS}post_attention_layernorm.weight": f"{THEIRS}norm_ffn.weight",
-    f"{OURS}mlp.gate_proj.weight": f"{FEED_FORWARD}proj_up_gate.weight",
-    f"{OURS}mlp.up_proj.weight": f"{FEED_FORWARD}proj_up.weight",
-    f"{OURS}mlp.down_proj.weight": f"{FEED_FORWARD}proj_down.weight",
 }
 
 
@@ -73,7 +75,7 @@ def _fields(described: Described, shapes: Shapes) -> dict[str, Any]:
 
 
 def _described(config: MaclaurinConfig) -> Described:
-    options, width, heads = options_of(config), config.hidden_size, config.num_attention_heads
+    options, width, heads = options_of(config, "mlstm"), config.hidden_size, config.num_attention_heads
     return sizes_of(config) | {
         "model_type": "xlstm",
         "architectures": ["xLSTMForCausalLM"],
@@ -94,5 +96,5 @@ def _described(config: MaclaurinConfig) -> Described:
 
 
 XLSTM_LAYOUTS = {
-    "transformers-xlstm": Layout(of_type("xlstm"), _fields, _described, NAMES, "mlstm", flat=("mixer.norm_weight",))
+    "transformers-xlstm": Layout(of_type("xlstm"), _fields, _described, NAMES, {"mlstm": MLSTM}, flat=("mixer.norm_weight",))
 }

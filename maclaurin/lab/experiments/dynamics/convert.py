@@ -6,7 +6,7 @@ mamba2, ssd    Λ_t = e^{-Δ_t a} per head                B_t = Δ_t b_t      C_
 mamba, s6      Λ_t = e^{-Δ_t a} per channel and state   B_t = Δ_t b_t      C_t = c_t    D = skip
 qlstm          Λ_t = σ(W_f u_t) per channel             B_t = σ(W_i u_t)   C_t = σ(W_o u_t)
 rglru          Λ_t = exp(-c r_t softplus(A))            B_t = √(1-Λ_t²) σ(W_i u_t)      C = 1
-metala         Λ_t = diag(α_t)                          B_t = 1 - α_t      C_t = q_t/√d
+metala, hgrn2  Λ_t = diag(α_t)                          B_t = 1 - α_t      C_t = q_t/√d
 """
 
 # T time, H heads, N states, V value channels, C channels of a recurrence
@@ -26,17 +26,18 @@ from maclaurin.lab.experiments.dynamics import separable
 from maclaurin.lab.experiments.dynamics.system import System, UnknownSystemError
 from maclaurin.mixers import build_mixer
 from maclaurin.mixers.attention import Attention
-from maclaurin.mixers.base import Mixer
+from maclaurin.mixers.base import Mixer, advanced
 from maclaurin.mixers.delta import Delta
 from maclaurin.mixers.feature_attention import FeatureAttention
 from maclaurin.mixers.gated import GatedSoftmax
 from maclaurin.mixers.gla import GLA
+from maclaurin.mixers.hgrn2 import HGRN2
 from maclaurin.mixers.inline import Inline
 from maclaurin.mixers.mamba2 import Mamba2
 from maclaurin.mixers.metala import MetaLA
 from maclaurin.mixers.mlstm import MLSTM
 from maclaurin.mixers.normalized import Normalized
-from maclaurin.mixers.recurrent import QLSTM, RGLRU, complement
+from maclaurin.mixers.recurrent import QLSTM, RGLRU
 from maclaurin.mixers.s6 import S6, Mamba
 from maclaurin.ops import checks
 
@@ -85,7 +86,8 @@ def rglru(mixer: RGLRU, x: Tensor, order: int) -> System:
     *gate, u = mixer.in_proj(x).split(mixer.state_shape[0], dim=-1)
     u, _ = mixer.convolved(u)
     log_decay, input_gate = mixer.gates(u)
-    Lambda_TC1, B_TC1 = (part[0, ..., None] for part in (log_decay.exp(), complement(log_decay) * input_gate))
+    scale = mixer.input_scale(log_decay, None if mixer.scale_first else advanced(None, x, None)[0])
+    Lambda_TC1, B_TC1 = (part[0, ..., None] for part in (log_decay.exp(), scale * input_gate))
     factor = F.gelu(gate[0], approximate="tanh") if gate else 1.0
     C_TC1, inputs_TC1 = torch.ones_like(B_TC1), u[0, ..., None]
     return System(Lambda_TC1, B_TC1, C_TC1, inputs_TC1, lambda y: mixer.out_proj(y.flatten(1)[None] * factor))
@@ -108,6 +110,13 @@ def metala(mixer: MetaLA, x: Tensor, order: int) -> System:
     return System(log_decay[0].exp(), k[0], q[0] * mixer.key_dim**-0.5, v[0], readout, skip)
 
 
+def hgrn2(mixer: HGRN2, x: Tensor, order: int) -> System:
+    qzv = mixer.in_proj(x)
+    q, k, v, log_decay = mixer.split(qzv if mixer.conv is None else mixer.conv.run(qzv)[0])
+    C_THK = q[0] * mixer.head_dim**-0.5
+    return System(log_decay[0].exp(), k[0], C_THK, v[0], lambda y: mixer.finish(y[None], x))
+
+
 FAMILIES: dict[type[Mixer], Callable[[Any, Tensor, int], System]] = {
     Attention: separable.attention,
     GatedSoftmax: separable.gated_softmax,
@@ -122,6 +131,7 @@ FAMILIES: dict[type[Mixer], Callable[[Any, Tensor, int], System]] = {
     QLSTM: qlstm,
     RGLRU: rglru,
     MetaLA: metala,
+    HGRN2: hgrn2,
 }
 
 
