@@ -73,26 +73,22 @@ class Generation:
             if request.done or not self._whole:
                 bridge.wake(loop, self._came)
 
-        self._submitted = time.perf_counter()
         self.request = served.engine.submit(tokens, sampling, state=state, keep_state=keep_state, on_token=on_token)
+        self._looked = self.request.submitted
 
     async def pieces(self) -> AsyncIterator[str]:
         """The text, piece by piece; raises RuntimeError if the engine failed."""
-        last, read = self._submitted, 0
+        read = 0
         while self.finish_reason is None:
             await self._came.wait()
             self._came.clear()
             reason = self.request.finish_reason  # first: what comes after it is not missed
-            new, text = self.request.output[read:], ""
-            now = time.perf_counter()
-            self.metrics.tokens_came(first=read == 0, count=len(new), seconds=now - last)
-            last, read = now, read + len(new)
-            for token in new:
-                text += self.text.push(token)
-                self.tokens += 1
-                if self.text.stopped:
-                    reason = "stop"
-                    break
+            new = self.request.output[read:]
+            self._note_delays(len(new), first=read == 0)
+            read += len(new)
+            text = self._text_of(new)
+            if self.text.stopped:
+                reason = "stop"
             if reason in ("stop", "length"):
                 text += self.text.flush()
                 self.finish_reason = "stop" if self.text.stopped else reason
@@ -101,6 +97,29 @@ class Generation:
             if text:
                 self.said += text
                 yield text
+
+    def _text_of(self, new: list[int]) -> str:
+        """What is certain to be text after these tokens, and up to which of them."""
+        if self._whole:
+            self.text.hold(new)
+            self.tokens += len(new)
+            return ""
+        text = ""
+        for token in new:
+            text += self.text.push(token)
+            self.tokens += 1
+            if self.text.stopped:
+                break
+        return text
+
+    def _note_delays(self, new: int, *, first: bool) -> None:
+        now, came = time.perf_counter(), self.request.first_token
+        if new and first and came is not None:
+            self.metrics.first_token(came - self.request.submitted)
+            self._looked, new = came, new - 1
+        if new:
+            self.metrics.between_tokens((now - self._looked) / new)
+        self._looked = now
 
     async def all(self) -> str:
         return "".join([piece async for piece in self.pieces()])
