@@ -1,7 +1,7 @@
 """Requests over HTTP: `maclaurin serve` against transformers' server, which takes these models one request at a time.
 
-Both servers run beside each other and are asked in turns: so many requests at once, of different lengths, other ones in every
-turn. Both must give the same texts. Tokens are counted per second of CPU time of the server's process.
+Both servers run beside each other and are asked in turns: so many requests at once, of different lengths, never the same.
+Both must give the same texts. Tokens are counted per second of CPU time of the server's process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Servers of models that nobody has trained, as processes of their own, and what they cost.
 
-    python -m maclaurin.bench.servers FOLDER     # transformers' server without the seam: a request at a time, by `generate`
+python -m maclaurin.bench.servers FOLDER     # transformers' server without the seam: a request at a time, by `generate`
 """
 
 from __future__ import annotations

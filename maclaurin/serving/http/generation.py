@@ -41,7 +41,8 @@ class Generation:
     """Submitted at once: QueueFull and ValueError are raised here, before an answer has begun.
 
     finish_reason: "stop" or "length", once it is there. tokens: of the output, up to a stop string. Whoever begins one calls
-    `leave` in the end: before the end of the output it gives the slot back. over: once the engine is done with it.
+    `leave` in the end: before the end of the output it gives the slot back. over: once the engine is done with it. settled:
+    with keep_state, once whoever wanted the state has it; no answer ends before, so that the next request finds it.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class Generation:
         self.tokens = 0
         self.said = ""
         self._whole = whole and not stops  # nobody looks before the end
-        self._came, self.over, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._came, self.over, self.left, self.settled = (asyncio.Event() for _ in range(4))
+        if not keep_state:
+            self.settled.set()
         loop = asyncio.get_running_loop()
 
         def on_token(request: Request) -> None:
@@ -92,11 +95,13 @@ class Generation:
             if reason in ("stop", "length"):
                 text += self.text.flush()
                 self.finish_reason = "stop" if self.text.stopped else reason
+                self.leave()
             elif reason is not None:
                 raise RuntimeError(self.request.error or "the server is shutting down")
             if text:
                 self.said += text
                 yield text
+        await self.settled.wait()
 
     def _text_of(self, new: list[int]) -> str:
         """What is certain to be text after these tokens, and up to which of them."""

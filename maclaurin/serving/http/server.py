@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from maclaurin.serving.http.settings import Settings
 
 GRACE = 10  # seconds for answers to be completed once the server was asked to stop
-# seconds for which an idle connection stays open: longer than clients and balancers keep theirs (5 to 60), so that it is never
+# seconds for which an idle connection stays open: longer than clients and balancers keep theirs (5 to 60), so that none is
 # closed while a request is on its way
 KEEP_ALIVE = 75
 
@@ -57,8 +57,11 @@ def answer(app: Any, bound: socket.socket, ready: Callable[[int], None]) -> None
 
     server.startup = started
     gc.collect()
-    gc.freeze()  # what is there now stays: looking through it again and again would hold up every stream
-    server.run([bound])
+    gc.freeze()  # what is there now stays: each look through it would hold up all streams for a quarter of a second
+    try:
+        server.run([bound])
+    finally:
+        gc.unfreeze()
 
 
 def quietly() -> None:

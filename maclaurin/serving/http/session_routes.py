@@ -125,6 +125,7 @@ class Continuing:
                 session.shown = None if stopped else text + said
         finally:
             session.busy = False
+            begun.settled.set()
             self.sessions.make_room()
 
 
