@@ -1,8 +1,9 @@
 """Many sessions through one model: the engine against `generate`, whose batch starts and ends together, and against softmax.
 
-Tokens are those that sessions asked for, per second of CPU time of one thread. Before anything is timed, both ways must have
-given every session the same tokens.
+Tokens are those that sessions asked for, per second of CPU time of one thread. Both ways must have given every session the
+same tokens.
 
+    http       8 and 32 requests at once: `maclaurin serve` against transformers' server (`serve_http.py`)
     sessions   64 at `tiny`: 8 to 200 tokens of prompt, 8 to 128 new ones; and the same behind 512 tokens in common
     context    sessions behind 2,048 tokens at `small`, as many as fit into the same bytes of state, at most 64
     prefix     the same prompt of 2,048 tokens twice: what is computed until the first token
@@ -21,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from maclaurin.bench.serve_http import over_http
 from maclaurin.common.records import Record
 from maclaurin.mixers import build_mixer
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
@@ -177,11 +179,21 @@ def rows(mixer: str) -> list[ServeRow]:
     ]
 
 
+def http() -> list[ServeRow]:
+    rows = []
+    for one in over_http("tiny", "2mamba"):
+        what = f"{one.at_once} requests over HTTP at tiny"
+        rows.append(ServeRow(what, "2mamba", "transformers' server", one.transformers, "tokens/s"))
+        rows.append(ServeRow(what, "2mamba", "maclaurin serve", one.maclaurin, "tokens/s", one.ratio))
+    return rows
+
+
 def run(console: Console, *, long: bool) -> list[ServeRow]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found = [row for mixer in MIXERS for row in sessions(mixer)]
+        found = http()
+        found += [row for mixer in MIXERS for row in sessions(mixer)]
         found += [row for mixer in MIXERS for row in prefix(mixer)]
         found += [row for mixer in MIXERS for row in rows(mixer)]
         behind = {mixer: context(mixer) for mixer in MIXERS}

@@ -54,6 +54,7 @@ def create_app(served: Mapping[str, Served], settings: Settings) -> FastAPI:
     app: FastAPI = transformers_app(models)
     app.title, app.version = "maclaurin serve", __version__
     app.router.routes.clear()
+    app.user_middleware.clear()  # it names requests, as the guard does without a task and a queue for every response
     app.add_api_route("/openapi.json", lambda: JSONResponse(app.openapi()), include_in_schema=False)
     answer_errors(app, CBWorkerDeadError)
     answers = Answers(models, settings, metrics)

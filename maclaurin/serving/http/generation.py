@@ -41,7 +41,8 @@ class Generation:
     """Submitted at once: QueueFull and ValueError are raised here, before an answer has begun.
 
     finish_reason: "stop" or "length", once it is there. tokens: of the output, up to a stop string. Whoever begins one calls
-    `leave` in the end: before the end of the output it gives the slot back. over: once the engine is done with it.
+    `leave` in the end: before the end of the output it gives the slot back. over: once the engine is done with it. settled:
+    with keep_state, once whoever wanted the state has it; no answer ends before, so that the next request finds it.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class Generation:
         self.tokens = 0
         self.said = ""
         self._whole = whole and not stops  # nobody looks before the end
-        self._came, self.over, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._came, self.over, self.left, self.settled = (asyncio.Event() for _ in range(4))
+        if not keep_state:
+            self.settled.set()
         loop = asyncio.get_running_loop()
 
         def on_token(request: Request) -> None:
@@ -73,34 +76,55 @@ class Generation:
             if request.done or not self._whole:
                 bridge.wake(loop, self._came)
 
-        self._submitted = time.perf_counter()
         self.request = served.engine.submit(tokens, sampling, state=state, keep_state=keep_state, on_token=on_token)
+        self._looked = self.request.submitted
 
     async def pieces(self) -> AsyncIterator[str]:
         """The text, piece by piece; raises RuntimeError if the engine failed."""
-        last, read = self._submitted, 0
+        read = 0
         while self.finish_reason is None:
             await self._came.wait()
             self._came.clear()
             reason = self.request.finish_reason  # first: what comes after it is not missed
-            new, text = self.request.output[read:], ""
-            now = time.perf_counter()
-            self.metrics.tokens_came(first=read == 0, count=len(new), seconds=now - last)
-            last, read = now, read + len(new)
-            for token in new:
-                text += self.text.push(token)
-                self.tokens += 1
-                if self.text.stopped:
-                    reason = "stop"
-                    break
+            new = self.request.output[read:]
+            self._note_delays(len(new), first=read == 0)
+            read += len(new)
+            text = self._text_of(new)
+            if self.text.stopped:
+                reason = "stop"
             if reason in ("stop", "length"):
                 text += self.text.flush()
                 self.finish_reason = "stop" if self.text.stopped else reason
+                self.leave()
             elif reason is not None:
                 raise RuntimeError(self.request.error or "the server is shutting down")
             if text:
                 self.said += text
                 yield text
+        await self.settled.wait()
+
+    def _text_of(self, new: list[int]) -> str:
+        """What is certain to be text after these tokens, and up to which of them."""
+        if self._whole:
+            self.text.hold(new)
+            self.tokens += len(new)
+            return ""
+        text = ""
+        for token in new:
+            text += self.text.push(token)
+            self.tokens += 1
+            if self.text.stopped:
+                break
+        return text
+
+    def _note_delays(self, new: int, *, first: bool) -> None:
+        now, came = time.perf_counter(), self.request.first_token
+        if new and first and came is not None:
+            self.metrics.first_token(came - self.request.submitted)
+            self._looked, new = came, new - 1
+        if new:
+            self.metrics.between_tokens((now - self._looked) / new)
+        self._looked = now
 
     async def all(self) -> str:
         return "".join([piece async for piece in self.pieces()])

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import secrets
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from maclaurin.serving.http.sessions import owner_of
 from maclaurin.serving.http.settings import Settings, is_this_machine
 
 BODY_SECONDS = 60.0  # for a body to arrive in
+LONGEST_NAME = 128  # characters of a request's name that are given back
 
 
 class Guard:
@@ -31,16 +33,20 @@ class Guard:
             await self.app(scope, receive, send)
             return
         status = 500
+        name = Headers(scope=scope).get("x-request-id", "")[:LONGEST_NAME] or secrets.token_hex(16)
+        state = scope.setdefault("state", {})
+        state["request_id"] = name
 
         async def noted(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Content-Type-Options"] = "nosniff"
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"], headers["X-Request-Id"] = "nosniff", name
             await send(message)
 
         try:
-            scope.setdefault("state", {})["owner"] = self._checked(scope)
+            state["owner"] = self._checked(scope)
             body = await self._body(scope, receive)
         except ApiError as error:
             await error.response()(scope, receive, noted)

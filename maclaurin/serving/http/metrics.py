@@ -31,9 +31,11 @@ class Metrics:
     def answered(self, route: str, status: int) -> None:
         self._requests.labels(route, str(status)).inc()
 
-    def tokens_came(self, *, first: bool, count: int, seconds: float) -> None:
-        if count:
-            (self._first if first else self._between).observe(seconds if first else seconds / count)
+    def first_token(self, seconds: float) -> None:
+        self._first.observe(seconds)
+
+    def between_tokens(self, seconds: float) -> None:
+        self._between.observe(seconds)
 
     def watch(self, models: Mapping[str, Any], sessions: Any) -> None:
         self.registry.register(_Engines(models, sessions))

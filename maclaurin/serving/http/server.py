@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ from transformers.utils import logging as transformers_logging
 from maclaurin.serving.http.settings import Settings
 
 GRACE = 10  # seconds for answers to be completed once the server was asked to stop
+# seconds for which an idle connection stays open: longer than clients and balancers keep theirs (5 to 60), so that none is
+# closed while a request is on its way
+KEEP_ALIVE = 75
 
 
 def run(folders: Sequence[str], settings: Settings, threads: int, ready: Callable[[int], None]) -> None:
@@ -22,27 +26,27 @@ def run(folders: Sequence[str], settings: Settings, threads: int, ready: Callabl
     from maclaurin.serving.http.app import create_app
     from maclaurin.serving.http.served import opened
 
-    _quietly()
+    quietly()
     with listening(settings) as bound:
         torch.set_num_threads(threads)
-        _run(create_app(opened(folders, settings), settings), bound, ready)
+        answer(create_app(opened(folders, settings), settings), bound, ready)
 
 
 def run_workers(count: int, folders: Sequence[str], settings: Settings, threads: int, ready: Callable[[int], None]) -> None:
     """The same over several processes."""
     from maclaurin.serving.http.workers import Router, Workers
 
-    _quietly()
+    quietly()
     workers = Workers(count, folders, settings, threads)
     with listening(settings) as bound:
         try:
             asyncio.run(workers.start())
-            _run(Router(workers), bound, ready)
+            answer(Router(workers), bound, ready)
         finally:
             workers.stop()
 
 
-def _run(app: Any, bound: socket.socket, ready: Callable[[int], None]) -> None:
+def answer(app: Any, bound: socket.socket, ready: Callable[[int], None]) -> None:
     server: Any = uvicorn_server(app)
     startup = server.startup
 
@@ -52,10 +56,15 @@ def _run(app: Any, bound: socket.socket, ready: Callable[[int], None]) -> None:
             ready(bound.getsockname()[1])
 
     server.startup = started
-    server.run([bound])
+    gc.collect()
+    gc.freeze()  # what is there now stays: each look through it would hold up all streams for a quarter of a second
+    try:
+        server.run([bound])
+    finally:
+        gc.unfreeze()
 
 
-def _quietly() -> None:
+def quietly() -> None:
     """Without a line for every request."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     transformers_logging.set_verbosity_error()
@@ -77,6 +86,12 @@ def listening(settings: Settings) -> socket.socket:
 
 def uvicorn_server(app: Any) -> uvicorn.Server:
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=GRACE, lifespan="on"
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE,
+        timeout_keep_alive=KEEP_ALIVE,
+        lifespan="on",
     )
     return uvicorn.Server(config)

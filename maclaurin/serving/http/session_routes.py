@@ -95,7 +95,9 @@ class Continuing:
             known, state = 0, None
         check_prompt(tokens[known:], served, self.answers.settings, param=param, before=known)
         (begun,) = self.answers.submit(served, [tokens[known:]], body, state=state, keep_state=True)
-        session.busy, session.state = True, state
+        session.busy = True
+        if session.state is not state:
+            session.hold(state)
         task = asyncio.create_task(self._settle(session, begun, tokens, messages, text))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
@@ -123,6 +125,7 @@ class Continuing:
                 session.shown = None if stopped else text + said
         finally:
             session.busy = False
+            begun.settled.set()
             self.sessions.make_room()
 
 

@@ -36,7 +36,7 @@ logger = logging.getLogger("maclaurin.serving")
 @dataclass
 class Session:
     """owner: a hash of the API key. kind: "chat" or "text", once it has begun. shown: of a chat, the text that its tokens
-    stand for, where that is known. busy: while a request goes on with it.
+    stand for, where that is known. busy: while a request goes on with it. nbytes: of the state, which `hold` sets with it.
     """
 
     name: str
@@ -50,22 +50,22 @@ class Session:
     shown: str | None = None
     tokens: list[int] = field(default_factory=list)
     state: StateCache | None = None
+    nbytes: int = 0
     saved: float | None = None
     busy: bool = False
+
+    def hold(self, state: StateCache | None) -> None:
+        self.state, self.nbytes = state, 0 if state is None else state.nbytes
 
     def go_on(self, tokens: list[int], state: StateCache | None) -> None:
         """To these tokens. A state beyond them is of no use, and the earlier one stays."""
         self.tokens, self.saved = tokens, None
         if state is not None and state.get_seq_length() < len(tokens):
-            self.state = state
+            self.hold(state)
 
     @property
     def unread(self) -> list[int]:
         return self.tokens[0 if self.state is None else self.state.get_seq_length() :]
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.state is None else self.state.nbytes
 
 
 class Saved(Body):
@@ -112,12 +112,13 @@ class Sessions:
         """The first `at` tokens, or all; states are never written to, so that both have the same one."""
         served = self.models[session.model]
         new = self.begun(session.owner, served)
-        new.kind, new.state, new.tokens = session.kind, session.state, list(session.tokens)
+        new.kind, new.tokens = session.kind, list(session.tokens)
+        new.hold(session.state)
         new.messages, new.shown = list(session.messages), session.shown
         if at is not None and at < len(session.tokens):
             new.tokens, new.messages, new.shown, new.kind = session.tokens[:at], [], None, "text"
             if new.state is not None and new.state.get_seq_length() >= at:
-                new.state = None  # the prefixes that are kept, or reading again, give it back
+                new.hold(None)  # the prefixes that are kept, or reading again, give it back
         return new
 
     def of(self, owner: str) -> list[Session]:
@@ -138,6 +139,7 @@ class Sessions:
 
     def replace(self, session: Session, earlier: Session) -> None:
         """By what it was when it was saved."""
+        earlier.used = session.used
         self._open[session.name] = earlier
 
     def remove(self, session: Session) -> None:
@@ -179,7 +181,7 @@ class Sessions:
         served = self.models.get(session.model)
         if found.state is not None and served is not None and session.identity == served.identity:
             with suppress(ValueError, OSError):
-                session.state = StateCache.load(self.folder / found.state)
+                session.hold(StateCache.load(self.folder / found.state))
         elif served is not None:
             session.identity = served.identity
         return session
@@ -190,7 +192,9 @@ class Sessions:
         """Those unused for too long leave memory: saved if they were saved before, and gone otherwise."""
         now = time.time()
         for name, session in list(self._open.items()):
-            if session.busy or now - session.used < self.settings.session_idle:
+            if now - session.used < self.settings.session_idle:
+                return  # so were all that follow
+            if session.busy:
                 continue
             if self.folder is not None and (self.folder / f"{_digest(name)}.json").exists() and session.saved is None:
                 self.save(session)
@@ -210,7 +214,7 @@ class Sessions:
                     self.save(session)
                 del self._open[name]
             else:
-                session.state = None
+                session.hold(None)
 
     def save_all(self) -> None:
         """At the end of the server."""

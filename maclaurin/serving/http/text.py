@@ -19,6 +19,10 @@ class TextStream:
         self._shown = 0
         self._held = ""  # may be the beginning of a stop string
 
+    def hold(self, tokens: Sequence[int]) -> None:
+        """Tokens that nobody looks at before `flush`, which decodes them at once."""
+        self._tokens += tokens
+
     def push(self, token: int) -> str:
         """What is certain to be text after this token."""
         self._tokens.append(token)

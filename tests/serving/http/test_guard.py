@@ -80,6 +80,15 @@ def test_broken_bodies_are_the_clients_fault(server):
     assert code(server.ask("GET", "/nowhere")) == (404, None)
 
 
+def test_a_request_has_a_name(server):
+    import requests
+
+    names = [requests.get(f"{server.url}/health", timeout=30).headers["x-request-id"] for _ in range(2)]
+    assert len(set(names)) == 2 and all(len(name) == 32 for name in names)
+    answer = requests.get(f"{server.url}/nowhere", headers={"X-Request-Id": "mine" * 100}, timeout=30)
+    assert answer.headers["x-request-id"] == ("mine" * 100)[:128]
+
+
 def slow_down(engine, monkeypatch, seconds):
     step = engine.step
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.http.conftest import running
+from tests.serving.http.test_guard import slow_down
 
 GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": 10}
 TEXT = {"temperature": 0, "max_tokens": 10}
@@ -74,6 +75,20 @@ def test_a_session_stops_where_its_text_does(server):
     if "\ufffd" not in text:
         assert server.ask("GET", f"/v1/sessions/{name}")[1]["tokens"] == length
         assert more(server, name) == text[text.index(stop) + 1 :][:10] or len(text) < 20
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_an_answer_that_has_ended_can_be_gone_on_with_at_once(server, monkeypatch, stops):
+    text = whole(server, "12 green", 40)
+    stop = next(letter for letter in text[2:] if letter.isprintable() and letter.isascii()) if stops else None
+    slow_down(server.engine, monkeypatch, 0.1)
+    name = begun(server, prompt="12 green")
+    completions = server.client(f"/v1/sessions/{name}").completions
+    for _ in range(2):
+        chunks = completions.create(prompt="", model="tiny", temperature=0, max_tokens=6, stop=stop, stream=True)
+        reason = next(chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason)
+        assert reason == "length" or stops
+    assert server.ask("DELETE", f"/v1/sessions/{name}")[0] == 200
 
 
 def test_refusals(server):
