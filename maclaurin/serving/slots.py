@@ -96,6 +96,16 @@ def scores_of(mixer: Mixer) -> Scores | None:
     return Scores(False, scale, mechanism.normalize, None, fold_at, mechanism.fold_every)
 
 
+def known(mixer: Mixer, state: MixerState) -> MixerState:
+    """Marked as made by the mixer and its ops, which therefore do not look at it again."""
+    mixer.trust(state)
+    device = next(mixer.parameters()).device
+    for part in (state, *vars(state).values()):
+        if isinstance(part, State):
+            object.__setattr__(part, "sound_on", device)
+    return state
+
+
 class Places(Slots):
     """States of constant size, all rows of a tensor in one storage; kept tokens, if any, in `rows`."""
 
@@ -139,15 +149,7 @@ class Places(Slots):
         assert self.template is not None
         self.count = count
         self.views = [storage[:count] for storage in self.storage]
-        self.state = self._known(self.template.with_tensors(self.views))
-
-    def _known(self, state: MixerState) -> MixerState:
-        """Marked as made by the mixer and its ops, which therefore do not look at it again."""
-        self.mixer.trust(state)
-        for part in (state, *vars(state).values()):
-            if isinstance(part, State) and self.views:
-                object.__setattr__(part, "sound_on", self.views[0].device)
-        return state
+        self.state = known(self.mixer, self.template.with_tensors(self.views))
 
     def take(self, row: int) -> MixerState:
         assert self.template is not None
