@@ -44,6 +44,8 @@ struct MaclaurinAttention {
     float *new_state, *dstate;
     MaclaurinHalves halves, new_halves;  // instead of state and new_state, where T = 1 and none or all of the keys are folded
     int32_t* nan;  // becomes 1 if a forward writes a NaN into y; absent where nobody asks, and where T = 1
+    // (H,3), where T = 1 and `constant`: factors of the orders 0, 1 and 2. Absent for ones. Weights may then be negative.
+    const float* order_weights;
     int64_t chunk, folded;
     int64_t state_head;  // from head to head of `state`, at least F·W; all other states are dense
     int64_t constant;    // 1: the square of the first channel counts twice, (q·k)² + (q₀k₀)²; squared scores only
@@ -92,8 +94,9 @@ struct MaclaurinRows {
     const float *q, *k, *v, *log_decay;
     float* y;  // dense (B,1,H,V)
     MaclaurinRow* rows;
+    const float* order_weights;  // as in MaclaurinAttention
     float scale;
-    int32_t exponential, normalize, threads;
+    int32_t exponential, normalize, constant, threads;
 };
 
 // One call of first-order attention. Decays are absent, one per head (B,T,G), or one per channel (B,T,G,K).

@@ -81,20 +81,36 @@ inline void step_weighted(float* sums, const float* weights, const MaclaurinAtte
         for (int64_t j = 0; j < count; ++j) sums[c] += weights[j] * v[j * call.v.time + c];
 }
 
+// The factors of the orders 0, 1 and 2 of a query head.
+struct Orders {
+    float zero = 1, one = 1, two = 1;
+
+    Orders(const MaclaurinAttention& call, int64_t h) {
+        if (call.order_weights == nullptr) return;
+        const float* weights = call.order_weights + h * 3;
+        zero = weights[0], one = weights[1], two = weights[2];
+    }
+};
+
+// (q·k)², or with a constant channel the terms of (q·k)² + (q₀k₀)², each times its factor: x² + 2x·q₀k₀ + 2(q₀k₀)² for the
+// score x of the other channels.
+inline vec step_squares(const float* q, const float* k, const MaclaurinAttention& call, int64_t count, const Orders& orders) {
+    const int64_t own = call.constant ? 1 : 0;
+    const vec score = step_scores(q + own, k + own, call.k.time, call.K - own, count) * call.scale;
+    if (!own) return score * score;
+    vec first{};
+    for (int64_t l = 0; l < count; ++l) first[l] = q[0] * k[l * call.k.time] * call.scale;
+    return score * score * orders.two + (score * orders.one + first * orders.zero) * first * 2.0f;
+}
+
 // One query head and a block of keys: Σ w v and, behind the values, Σ w in LANES parts.
 inline void step_keys(float* sums, int64_t v_row, const float* q, const MaclaurinAttention& call, int64_t b, int64_t g,
-                      int64_t begin, int64_t count, const float* left) {
+                      int64_t begin, int64_t count, const float* left, const Orders& orders) {
     float weights[STEP_KEYS];
     vec total = load(sums + v_row);
     for (int64_t j = 0; j < count; j += LANES) {
-        const vec score =
-            step_scores(q, row(call.k, b, begin + j, g), call.k.time, call.K, smaller(LANES, count - j)) * call.scale;
-        vec square = score * score;
-        for (int64_t l = 0; call.constant && l < smaller(LANES, count - j); ++l) {
-            const float first = q[0] * row(call.k, b, begin + j + l, g)[0] * call.scale;
-            square[l] += first * first;
-        }
-        const vec weight = square * load(left + j);
+        const float* k = row(call.k, b, begin + j, g);
+        const vec weight = step_squares(q, k, call, smaller(LANES, count - j), orders) * load(left + j);
         total += weight;
         store(weights + j, weight);
     }
@@ -136,7 +152,7 @@ inline bool step_over_keys(const MaclaurinAttention& call) {
                 const int64_t next = smaller(begin + STEP_KEYS, call.S);
                 for (int64_t r = 0; r < R; ++r)
                     step_keys(at.sums + r * at.s_row, at.v_row, at.q + r * at.k_row, call, b, g, begin, next - begin,
-                              at.left + begin);
+                              at.left + begin, Orders(call, g * R + r));
             }
             for (int64_t r = 0; r < R; ++r) step_finish(call, at.sums + r * at.s_row, at.v_row, false, b, g * R + r);
         });

@@ -52,6 +52,8 @@ inline bool step_of_row(const Kernels& kernels, const MaclaurinRows& rows, int64
     put_token(buffer, token);
     MaclaurinAttention call = as_attention(buffer, token);
     call.exponential = rows.exponential;
+    call.constant = rows.constant;
+    call.order_weights = rows.order_weights;
     row.S = token.new_state == nullptr ? token.S : 0;
     if (!rows.exponential) return has_state(call) ? kernels.chunked_forward(call) : kernels.quadratic_forward(call);
     const int64_t unseen = row.limit > 0 && token.S > row.limit ? token.S - row.limit : 0;

@@ -43,15 +43,21 @@ struct StepBuffers {
     }
 };
 
-// φ(q) = m(q) times √2 off the diagonal, and for the first channel where it is a constant.
-inline void step_features(float* features, const float* q, int64_t K, bool constant = false) {
+// φ(q) = m(q) times √2 off the diagonal.
+inline void step_features(float* features, const float* q, int64_t K) {
     float* next = features;
     for (int64_t p = 0; p < K; ++p) {
         *next++ = q[p] * q[p];
         for (int64_t r = p + 1; r < K; ++r) next[r - p - 1] = q[p] * ROOT * q[r];
         next += K - 1 - p;
     }
-    if (constant) features[0] *= ROOT;
+}
+
+// Of a constant first channel: its square has √2 as well, and its products with the others are the first order.
+inline void step_orders(float* features, int64_t K, const Orders& orders) {
+    features[0] *= ROOT * orders.zero;
+    for (int64_t f = 1; f < K; ++f) features[f] *= orders.one;
+    for (int64_t f = K; f < monomial_count(K); ++f) features[f] *= orders.two;
 }
 
 // read += Σ_f φ_f S_f over `rows` rows, N vectors of columns. Loads may run into the next row, whose numbers fill lanes
@@ -146,7 +152,10 @@ inline void step_state(const MaclaurinAttention& call, const StepBuffers& at, co
     // rows at the end from which whole vectors would reach out
     const int64_t careful = (round_up(W, LANES) + W - 1) / W - 1;
     const bool in_halves = call.halves.upper != nullptr;
-    for (int64_t r = 0; r < R; ++r) step_features(at.features + r * F, at.q + r * at.k_row, call.K, call.constant);
+    for (int64_t r = 0; r < R; ++r) {
+        step_features(at.features + r * F, at.q + r * at.k_row, call.K);
+        if (call.constant) step_orders(at.features + r * F, call.K, Orders(call, g * R + r));
+    }
     fill(at.read, R * at.w_row, 0);
     if (call.folded) pack_fold(at, call, b, g, left.first);
     for (int64_t begin = 0; begin < F; begin += STEP_ROWS) {
@@ -200,7 +209,7 @@ inline bool step_use(const MaclaurinAttention& call, const StepBuffers& at, int6
     const float* read = at.read + r * at.w_row;
     float* sums = at.sums + r * at.s_row;
     if (call.normalize) {
-        if (!step_exceeds(call, at, r, trace, ROUNDING)) return false;
+        if (call.order_weights == nullptr && !step_exceeds(call, at, r, trace, ROUNDING)) return false;
         sums[at.v_row] += read[call.V] * keep;
     }
     for (int64_t c = 0; c < call.V; ++c) sums[c] += read[c] * keep;
@@ -227,7 +236,7 @@ inline bool step_through_state(const MaclaurinAttention& call) {
                 float* sums = at.sums + r * at.s_row;
                 for (int64_t begin = left.first; begin < call.S; begin += STEP_KEYS)
                     step_keys(sums, at.v_row, at.q + r * at.k_row, call, b, g, begin, smaller(STEP_KEYS, call.S - begin),
-                              at.left + begin);
+                              at.left + begin, Orders(call, g * R + r));
                 const bool silent = reads && left.state != 0 && !step_use(call, at, r, left.state, trace);
                 step_finish(call, sums, at.v_row, silent, b, g * R + r);
             }

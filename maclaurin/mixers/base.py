@@ -116,12 +116,14 @@ class Mixer(nn.Module, ABC):
         form: str = "auto",
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | Sequence[int] | None = None,
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, MixerState | None]:
         """x (B, T, d_model) -> y of the same shape, and the state after the last token of every sequence.
 
         form: "parallel", "chunked", "recurrent", or "auto" for the fastest; all give the same numbers.
         attention_mask (B, T): 1 at tokens, 0 at padding, on the left or on the right. cu_seqlens (N+1,): the bounds of N
-        documents packed in one sequence; the state then holds N sequences. Padding and other documents have no influence.
+        documents packed in one sequence; the state then holds N sequences. lengths (B,): tokens before the padding on the
+        right, of sequences that are to stay in one batch. Padding and other documents have no influence.
         A mixer built with causal=False sees whole sequences: it takes no state and returns None in its place.
         Where sequences are cut (`handover.py`), the first document goes on from the slice before.
         """
@@ -146,7 +148,8 @@ class Mixer(nn.Module, ABC):
             assert x is not None
             return self.mix(x, state, Call(form, lengths, return_state or cut is not None))
 
-        y, after = over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
+        ragged = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
+        y, after = over_documents(dense, (x,), state, **ragged)
         if after is not None:
             self.trust(after)
         if cut is not None:

@@ -172,6 +172,10 @@ class State:
         rows = _checked_rows(batch_indices, self)
         return self._map(lambda tensor: tensor.index_select(0, rows.to(tensor.device)))
 
+    def row(self, index: int) -> Self:
+        """One sequence. Not copied: it shares its memory with the others."""
+        return self._map(lambda tensor: tensor[index : index + 1])
+
     def trimmed(self) -> Self:
         """The same without the slots of kept tokens that no sequence uses, as after `select` of the shorter ones."""
         values = ((field.name, getattr(self, field.name)) for field in fields_of(type(self)))
@@ -183,15 +187,21 @@ class State:
         if cls is State and isinstance(states, Sequence) and states and isinstance(states[0], State):
             return type(states[0]).cat(states)
         _check_joinable(cls, states)
-        return cls(**{field.name: cls._cat_field(field.name, states) for field in fields_of(cls)})
+        return cls._joined(states)
 
     @classmethod
-    def _cat_field(cls, name: str, states: Sequence[Self]) -> Any:
+    def _joined(cls, states: Sequence[Self]) -> Self:
+        """`cat` of states that are known to fit each other, those inside them included."""
+        return cls(**{field.name: cls._joined_field(field.name, states) for field in fields_of(cls)})
+
+    @classmethod
+    def _joined_field(cls, name: str, states: Sequence[Self]) -> Any:
         values = [getattr(state, name) for state in states]
         if isinstance(values[0], str) or all(value is None for value in values):
             return values[0]
         if isinstance(values[0], State):
-            return type(values[0]).cat(values)
+            _check_classes(type(values[0]), values)
+            return type(values[0])._joined(values)
         return torch.cat(values)
 
     def after(self, earlier: Self, transition: Tensor) -> Self:
@@ -252,9 +262,7 @@ def _checked_rows(batch_indices: Tensor | Sequence[int], state: State) -> Tensor
 def _check_joinable(cls: type[State], states: Sequence[State]) -> None:
     if not isinstance(states, Sequence) or not states:
         raise ValueError(f"states must be a list of at least one {cls.__name__}, got {states!r}")
-    for state in states:
-        if type(state) is not cls:
-            raise TypeError(f"states must all be of the class {cls.__name__}, got {type(state).__name__}")
+    _check_classes(cls, states)
     first = states[0]
     names = [field.name for field in fields_of(cls) if field.is_name]
     device = first.check().device
@@ -264,6 +272,12 @@ def _check_joinable(cls: type[State], states: Sequence[State]) -> None:
         for name in names:
             if (value := getattr(state, name)) != (expected := getattr(first, name)):
                 raise ValueError(f"states must all have the {name} {expected!r} of the first one, got {value!r}")
+
+
+def _check_classes(cls: type[State], states: Sequence[State]) -> None:
+    for state in states:
+        if type(state) is not cls:
+            raise TypeError(f"states must all be of the class {cls.__name__}, got {type(state).__name__}")
 
 
 def decayed(recurrent: Tensor, log_decay: Tensor) -> Tensor:
@@ -370,10 +384,11 @@ class TokenState(State):
             )
 
     @classmethod
-    def cat(cls, states: Sequence[Self]) -> Self:
-        _check_joinable(cls, states)
+    def _joined(cls, states: Sequence[Self]) -> Self:
         slots = max(state.slots for state in states)
-        return super().cat([state._widened(slots) for state in states])
+        if all(state.slots == slots and state.lengths is None for state in states):
+            return super()._joined(states)
+        return super()._joined([state._widened(slots) for state in states])
 
     def trimmed(self) -> Self:
         if self.lengths is None or not self.lengths.numel():
@@ -473,8 +488,7 @@ class PowerState(TokenState):
             raise ValueError(f"{name}.recurrent must have {widths} value channels, got {tuple(self.recurrent.shape)}")
 
     @classmethod
-    def cat(cls, states: Sequence[Self]) -> Self:
-        _check_joinable(cls, states)
+    def _joined(cls, states: Sequence[Self]) -> Self:
         folded = [state.recurrent for state in states if state.recurrent is not None]
         if folded:
             shape = folded[0].shape[1:]
@@ -484,4 +498,4 @@ class PowerState(TokenState):
                 else state
                 for state in states
             ]
-        return super().cat(states)
+        return super()._joined(states)

@@ -7,8 +7,7 @@ Sequences that run have a row each, in the order in which they were put; a row t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +15,10 @@ from torch import Tensor
 
 from maclaurin.mixers import MixerState
 from maclaurin.models import MaclaurinForCausalLM, StateCache
-from maclaurin.serving.slots import slots_of
+from maclaurin.serving.slots import known, slots_of
 
 States = list[Any]  # of all layers; None where no token was read
+BATCH_COST = 128  # tokens: what a batch costs beside its tokens
 
 
 class Batch(ABC):
@@ -96,14 +96,34 @@ def batch_of(model: Any, capacity: int) -> Batch:
     )
 
 
-def joined(states: list[States]) -> States:
-    """Of several sequences, layer by layer."""
-    return [None if many[0] is None else MixerState.cat(many) for many in zip(*states, strict=True)]
+def joined(states: Sequence[MixerState | None]) -> MixerState | None:
+    """Of several sequences, which often go on from one state that they share."""
+    first = states[0]
+    if first is None or len(states) == 1:
+        return first
+    if all(state is first for state in states):
+        return first.select([0] * len(states))
+    return MixerState.cat(states)
 
 
 def apart(states: States, count: int) -> list[States]:
-    """Of each sequence."""
-    return [[state.select([row]).trimmed() for state in states] for row in range(count)]
+    """Of each sequence, in the memory of all of them."""
+    return [[state.row(row).trimmed() for state in states] for row in range(count)]
+
+
+def in_buckets(lengths: list[int]) -> list[list[int]]:
+    """The places of sequences, the longest first, in batches whose padding costs less than another batch would."""
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    cheapest = [(0, 0)]  # of the first so many: what they cost, and where their last batch begins
+    for end in range(1, len(order) + 1):
+        ways = ((cheapest[begin][0] + BATCH_COST + (end - begin) * lengths[order[begin]], begin) for begin in range(end))
+        cheapest.append(min(ways))
+    found, end = [], len(order)
+    while end:
+        begin = cheapest[end][1]
+        found.append(order[begin:end])
+        end = begin
+    return found[::-1]
 
 
 class SlotBatch(Batch):
@@ -116,15 +136,41 @@ class SlotBatch(Batch):
         self._slots = [slots_of(layer.mixer, capacity) for layer in self._layers]
 
     def read(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
-        cache = StateCache.of(joined(before), 0)
-        ids = self.ids([[token for one in tokens for token in one]])
-        if len(tokens) == 1:
-            logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0]
-            return logits, [[layer.state for layer in cache.layers]]
-        bounds = torch.tensor([0, *accumulate(map(len, tokens))], dtype=torch.long, device=self.model.device)
-        last = bounds[1:] - 1
-        logits = self.model(ids, past_key_values=cache, use_cache=True, cu_seqlens=bounds, logits_to_keep=last).logits[0]
-        return logits, apart([layer.state for layer in cache.layers], len(tokens))
+        logits: list[Any] = [None] * len(tokens)
+        after: list[States] = [[]] * len(tokens)
+        for places in in_buckets([len(one) for one in tokens]):
+            found = self._read_padded([tokens[place] for place in places], [before[place] for place in places])
+            for place, *of_one in zip(places, *found, strict=True):
+                logits[place], after[place] = of_one
+        return torch.stack(logits), after
+
+    def _read_padded(self, tokens: list[list[int]], before: list[States]) -> tuple[Tensor, list[States]]:
+        """Sequences of similar length, padded on the right to that of the first."""
+        longest = len(tokens[0])
+        counts = torch.tensor([len(one) for one in tokens], dtype=torch.long, device=self.model.device)
+        lengths = None if len(tokens[-1]) == longest else counts
+        states: States = []
+
+        def attend(index: int, x: Tensor) -> Tensor:
+            mixer, state = self._layers[index].mixer, joined([one[index] for one in before])
+            y, after = mixer(x, state if state is None else known(mixer, state), lengths=lengths)
+            states.append(after)
+            return y
+
+        last = (torch.arange(len(tokens), dtype=torch.long, device=counts.device), counts - 1)
+        logits = self._through([one + [0] * (longest - len(one)) for one in tokens], attend, last)
+        return logits, [states] if len(tokens) == 1 else apart(states, len(tokens))
+
+    def _through(self, tokens: list[list[int]], attend: Callable[[int, Tensor], Tensor], last: Any) -> Tensor:
+        """The logits at `last`, slots of the batch. attend: what the mixer of a layer gives."""
+        model = self.model.model
+        hidden = model.embed_tokens(self.ids(tokens))
+        for index, layer in enumerate(self._layers):
+            hidden = hidden + attend(index, layer.input_layernorm(hidden))
+            if layer.mlp is not None:
+                hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        logits: Tensor = self.model.lm_head(model.norm(hidden[last]))
+        return logits
 
     def put(self, states: States, length: int) -> None:
         for slots, state in zip(self._slots, states, strict=True):
@@ -138,14 +184,8 @@ class SlotBatch(Batch):
         return [slots.take(row) for slots in self._slots]
 
     def step(self, tokens: list[int]) -> Tensor:
-        model = self.model.model
-        hidden = model.embed_tokens(self.ids([[token] for token in tokens]))
-        for layer, slots in zip(self._layers, self._slots, strict=True):
-            hidden = hidden + slots.step(layer.input_layernorm(hidden))
-            if layer.mlp is not None:
-                hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        logits: Tensor = self.model.lm_head(model.norm(hidden[:, -1]))
-        return logits
+        last = (slice(None), -1)
+        return self._through([[token] for token in tokens], lambda index, x: self._slots[index].step(x), last)
 
     @property
     def nbytes(self) -> int:

@@ -35,7 +35,8 @@ class ConvertedBatch(Batch):
         slots = torch.arange(int(counts.max()), dtype=torch.long, device=self.model.device)
         ids = self.ids([one + [0] * (len(slots) - len(one)) for one in tokens])
         real = slots < counts[:, None]
-        logits, after = self._run(ids, joined(before), starts, None if bool(real.all()) else real, counts - 1)
+        states = [joined(many) for many in zip(*before, strict=True)]
+        logits, after = self._run(ids, states, starts, None if bool(real.all()) else real, counts - 1)
         return logits, [after] if len(tokens) == 1 else apart(after, len(tokens))
 
     def _run(

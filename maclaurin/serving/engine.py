@@ -253,12 +253,26 @@ class Engine:
                 self._reading.append(self._begun(request))
 
     def _comes_soon(self, request: Request) -> bool:
-        """Whether somebody reads more of the prompt's beginning than is known, and stores the state there."""
+        """Whether somebody still reads a beginning that both have, longer than any that is known. Its state is then kept."""
         if self.prefixes is None or request._given is not None:
             return False
-        tokens, known = request.tokens, self.prefixes.longest(request.tokens, self._salt)
-        marks = ((reading.request.tokens, mark) for reading in self._reading for mark in reading.marks)
-        return any(known < mark < len(tokens) and theirs[:mark] == tokens[:mark] for theirs, mark in marks)
+        known = self.prefixes.longest(request.tokens, self._salt)
+        for reading in self._reading:
+            common = 0 if reading.request._given is not None else self._common(reading.request.tokens, request.tokens)
+            if common > reading.at and common - known >= WORTH_KEEPING * self.prefixes.block:
+                reading.marks = sorted({*reading.marks, common})
+                return True
+            if any(known < mark <= common for mark in reading.marks):
+                return True
+        return False
+
+    def _common(self, tokens: list[int], others: list[int]) -> int:
+        """How many tokens, in whole blocks, begin both prompts and leave one to read in each."""
+        assert self.prefixes is not None
+        block, end = self.prefixes.block, 0
+        while end + block < min(len(tokens), len(others)) and tokens[end : end + block] == others[end : end + block]:
+            end += block
+        return end
 
     def _begun(self, request: Request) -> Reading:
         reading = Reading(request, [None] * self._batch.layers)
@@ -277,14 +291,19 @@ class Engine:
         return reading
 
     def _read(self) -> None:
-        """The next tokens of prompts, in the order of their requests, those of the same kind of state in one call."""
+        """The next tokens of prompts, in the order of their requests, those of the same kind of state in one call. Only what
+        does not fit into a step of its own is cut."""
         left = self.prefill_tokens
         kinds: dict[Any, list[tuple[Reading, int]]] = {}
         for reading in self._reading:
-            if left:
-                end = min([len(reading.request.tokens), reading.at + left, *reading.marks[:1]])
-                kinds.setdefault(reading.kind, []).append((reading, end))
-                left -= end - reading.at
+            end = min([len(reading.request.tokens), *reading.marks[:1]])
+            if left < end - reading.at <= self.prefill_tokens:
+                break
+            end = min(end, reading.at + left)
+            kinds.setdefault(reading.kind, []).append((reading, end))
+            left -= end - reading.at
+            if not left:
+                break
         for together in kinds.values():
             self._read_together(together)
 
@@ -299,7 +318,8 @@ class Engine:
             if end in reading.marks:
                 assert self.prefixes is not None
                 reading.marks.remove(end)
-                cache = StateCache.of(reading.states, end)
+                cache = StateCache.of(reading.states, end).fork()  # apart from those that were read beside it
+                reading.states = [layer.state for layer in cache.layers]
                 self.prefixes.store(reading.request.tokens[:end], cache, self._salt)
             if end == len(reading.request.tokens):
                 done.append(place)
@@ -364,8 +384,8 @@ class Engine:
         vocabulary = self._batch.vocabulary
         if not len(tokens):
             raise ValueError("tokens must hold at least one token")
-        for token in tokens:
-            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
-                raise ValueError(f"tokens must be whole numbers from 0 to {vocabulary - 1}, got {token!r:.80}")
+        if set(map(type, tokens)) != {int} or not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            wrong = next(token for token in tokens if type(token) is not int or not 0 <= token < vocabulary)
+            raise ValueError(f"tokens must be whole numbers from 0 to {vocabulary - 1}, got {wrong!r:.80}")
         if state is not None:
             self._batch.check(state)

@@ -17,12 +17,15 @@ from torch import Tensor
 from maclaurin.mixers import Mixer, MixerState
 from maclaurin.mixers.base import Zeros
 from maclaurin.mixers.mechanisms import Power, Softmax
+from maclaurin.ops.features import Kernel
 from maclaurin.ops.native import library
 from maclaurin.ops.native.rows import Rows, RowState, Scores
+from maclaurin.ops.power import SERIES
 from maclaurin.ops.states import PowerState, State, TokenState
 
 SHORT, LONG = 70, 3000  # tokens: a state that has the same shapes after either is of constant size
 NEVER = 2**62  # tokens: where a mechanism folds none
+SQUARE = Kernel.of(2)
 FEWEST = 4  # rows of a storage, which doubles when it is full
 
 
@@ -90,10 +93,23 @@ def scores_of(mixer: Mixer) -> Scores | None:
         return None if odd or mechanism.score_cap is not None else Scores(True, scale, window=mechanism.window)
     if type(mechanism) is not Power or type(kept) is not PowerState:
         return None
-    if mechanism.order != 2 or mechanism.order_weights is not None or mechanism.state_dtype != "float32":
+    kernel, weights = Kernel.of(mechanism.order), mechanism.order_weights
+    plain = kernel == SQUARE and weights is None
+    if not (plain or kernel == SERIES) or mechanism.state_dtype != "float32":
         return None
     fold_at = NEVER if mechanism.fold_at is None else mechanism.fold_at(torch.float32)
-    return Scores(False, scale, mechanism.normalize, None, fold_at, mechanism.fold_every)
+    orders = None if weights is None else weights.detach().float().contiguous()
+    return Scores(False, scale, mechanism.normalize, None, fold_at, mechanism.fold_every, not plain, orders)
+
+
+def known(mixer: Mixer, state: MixerState) -> MixerState:
+    """Marked as made by the mixer and its ops, which therefore do not look at it again."""
+    mixer.trust(state)
+    device = next(mixer.parameters()).device
+    for part in (state, *vars(state).values()):
+        if isinstance(part, State):
+            object.__setattr__(part, "sound_on", device)
+    return state
 
 
 class Places(Slots):
@@ -139,15 +155,7 @@ class Places(Slots):
         assert self.template is not None
         self.count = count
         self.views = [storage[:count] for storage in self.storage]
-        self.state = self._known(self.template.with_tensors(self.views))
-
-    def _known(self, state: MixerState) -> MixerState:
-        """Marked as made by the mixer and its ops, which therefore do not look at it again."""
-        self.mixer.trust(state)
-        for part in (state, *vars(state).values()):
-            if isinstance(part, State) and self.views:
-                object.__setattr__(part, "sound_on", self.views[0].device)
-        return state
+        self.state = known(self.mixer, self.template.with_tensors(self.views))
 
     def take(self, row: int) -> MixerState:
         assert self.template is not None

@@ -10,6 +10,9 @@ from maclaurin.ops.native.rows import Rows, RowState, Scores
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the native library")
 H, G, K, V = 4, 2, 5, 19
+SCALE = K**-0.5
+FACTORS = torch.tensor([[1.0, 1.0, 1.0], [0.5, 1.5, 0.0], [1.9, 0.1, 0.7], [0.9, 1.3, 1.8]])  # of the orders of each head
+SERIES = {"order": (0, 1, 2), "fold_at": 40, "fold_every": 8}
 
 
 def tokens(batch, count, decays, seed):
@@ -29,6 +32,9 @@ def before(x, count):
         (power_attention, Scores(False, K**-0.5, True, None, 40, 8), {"fold_at": 40, "fold_every": 8}),
         (power_attention, Scores(False, K**-0.5, True, None, 12, 32), {"fold_at": 12, "fold_every": 32}),
         (power_attention, Scores(False, K**-0.5, False, None, 1, 8), {"fold_at": 1, "fold_every": 8, "normalize": False}),
+        (power_attention, Scores(False, SCALE, True, None, 40, 8, series=True), SERIES),
+        (power_attention, Scores(False, SCALE, False, None, 40, 8, series=True), SERIES | {"normalize": False}),
+        (power_attention, Scores(False, SCALE, True, None, 40, 8, True, FACTORS), SERIES | {"order_weights": FACTORS}),
         (softmax_attention, Scores(True, K**-0.5), {}),
         (softmax_attention, Scores(True, K**-0.5, window=7), {"window": 7}),
     ],

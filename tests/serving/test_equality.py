@@ -27,7 +27,7 @@ def check(model, found):
     assert sum(request.finish_reason == "length" for request, _ in found) > len(found) / 2
 
 
-@pytest.mark.parametrize("mixer", ["2mamba", "gla", "taylor", *HYBRIDS], ids=str)
+@pytest.mark.parametrize("mixer", ["2mamba", "2mamba-orders", "gla", "taylor", *HYBRIDS], ids=str)
 def test_each_of_a_crowd_gets_what_it_gets_alone(mixer):
     model = small_model(mixer)
     check(model, crowd(model, 12, most=24))

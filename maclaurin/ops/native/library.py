@@ -54,6 +54,7 @@ class Attention(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate")),
         *((name, ctypes.c_void_p) for name in ("upper", "lower", "new_upper", "new_lower")),  # two MaclaurinHalves
         ("nan", ctypes.c_void_p),
+        ("order_weights", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("chunk", "folded", "state_head", "constant")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("exponential", "normalize", "threads", "way")),

@@ -16,20 +16,26 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from maclaurin.ops.arithmetic import repeat_heads
 from maclaurin.ops.native import library
 from maclaurin.ops.native.library import buffer
 from maclaurin.ops.states import PowerState, StandIn, TokenState
 
-_ROWS = struct.Struct("5q 8q 6q f3i")  # MaclaurinRows
+_ROWS = struct.Struct("5q 8q 7q f4i")  # MaclaurinRows
 _KEYS, _VALUES, _DECAYS, _STATE, _SLOTS, _S, _LIMIT = range(7)  # the columns of the table: MaclaurinRow
 _SPARE = 64  # slots behind the tokens of a row that grows
 _NEVER = 2**62
+_ROOT = 2**-0.25  # of a query's channels and of the scale, where the weights are a series: `series.py`
 
 
 @dataclass(frozen=True)
 class Scores:
-    """scale·q·k, squared or exponential. window: of exponential ones; fold_at, fold_every: of squared ones."""
+    """scale·q·k, squared or exponential. window: of exponential ones; fold_at, fold_every: of squared ones.
+
+    series: 1 + x + x²/2 of a score x in place of its square, each term times its factor for the head in `orders` (H, 3).
+    """
 
     exponential: bool
     scale: float
@@ -37,6 +43,13 @@ class Scores:
     window: int | None = None
     fold_at: int = _NEVER
     fold_every: int = 1
+    series: bool = False
+    orders: Tensor | None = None
+
+    @property
+    def first_of_keys(self) -> float:
+        """Of a series: the channel before those of every key, which the scale makes a root of one half."""
+        return 1 / self.scale
 
 
 @dataclass
@@ -91,7 +104,8 @@ class Rows:
 
     def put(self, state: TokenState) -> None:
         """One more row: a state of one sequence, copied."""
-        tokens = [x[0].transpose(0, 1) for x in (state.keys, state.values, state.log_decay) if x is not None]
+        keys = pad(state.keys, (1, 0), value=self.scores.first_of_keys) if self.scores.series else state.keys
+        tokens = [x[0].transpose(0, 1) for x in (keys, state.values, state.log_decay) if x is not None]
         recurrent = state.recurrent if isinstance(state, PowerState) else None
         if recurrent is not None:
             recurrent = recurrent.clone(memory_format=torch.contiguous_format)
@@ -116,7 +130,8 @@ class Rows:
         """The state of one row, copied."""
         row, S = self.rows[index], int(self.table[index, _S])
         begin = max(0, S - (self.scores.window - 1)) if self.scores.window else 0
-        tokens = [x[:, begin:S].transpose(0, 1)[None].clone(memory_format=torch.contiguous_format) for x in row.tokens]
+        kept = [row.tokens[0][..., 1:] if self.scores.series else row.tokens[0], *row.tokens[1:]]
+        tokens = [x[:, begin:S].transpose(0, 1)[None].clone(memory_format=torch.contiguous_format) for x in kept]
         keys, values = tokens[:2]
         decays = tokens[2] if len(tokens) == 3 else None
         if self.scores.exponential:
@@ -127,14 +142,15 @@ class Rows:
         """y (B,1,H,V) after one more token of every row; q (B,1,H,K), k, v (B,1,G,K or V), log_decay (B,1,G), in float32."""
         if self._steps == 0:
             self._prepare()
+        if self.scores.series:
+            q, k, v, log_decay = self._in_series(q, k, v, log_decay)
         new = (q, k, v) if log_decay is None else (q, k, v, log_decay)
         layout = tuple((x.shape, x.stride()) for x in new)
         if layout != self._layout:
             self._pack(new, layout)
         y = buffer(q.shape[0], 1, q.shape[2], v.shape[3])
         pointers = [x.data_ptr() for x in new] + [0] * (4 - len(new))
-        tail = (y.data_ptr(), self.table.ctypes.data, self.scores.scale, self.scores.exponential, self.scores.normalize)
-        packed = _ROWS.pack(*self._sizes, *pointers, *tail, torch.get_num_threads())
+        packed = _ROWS.pack(*self._sizes, *pointers, y.data_ptr(), self.table.ctypes.data, *self._options())
         assert library.step_rows is not None
         status = library.step_rows(packed)
         if status == 2:
@@ -143,6 +159,19 @@ class Rows:
             raise MemoryError("the native decoding step found no memory for its blocks")
         self._steps -= 1
         return y
+
+    def _in_series(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> tuple[Any, Any, Any, Any]:
+        """With a first channel for the constant; heads that weigh the orders in their own way have keys of their own."""
+        H = q.shape[2] if self.scores.orders is not None else k.shape[2]
+        q, k = pad(q * _ROOT, (1, 0), value=_ROOT), pad(k, (1, 0), value=self.scores.first_of_keys)
+        return q, repeat_heads(k, H), repeat_heads(v, H), None if log_decay is None else repeat_heads(log_decay, H)
+
+    def _options(self) -> tuple[Any, ...]:
+        """The last fields of MaclaurinRows."""
+        scores = self.scores
+        orders = 0 if scores.orders is None else scores.orders.data_ptr()
+        scale = scores.scale * _ROOT if scores.series else scores.scale
+        return orders, scale, scores.exponential, scores.normalize, scores.series, torch.get_num_threads()
 
     def _pack(self, new: tuple[Tensor, ...], layout: tuple[Any, ...]) -> None:
         """Sizes and strides, for tokens of that layout, once it is known that they fit."""
