@@ -28,7 +28,7 @@ def bench(
     mixers: Annotated[
         str | None, typer.Option(help="model and mixers: which ones, with commas; a+b alternates them in a model.")
     ] = None,
-    lengths: Annotated[str | None, typer.Option(help="attention, model: tokens of a sequence, with commas.")] = None,
+    lengths: Annotated[str | None, typer.Option(help="attention, forms, model: tokens of a sequence, with commas.")] = None,
     contexts: Annotated[str | None, typer.Option(help="model: tokens before a decoded one, with commas.")] = None,
     batches: Annotated[str | None, typer.Option(help="model: sequences that are decoded at once, with commas.")] = None,
     resume: Annotated[
@@ -58,6 +58,7 @@ def bench(
     with talk(as_json=as_json):
         options: dict[str, dict[str, Any]] = {
             "attention": {"lengths": tokens},
+            "forms": {"lengths": tokens},
             "mixers": {"names": None if mixers is None else mixers.split(",")},
             "model": {"models": models, "kept": output / "model.json", "resume": resume},
             "transformers": {"architectures": None if architectures is None else architectures.split(",")},
