@@ -49,13 +49,22 @@ def run(console: Console, *, long: bool, lengths: Sequence[int] | None = None) -
     with Status() as status:
         for row in _rows(sorted(lengths or LENGTHS)):
             rows.append(row)
-            what = f"forward{' + backward' if row.backward else ''}{', state' if row.state else ''}"
-            times = (f"{row.ms[form]:.3g}" if form in row.ms else "" for form in FORMS)
-            table.add_row(str(row.channels), str(row.T), what, *times, f"{row.slower:.2f}", "FAIL" if row.fails else "")
-            status(f"{row.channels} channels, {what}: up to {row.T:,} tokens")
+            table.add_row(*_cells(row))
+            if row.fails:  # also said at once: the table comes at the end
+                console.print("  ".join(_cells(row)), highlight=False)
+            status(f"{row.channels} channels, {_what(row)}: up to {row.T:,} tokens")
     console.print(table)
     console.print(f"{sum(row.fails for row in rows)} of {len(rows)} lines fail")
     return rows
+
+
+def _what(row: FormRow) -> str:
+    return f"forward{' + backward' if row.backward else ''}{', state' if row.state else ''}"
+
+
+def _cells(row: FormRow) -> list[str]:
+    times = (f"{row.ms[form]:.3g}" if form in row.ms else "" for form in FORMS)
+    return [str(row.channels), str(row.T), _what(row), *times, f"{row.slower:.2f}", "FAIL" if row.fails else ""]
 
 
 def _rows(lengths: Sequence[int]) -> Iterator[FormRow]:
