@@ -28,9 +28,12 @@ def bench(
     mixers: Annotated[
         str | None, typer.Option(help="model and mixers: which ones, with commas; a+b alternates them in a model.")
     ] = None,
-    lengths: Annotated[str | None, typer.Option(help="attention, model: tokens of a sequence, with commas.")] = None,
+    lengths: Annotated[str | None, typer.Option(help="attention, forms, model: tokens of a sequence, with commas.")] = None,
     contexts: Annotated[str | None, typer.Option(help="model: tokens before a decoded one, with commas.")] = None,
     batches: Annotated[str | None, typer.Option(help="model: sequences that are decoded at once, with commas.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="model: keep the rows that --output has of a run before.")
+    ] = False,
     architectures: Annotated[
         str | None, typer.Option(help="transformers: architectures, with commas; all unless given.")
     ] = None,
@@ -40,14 +43,13 @@ def bench(
     from maclaurin.bench import run
     from maclaurin.bench.model import LONG, Models
     from maclaurin.bench.page import page
+    from maclaurin.bench.whole import Shape
     from maclaurin.common.files import write_json
 
     usual = LONG if long else Models()
     tokens = None if lengths is None else _numbers("lengths", lengths)
     models = Models(
-        size,
-        layers,
-        vocabulary,
+        Shape(size, layers, vocabulary),
         usual.mixers if mixers is None else mixers.split(","),
         usual.lengths if tokens is None else tokens,
         usual.contexts if contexts is None else _numbers("contexts", contexts),
@@ -56,8 +58,9 @@ def bench(
     with talk(as_json=as_json):
         options: dict[str, dict[str, Any]] = {
             "attention": {"lengths": tokens},
+            "forms": {"lengths": tokens},
             "mixers": {"names": None if mixers is None else mixers.split(",")},
-            "model": {"models": models},
+            "model": {"models": models, "kept": output / "model.json", "resume": resume},
             "transformers": {"architectures": None if architectures is None else architectures.split(",")},
         }
         results = run(parts or [], threads=threads, long=long, console=screen(), options=options)

@@ -60,10 +60,10 @@ class Options(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is asked but the next tokens of a dense batch and the state after them."""
+        """Whether nothing is asked but the next tokens of a dense batch, and perhaps the state after them."""
         ragged = self.attention_mask is not None or self.cu_seqlens is not None or self.lengths is not None
         auto = self.backend == "auto" and library.default_backend in ("auto", "native")
-        return auto and self.return_state and self.form in ("auto", "recurrent") and not ragged
+        return auto and self.form in ("auto", "recurrent") and not ragged
 
     def natively(self, op: str, x: Tensor, auto: str = "chunked", fla: bool = False, in_triton: bool = False) -> bool:
         """Whether the C++ kernels run, where they have no other conditions than those of `native.refusal`.

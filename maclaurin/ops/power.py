@@ -98,16 +98,15 @@ def power_attention(
     call = Options.of(power_attention, options)
     usual = order == 2 and order_weights is None and scale is None and causal and state_dtype in STATE_DTYPES
     # what a compiler knows at once comes first: torch 2.9 cannot tell whether a call of a graph is plain
-    if not torch.compiler.is_compiling() and usual and isinstance(state, PowerState) and call.plain:
+    if not torch.compiler.is_compiling() and usual and isinstance(state, PowerState) and call.plain and call.return_state:
         transformed = is_transformed()
         step = (q, k, v, log_decay, state, normalize, fold_at, fold_every, state_dtype)
         done = None if transformed else native.plain_step(*step)
         if done is not None:
             return done
     if not torch.compiler.is_compiling() and usual and state is None and call.plain and call.form == "auto":
-        started = (
-            plain_prompt(q, k, v, log_decay, normalize, chunk_size, fold_at, fold_every) if not is_transformed() else None
-        )
+        prompt = (q, k, v, log_decay, normalize, chunk_size, fold_at, fold_every, call.return_state)
+        started = None if is_transformed() else plain_prompt(*prompt)
         if started is not None:
             return started
     if not causal:

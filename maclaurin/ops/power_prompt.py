@@ -31,7 +31,8 @@ def plain_prompt(
     chunk_size: int,
     fold_at: int | None,
     fold_every: int,
-) -> tuple[Tensor, PowerState] | None:
+    return_state: bool,
+) -> tuple[Tensor, PowerState | None] | None:
     """y and the state after the first tokens, as `power_attention` defines them; None where this is not plain.
 
     Plain: order 2 in float32 on a CPU without gradients, no longer than the direct sum is the faster form.
@@ -56,6 +57,8 @@ def plain_prompt(
     if has_nan(y):
         return None
     note("power_attention", "parallel", None, q)
+    if not return_state:
+        return y, None
     folded = T - buffered(T, fold_at, fold_every)
     kept = TokenState(*(None if x is None else _own(x[:, folded:]) for x in (k, v, log_decay)))  # type: ignore[arg-type]
     if not folded:

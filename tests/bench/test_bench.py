@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from maclaurin import bench
-from maclaurin.bench import attention, gpu, model, peers, roofline, scale, training, tune
+from maclaurin.bench import attention, gpu, model, peers, roofline, scale, training, tune, whole
 from maclaurin.bench.attention import AttentionRow, OpTime
 from maclaurin.bench.decode import DecodeRow
 from maclaurin.bench.page import page
@@ -145,40 +145,75 @@ def test_a_twin_takes_the_batch_of_every_step_of_a_run(tmp_path, monkeypatch):
     assert twin.batch["input_ids"].numel() == 2 * 32  # of training, where evaluation has 32
 
 
-TINY = model.Models(size="tiny", layers=2, vocabulary=64)
+TINY = whole.Shape("tiny", 2, 64)
 
 
-@pytest.mark.parametrize("mixer", TINY.mixers)
+@pytest.mark.parametrize("mixer", model.Models().mixers)
 def test_models_beside_llama_have_as_many_parameters(mixer):
-    ours, theirs = (sum(x.numel() for x in model.build(name, TINY).parameters()) for name in (mixer, model.LLAMA))
+    ours, theirs = (sum(x.numel() for x in whole.build(name, TINY).parameters()) for name in (mixer, whole.LLAMA))
     assert ours == pytest.approx(theirs, rel=0.01)
 
 
-@pytest.mark.parametrize("mixer", [*TINY.mixers, model.LLAMA])
+@pytest.mark.parametrize("mixer", [*model.Models().mixers, whole.LLAMA])
 def test_a_filled_cache_is_one_that_a_model_continues(mixer):
     """It has the shapes of a cache that has seen so many tokens, and the outputs of the next ones are finite."""
-    built = model.build(mixer, TINY).eval()
-    decoding = model.Decoding(built, 300, 2)
+    built = whole.build(mixer, TINY).eval()
+    decoding = whole.Decoding(built, 300, 2)
     decoding()
-    assert decoding.cache.get_seq_length() == 299 + model.STEPS
+    assert decoding.cache.get_seq_length() == 299 + whole.STEPS
     ids = torch.zeros(2, 299, dtype=torch.long)
     with torch.no_grad():
         seen = built(input_ids=ids, use_cache=True).past_key_values
-        filled = model._cache(built, 299, 2)
+        filled = whole._cache(built, 299, 2)
         assert built(input_ids=ids[:, :1], past_key_values=filled).logits.isfinite().all()
-    if mixer != model.LLAMA:
+    if mixer != whole.LLAMA:
         shapes = [
             [x.shape for layer in cache.layers for x in layer.state.tensors().values()]
-            for cache in (seen, model._cache(built, 299, 2))
+            for cache in (seen, whole._cache(built, 299, 2))
         ]
         assert shapes[0] == shapes[1]
 
 
 def test_a_training_step_learns():
-    step = model.TrainingStep(model.build("2mamba", TINY), 32)
+    step = whole.TrainingStep(whole.build("2mamba", TINY), 32)
     before = step.model.lm_head.weight.detach().clone()
     step()
     assert not step.model.lm_head.weight.equal(before)
+
+
+def test_the_time_of_all_layers_is_on_the_line_through_few(monkeypatch):
+    """With costs that are such a line, of a pattern of two layers, of Llama and of their peaks."""
+    monkeypatch.setattr(whole, "apart", lambda _, shape, job: [whole.Spent(5.0 + 3 * shape.layers, 100 + 7 * shape.layers)])
+    for name in ("2mamba", "2mamba+sliding-window", whole.LLAMA):
+        assert whole.by_layers(name, whole.Shape("small"), whole.Job("training", 8192, 1)) == whole.Spent(65.0, 240)
+
+
+def test_rows_outlive_an_interruption_and_llama_is_measured_once(monkeypatch, tmp_path):
+    """The second run measures what the first one did not reach; one of other models refuses its rows."""
+    calls, most = [], 3
+
+    def spent(name, shape, job):
+        if len(calls) == most:
+            raise KeyboardInterrupt
+        calls.append((name, job.tokens))
+        return whole.Spent(2.0 if name == whole.LLAMA else 1.0, 1)
+
+    def measured(shape, *, resume=False):
+        models = model.Models(shape, ("2mamba", "mamba2"), (8192, 32768), ())
+        return model.run(Console(quiet=True), long=False, models=models, kept=tmp_path / "model.json", resume=resume)
+
+    monkeypatch.setattr(model, "by_layers", spent)
+    with pytest.raises(KeyboardInterrupt):
+        measured(TINY)
+    most = 9
+    rows = measured(TINY, resume=True)
+    assert [(row.mixer, row.tokens, row.ratio) for row in rows] == [
+        (mixer, T, 2.0) for mixer in ("2mamba", "mamba2") for T in (8192, 32768)
+    ]
+    others = [("2mamba", 32768), (whole.LLAMA, 32768), ("mamba2", 8192), ("mamba2", 32768)]
+    assert calls == [("2mamba", 8192), (whole.LLAMA, 8192), others[0], *others]  # what was interrupted, again
+    with pytest.raises(ValueError, match="has rows with shape"):
+        measured(whole.Shape("tiny", 3, 64), resume=True)
 
 
 def test_the_file_holds_what_was_measured_and_the_page_a_chart_of_every_part():

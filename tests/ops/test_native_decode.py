@@ -322,11 +322,16 @@ def test_a_plain_prompt_is_the_general_one(step, T):
     """The same outputs and states to the bit, whichever way the call goes."""
     batch, options, _ = step
     prompt = batch.map(lambda x: x.expand(-1, T, *x.shape[2:]) * torch.rand(1, T, *(1,) * (x.dim() - 2)), parameters=False)
+    tensors = [prompt.tokens.get(name) for name in ("q", "k", "v", "log_decay")]
     with torch.no_grad():
-        done = plain_prompt(*(prompt.tokens.get(name) for name in ("q", "k", "v", "log_decay")), chunk_size=256, **options)
-        y, state = ops.power_attention(**prompt.tokens, **options, backend="native")
-    assert done is not None and torch.equal(done[0], y)
-    assert_same_state(done[1], state, 0)
+        for return_state in (True, False):
+            done = plain_prompt(*tensors, chunk_size=256, **options, return_state=return_state)
+            y, state = ops.power_attention(**prompt.tokens, **options, backend="native", return_state=return_state)
+            assert done is not None and torch.equal(done[0], y)
+            if return_state:
+                assert_same_state(done[1], state, 0)
+            else:
+                assert done[1] is None is state
 
 
 def test_what_is_not_a_plain_prompt_goes_the_general_way():
