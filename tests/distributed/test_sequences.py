@@ -1,12 +1,16 @@
 """Sequences cut over processes, or in time: the loss and every gradient are those of whole sequences."""
 
 import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from maclaurin.distributed import backward_in_chunks, sequence_parallel, slice_of, sum_gradients
+from maclaurin.distributed import backward_in_chunks, loss_in_chunks, sequence_parallel, slice_of, sum_gradients
 from maclaurin.distributed.balance import Load, given_away
 from maclaurin.distributed.messages import Messages
 from maclaurin.mixers import Mixer, available_mixers, build_mixer
@@ -214,9 +218,23 @@ def test_chunks_in_time_give_the_gradients_of_whole_sequences(packed):
         loss.backward()
         expected = gradients(model)
         got = backward_in_chunks(model, batch, 4)
-        assert float(got) == pytest.approx(float(loss), abs=1e-12)
+        assert float(got) == pytest.approx(float(loss.detach()), abs=1e-12)
+        assert float(loss_in_chunks(model, batch, 4)) == pytest.approx(float(got), abs=1e-12)
         worst[name] = largest_difference(gradients(model), expected)
     assert {name: found for name, found in worst.items() if not found <= 1e-9} == {}
+
+
+@pytest.mark.slow
+def test_eight_times_the_tokens_in_slices_take_at_most_a_third_more_memory():
+    """Peak memory of processes that take forward and backward of a model of four layers."""
+
+    def peak(tokens, chunks):
+        script = Path(__file__).parents[2] / "scripts" / "sequence_memory.py"
+        words = [sys.executable, script, str(tokens), str(chunks)]
+        said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        return float(re.search(r"([\d,]+) MiB", said)[1].replace(",", ""))
+
+    assert peak(262144, 16) <= 1.3 * peak(32768, 1)
 
 
 @torch.no_grad()
