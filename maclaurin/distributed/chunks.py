@@ -7,7 +7,7 @@ are those of the whole sequence; the work is that of one forward more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -45,8 +45,7 @@ def backward_in_chunks(
     batch: as in `slice_of`. num_items: by which the sum over tokens is divided, the number of labels if not given.
     """
     slices = slices_of(batch, even_bounds(batch["input_ids"].shape[1], chunks))
-    if num_items is None:
-        num_items = sum((one["shift_labels"] != -100).sum() for one in slices)
+    num_items = _labels(slices) if num_items is None else num_items
     borders: list[States] = [{}]
     with torch.no_grad():
         for one in slices[:-1]:
@@ -59,6 +58,24 @@ def backward_in_chunks(
         later = {mixer: _gradients(state) for mixer, state in before.items()}
         losses.append(loss.detach())
     return torch.stack(losses).sum()
+
+
+@torch.no_grad()
+def loss_in_chunks(
+    model: nn.Module, batch: Mapping[str, Any], chunks: int, *, num_items: Tensor | int | None = None
+) -> Tensor:
+    """The same loss without gradients: of an evaluation, in the memory of a slice too."""
+    slices = slices_of(batch, even_bounds(batch["input_ids"].shape[1], chunks))
+    num_items = _labels(slices) if num_items is None else num_items
+    losses, before = [], States()
+    for one in slices:
+        loss, before = _run(model, one, before, num_items)
+        losses.append(loss)
+    return torch.stack(losses).sum()
+
+
+def _labels(slices: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    return torch.stack([(one["shift_labels"] != -100).sum() for one in slices]).sum()
 
 
 def _run(model: nn.Module, inputs: dict[str, Tensor], before: States, num_items: Any) -> tuple[Tensor, States]:

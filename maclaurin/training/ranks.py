@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -72,6 +74,9 @@ def lost_processes_named() -> Iterator[None]:
     except RuntimeError as error:
         if not distributed.is_initialized() or not _is_lost(error):
             raise
+        if threading.current_thread() is threading.main_thread():
+            # torchrun sends it to the others as soon as one is gone: this one ends anyway, and says why
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if not _first_to_say_it():
             raise SystemExit(2) from error
         line = str(error).strip().splitlines()[0]

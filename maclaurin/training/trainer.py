@@ -20,7 +20,7 @@ from transformers.utils import logging
 from maclaurin.common.files import naming
 from maclaurin.data import StreamedRows
 from maclaurin.data.epochs import Epochs, Filled, Shared, WithoutBlanks
-from maclaurin.distributed import backward_in_chunks
+from maclaurin.distributed import backward_in_chunks, loss_in_chunks
 from maclaurin.distributed.sharded import is_sharded, save_sharded
 from maclaurin.training.checkpoints import WEIGHTS, checkpoints, put, remove_old, run_of, seal, writing
 from maclaurin.training.cuts import WHOLE, Cut
@@ -207,8 +207,7 @@ class LanguageTrainer(Trainer):
         with torch.no_grad(), self.compute_loss_context_manager(), self.cut.handing_over():
             for batch in dataloader:
                 inputs = self.cut.own(self._prepare_inputs(batch))
-                # the logits of all tokens would be the largest tensor there is
-                total += model(**inputs, num_items_in_batch=1, logits_to_keep=1).loss.item()
+                total += self._sum_of_losses(model, inputs)
                 labels = inputs["shift_labels"] if "shift_labels" in inputs else inputs["labels"][:, 1:]
                 tokens += int((labels != -100).sum())
         gathered = self.accelerator.reduce(torch.tensor([total, tokens], dtype=torch.float64, device=self.args.device))
@@ -219,6 +218,12 @@ class LanguageTrainer(Trainer):
             f"{prefix}_tokens": int(gathered[1]),
         }
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(dataloader.dataset))
+
+    def _sum_of_losses(self, model: nn.Module, inputs: dict[str, Any]) -> float:
+        if self.cut.chunks > 1:
+            return loss_in_chunks(model, inputs, self.cut.chunks, num_items=1).item()
+        # the logits of all tokens would be the largest tensor there is
+        return float(model(**inputs, num_items_in_batch=1, logits_to_keep=1).loss)
 
     def _get_output_dir(self, trial: Any) -> str:
         folder: str = super()._get_output_dir(trial)

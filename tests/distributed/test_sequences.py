@@ -1,22 +1,42 @@
 """Sequences cut over processes, or in time: the loss and every gradient are those of whole sequences."""
 
 import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from maclaurin.distributed import backward_in_chunks, sequence_parallel, slice_of, sum_gradients
+from maclaurin.distributed import backward_in_chunks, loss_in_chunks, sequence_parallel, slice_of, sum_gradients
 from maclaurin.distributed.balance import Load, given_away
 from maclaurin.distributed.messages import Messages
 from maclaurin.mixers import Mixer, available_mixers, build_mixer
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from tests.mixers.test_laws import SMALL_STATES
+from tests.mixers.test_laws import VARIANTS as MIXER_VARIANTS
 from tests.ranks import on_ranks
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forks")
 MIXERS = [name for name in available_mixers() if build_mixer(name, 16, 2).has_states]
 TOKENS = 23
-
+# states that fold or end within a few tokens, and options that change what a mixer carries
+OWN_CASES = {
+    "window": ("softmax", {"window": 5}),
+    "position": ("2mamba", {"value_norm": "position", "fold_at": 9, "fold_every": 4}),
+    "shared keys": ("2mamba", {"shared_keys": True, "gate": True, "skip": True, "fold_at": 9, "fold_every": 4}),
+    "convolution and positions": ("linear", {"conv_width": 4, "rotary": "rope"}),
+    "cumulative gate": ("gated-softmax", {"divisor": "cumulative-gate"}),
+    "groups of mamba2": ("mamba2", {"n_groups": 2}),
+    "inline without filter": ("inline", {"local_residual": False, "learn_scale": True}),
+}
+VARIANTS = (
+    {f"small {name}": (name, options) for name, options in SMALL_STATES.items()}
+    | {name: (mixer, SMALL_STATES.get(mixer, {}) | options) for name, (mixer, options) in MIXER_VARIANTS.items()}
+    | OWN_CASES
+)
 
 # of gradients, relative to the largest entry of each parameter's
 LARGEST = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -32,6 +52,14 @@ def model_of(*mixers, dtype=torch.float64):
         num_attention_heads=2,
         mixer=list(mixers),
     )
+    return MaclaurinForCausalLM(config).to(dtype).train()
+
+
+def variant(name, dtype=torch.float64):
+    torch.manual_seed(0)
+    mixer, options = VARIANTS[name]
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = MaclaurinConfig(vocab_size=11, **sizes, mixer=mixer, mixer_options=options)
     return MaclaurinForCausalLM(config).to(dtype).train()
 
 
@@ -75,19 +103,28 @@ def on_slices(model, batch, borders, rank, checkpointing=False, exchange="chain"
 @needs_fork
 @pytest.mark.parametrize(
     ("exchange", "dtype"),
-    [("chain", torch.float64), ("chain", torch.float32), ("fold", torch.float64), ("gather", torch.float64)],
+    [
+        ("chain", torch.float64),
+        ("chain", torch.float32),
+        ("fold", torch.float64),
+        ("gather", torch.float64),
+        pytest.param("fold", torch.float32, marks=pytest.mark.slow),
+        pytest.param("gather", torch.float32, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_mixer_on_two_and_four_processes(packed, exchange, dtype):
-    """In one job for all mixers: starting processes takes longer than the work."""
+    """In one job for all of them: starting processes takes longer than the work."""
     batch = batch_of(packed)
     borders = {2: [0, 13, TOKENS], 4: [0, 7, 8, 13, TOKENS]}
 
     def work(rank, count):
+        models = {name: model_of(name, name, dtype=dtype) for name in MIXERS}
+        if count == 4:
+            models |= {name: variant(name, dtype) for name in VARIANTS}
         worst = {}
-        for name in MIXERS:
-            model = model_of(name, name, dtype=dtype)
+        for name, model in models.items():
             expected = whole(model, batch)
             got = on_slices(model, batch, borders[count], rank, exchange=exchange)[0]
             worst[name] = largest_difference(got, expected)
@@ -175,15 +212,29 @@ def test_softmax_gives_its_first_tokens_to_the_process_that_has_less_to_do():
 @pytest.mark.parametrize("packed", [False, True])
 def test_chunks_in_time_give_the_gradients_of_whole_sequences(packed):
     batch, worst = batch_of(packed), {}
-    for name in MIXERS:
-        model = model_of(name, name)
+    models = {name: model_of(name, name) for name in MIXERS} | {name: variant(name) for name in VARIANTS}
+    for name, model in models.items():
         loss = model(**batch).loss
         loss.backward()
         expected = gradients(model)
         got = backward_in_chunks(model, batch, 4)
-        assert float(got) == pytest.approx(float(loss), abs=1e-12)
+        assert float(got) == pytest.approx(float(loss.detach()), abs=1e-12)
+        assert float(loss_in_chunks(model, batch, 4)) == pytest.approx(float(got), abs=1e-12)
         worst[name] = largest_difference(gradients(model), expected)
     assert {name: found for name, found in worst.items() if not found <= 1e-9} == {}
+
+
+@pytest.mark.slow
+def test_eight_times_the_tokens_in_slices_take_at_most_a_third_more_memory():
+    """Peak memory of processes that take forward and backward of a model of four layers."""
+
+    def peak(tokens, chunks):
+        script = Path(__file__).parents[2] / "scripts" / "sequence_memory.py"
+        words = [sys.executable, script, str(tokens), str(chunks)]
+        said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        return float(re.search(r"([\d,]+) MiB", said)[1].replace(",", ""))
+
+    assert peak(262144, 16) <= 1.3 * peak(32768, 1)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from transformers.distributed import DistributedConfig
 
+from maclaurin.distributed import clip_gradients
 from maclaurin.distributed.tensor import SplitHeads, tensor_plan
 from maclaurin.mixers import available_mixers, build_mixer
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
@@ -99,6 +100,27 @@ def test_every_mixer_on_two_processes_has_the_gradients_of_one():
 
     for worst in on_ranks(2, work, group=True):
         assert {name: found for name, found in worst.items() if not found <= 1e-9} == {}
+
+
+def test_gradients_of_split_and_whole_parameters_are_clipped_as_those_of_one_process():
+    def clipped(model):
+        results(model)
+        return float(clip_gradients(model.parameters(), 0.1)), whole_gradients(model)
+
+    norm, gradients = clipped(model_of(["2mamba", "s6"], None))
+    assert norm > 0.2
+    one = model_of(["2mamba", "s6"], None)
+    results(one)
+    assert float(torch.nn.utils.clip_grad_norm_(one.parameters(), 0.1)) == pytest.approx(norm, rel=1e-12)
+
+    def work(rank):
+        model = model_of(["2mamba", "s6"], None)
+        parallelize_module(model, init_device_mesh("cpu", (2,)), tensor_plan(model))
+        return clipped(model)
+
+    for got, found in on_ranks(2, work, group=True):
+        assert got == pytest.approx(norm, rel=1e-9)
+        assert max(difference(found[name], gradient) for name, gradient in gradients.items()) <= 1e-9
 
 
 def _full(tensor):

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from maclaurin.common.files import read_json
 from maclaurin.training import train
+from maclaurin.training.checkpoints import checkpoints, last_whole, step_of
 from tests.training.test_ranks import losses, recipe
 
 ADDRESSES = ("10.231.23.1", "10.231.23.2")
@@ -66,7 +68,7 @@ def both(folder, hosts, own):
     """The run on both of them, and the files with what each says."""
     (folder / "run.yaml").write_text(json.dumps({name: getattr(own, name) for name in own.__dataclass_fields__}))
     said = [folder / f"said-{number}.txt" for number in range(2)]
-    words = ["--config", str(folder / "run.yaml")]
+    words = ["--config", str(folder / "run.yaml"), "--resume", "auto"]
     running = [started(host, number, words, said[number]) for number, host in enumerate(hosts)]
     try:
         yield running, said
@@ -92,3 +94,25 @@ def test_a_run_on_two_hosts_takes_the_steps_of_one_process(folder, hosts):
         assert [process.returncode for process in running] == [0, 0], [file.read_text() for file in said]
     assert read_json(folder / "run" / "run.json")["sequences_per_step"] == 4
     assert losses(folder, "run") == pytest.approx(losses(folder, "one"), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_cut_cable_ends_the_run_on_both_hosts_and_it_goes_on_from_a_whole_checkpoint(folder, hosts):
+    """On the host that has lost the rendezvous torchrun itself waits for minutes: the scheduler has to end it."""
+    own = recipe(folder, steps=2000, save_every=2, eval_every=2000, trainer={"ddp_timeout": 15, "logging_steps": 100})
+    with both(folder, hosts, own) as (running, said):
+        wait_for(lambda: len(checkpoints(folder / "run")) == 2)
+        name, end = hosts[1]
+        ip("-n", name, "link", "set", end, "down")
+        wait_for(
+            lambda: all("has lost another one" in file.read_text() for file in said)
+        )  # they cannot agree on who says it
+        wait_for(lambda: running[0].poll() == 1)
+    assert all(file.read_text().count("has lost another one") == 1 for file in said)
+    last = step_of(last_whole(folder / "run"))
+    assert 4 <= last < 2000
+    ip("-n", name, "link", "set", end, "up")
+    with both(folder, hosts, replace(own, steps=last + 2)) as (running, said):
+        wait_for(lambda: all(process.poll() is not None for process in running))
+        assert [process.returncode for process in running] == [0, 0], [file.read_text() for file in said]
+    assert step_of(checkpoints(folder / "run")[-1]) == last + 2
