@@ -13,6 +13,7 @@ from maclaurin.serving.request import QueueFull
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 LONGEST = 300  # characters of a message, which may quote what was sent
+NOT_SUPPORTED = "not_supported"  # a kind of pydantic's errors: a field that is known and not honoured
 
 
 class ApiError(Exception):
@@ -40,8 +41,10 @@ def answer_errors(app: FastAPI, dead: type[Exception]) -> None:
     async def full(_: Request, error: Any) -> JSONResponse:
         return ApiError(429, f"the server is busy: {error}", code="queue_full").response()
 
-    async def refused(_: Request, error: Any) -> JSONResponse:
-        return ApiError(error.status_code, str(error.detail)[:LONGEST]).response()
+    async def refused(request: Request, error: Any) -> JSONResponse:
+        nowhere = error.status_code in (404, 405)
+        words = f"there is no {request.method} {request.url.path} here" if nowhere else str(error.detail)
+        return ApiError(error.status_code, words[:LONGEST]).response()
 
     async def invalid(_: Request, error: Any) -> JSONResponse:
         return of_validation(error.errors()).response()
@@ -66,7 +69,25 @@ def answer_errors(app: FastAPI, dead: type[Exception]) -> None:
 
 def of_validation(found: Any) -> ApiError:
     """The first thing that is wrong with a body, by the name of its field."""
-    first = found[0]
-    param = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-    words = first["msg"].removeprefix("Value error, ")
-    return ApiError(400, f"{param}: {words}"[:LONGEST] if param else words[:LONGEST], param=param or None)
+    first = _most_telling(found)
+    where, kind = _name(first["loc"]), first["type"]
+    if kind == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first['ctx']['error']}"[:LONGEST])
+    if not where and kind.endswith("_type"):
+        return ApiError(400, "the body must be a JSON object, and its Content-Type application/json")
+    if kind in ("extra_forbidden", NOT_SUPPORTED):
+        where = where or first["ctx"]["name"]
+        return ApiError(400, f"{where} is not supported here"[:LONGEST], param=where)
+    return ApiError(400, f"{where}: {first['msg']}"[:LONGEST] if where else first["msg"][:LONGEST], param=where or None)
+
+
+def _most_telling(found: Any) -> Any:
+    """A field of several types complains of each: not that it is of another one, but what is wrong within its own."""
+    same = [one for one in found if one["loc"][:2] == found[0]["loc"][:2]]
+    return max(same, key=lambda one: (not one["type"].endswith("_type"), len(one["loc"])))
+
+
+def _name(place: Any) -> str:
+    """Without where it was sent, the types that were tried, and positions in a text."""
+    parts = [part for part in place[1:] if isinstance(part, int) or (part.isidentifier() and part != "str")]
+    return ".".join(str(part) for part in parts)

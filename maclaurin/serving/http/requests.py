@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from maclaurin.serving import Sampling
-from maclaurin.serving.http.errors import ApiError
+from maclaurin.serving.http.errors import NOT_SUPPORTED, ApiError
 from maclaurin.serving.http.served import Served
 from maclaurin.serving.http.settings import Settings
 
@@ -67,7 +68,7 @@ class Sampled(Body):
             return given
         for name, values in WITHOUT_EFFECT.items():
             if name in given and given[name] not in values:
-                raise ValueError(f"{name} is not supported here")
+                raise PydanticCustomError(NOT_SUPPORTED, "{name} is not supported here", {"name": name})
         return {name: value for name, value in given.items() if name not in (*WITHOUT_EFFECT, *NOTED)}
 
     @property

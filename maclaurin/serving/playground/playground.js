@@ -25,10 +25,17 @@ async function failure(response) {
 // --- parameters
 
 function parameters() {
-  const number = (id) => (by(id).value === "" || !by(id).checkValidity() ? undefined : Number(by(id).value));
+  const number = (id) => (by(id).value === "" ? undefined : Number(by(id).value));
   const found = { stop: by("stop").value || undefined };
   for (const id of ["temperature", "top_p", "top_k", "max_tokens", "seed"]) found[id] = number(id);
   return found;
+}
+
+// says what is wrong with a parameter where it stands
+function valid() {
+  if (by("composer").checkValidity()) return true;
+  by("parameters").open = true;
+  return by("composer").reportValidity();
 }
 
 function said(pane) {
@@ -56,7 +63,7 @@ async function* events(response) {
 
 // the answer to what was said, or more of an answer that has begun
 async function answer(pane) {
-  if (pane.abort) return;
+  if (pane.abort || !valid()) return;
   const last = pane.messages.at(-1);
   const message = last && last.role === "assistant" ? last : { role: "assistant", content: "" };
   const body = { ...parameters(), model: pane.model, messages: said(pane), stream: true };
@@ -86,7 +93,7 @@ async function answer(pane) {
     by("notice").textContent = "";
   } catch (error) {
     message.reason = message.reason || "stopped";
-    if (error.name !== "AbortError") by("notice").textContent = error.message;
+    if (error.name !== "AbortError") by("notice").textContent = error.name === "TypeError" ? "The server does not answer." : error.message;
   } finally {
     if (!message.content) pane.messages.splice(pane.messages.indexOf(message), 1);
     pane.abort = pane.running = null;
@@ -120,6 +127,8 @@ function facts(pane) {
 }
 
 function draw(pane) {
+  const focused = pane.list.contains(document.activeElement);
+  pane.list.setAttribute("aria-busy", Boolean(pane.abort)); // read out once it is complete
   pane.list.replaceChildren(...pane.messages.map((message, place) => {
     const item = by("message").content.firstElementChild.cloneNode(true);
     const isLast = place === pane.messages.length - 1;
@@ -139,6 +148,7 @@ function draw(pane) {
     return item;
   }));
   pane.list.scrollTop = pane.list.scrollHeight;
+  if (focused) pane.list.focus({ preventScroll: true }); // the button that was pressed is no more
   facts(pane);
   const running = panes.some((one) => one.abort);
   by("halt").hidden = !running;
@@ -152,20 +162,28 @@ function open(model, after) {
   const pane = { element, model, messages: [], shared: 0, abort: null, running: null, list: element.querySelector(".messages") };
   const select = element.querySelector(".model");
   for (const name of models) select.add(new Option(name, name, false, name === model));
-  select.addEventListener("change", () => { pane.model = select.value; draw(pane); });
+  select.addEventListener("change", () => { pane.model = select.value; draw(pane); number(); });
   element.querySelector(".close").addEventListener("click", () => shut(pane));
   panes.splice(after ? panes.indexOf(after) + 1 : panes.length, 0, pane);
   by("panes").replaceChildren(...panes.map((one) => one.element));
   for (const one of panes) one.list.scrollTop = one.list.scrollHeight;
-  element.setAttribute("aria-label", `Conversation with ${model}`);
+  number();
   draw(pane);
   return pane;
+}
+
+function number() {
+  panes.forEach(({ element, model }, place) => {
+    element.querySelector(".place").textContent = `${place + 1} of ${panes.length}`;
+    element.setAttribute("aria-label", `Conversation ${place + 1} of ${panes.length}, with ${model}`);
+  });
 }
 
 function shut(pane) {
   pane.abort?.abort();
   panes.splice(panes.indexOf(pane), 1);
   pane.element.remove();
+  number();
   by("text").focus();
 }
 
@@ -186,7 +204,7 @@ function branch(pane, length) {
 function send() {
   const text = by("text").value.trim();
   const takes = panes.filter((pane) => pane.element.querySelector(".on").checked || panes.length === 1);
-  if (!text || takes.some((pane) => pane.abort)) return;
+  if (!text || takes.some((pane) => pane.abort) || !valid()) return;
   if (!takes.length) { by("notice").textContent = "No conversation is marked “sends here”."; return; }
   by("text").value = "";
   for (const pane of takes) {

@@ -75,6 +75,15 @@ def test_broken_bodies_are_the_clients_fault(server):
         for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
             answer = requests.post(server.url + path, data=body, headers=kinds, timeout=30)
             assert answer.status_code in (400, 422) and answer.json()["error"]["type"] == "invalid_request_error"
+    image = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
+    for headers, body, words in (
+        (kinds, b"{bad", "the body is not JSON"),
+        ({"content-type": "text/plain"}, b'{"prompt": "a"}', "Content-Type application/json"),
+        (kinds, json.dumps(image).encode(), "messages.0.content.0.type: Input should be 'text'"),
+    ):
+        answer = requests.post(f"{server.url}/v1/chat/completions", data=body, headers=headers, timeout=30)
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+    assert server.ask("POST", "/v1/embeddings", {})[1]["error"]["message"] == "there is no POST /v1/embeddings here"
     assert server.ask("POST", "/load_model", {"model": "/etc"})[0] == 404
     assert server.ask("POST", "/reset", {})[0] == 404
     assert code(server.ask("GET", "/nowhere")) == (404, None)

@@ -95,6 +95,38 @@ def test_escape_stops_and_the_text_stays(two, browser, monkeypatch):  # noqa: F8
 
 
 @needs_driver
+def test_a_parameter_out_of_bounds_is_pointed_at(two, browser):  # noqa: F811
+    from selenium.webdriver.common.keys import Keys
+
+    text = opened(browser, two)
+    browser.execute_script("document.getElementById('temperature').value = 5")
+    text.send_keys("Hello", Keys.ENTER)
+    assert browser.execute_script("return document.activeElement.id") == "temperature"
+    assert panes(browser) == [[], []] and text.get_attribute("value") == "Hello"
+    browser.execute_script("document.getElementById('temperature').value = 0.85")
+    text.send_keys(Keys.ENTER)
+    wait(browser, "document.querySelectorAll('li.assistant').length === 2")
+    idle(browser)
+
+
+@needs_driver
+def test_the_keyboard_stays_where_an_answer_was_continued(two, browser):  # noqa: F811
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, two).send_keys("Hello", Keys.ENTER)
+    wait(browser, "document.querySelectorAll('li.assistant').length === 2")
+    idle(browser)
+    before = panes(browser)
+    browser.find_elements(By.CSS_SELECTOR, "li.assistant .go")[1].send_keys(Keys.ENTER)
+    idle(browser)
+    after = panes(browser)
+    assert after[0] == before[0] and after[1][1].startswith(before[1][1]) and len(after[1][1]) > len(before[1][1])
+    assert browser.execute_script("return document.activeElement === document.querySelectorAll('.messages')[1]")
+    assert browser.execute_script("return document.querySelectorAll('[aria-busy=true]').length") == 0
+
+
+@needs_driver
 def test_a_phone_shows_one_conversation_at_a_time(two, browser):  # noqa: F811
     phone = {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
@@ -102,6 +134,8 @@ def test_a_phone_shows_one_conversation_at_a_time(two, browser):  # noqa: F811
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
     widths = browser.execute_script("return [...document.querySelectorAll('.pane')].map((pane) => pane.clientWidth)")
     assert all(width in (389, 390) for width in widths)
+    places = browser.execute_script("return [...document.querySelectorAll('.place')].map((place) => place.textContent)")
+    assert places == ["1 of 2", "2 of 2"]  # what shows that there is another one
     bottom = browser.execute_script("return document.getElementById('composer').getBoundingClientRect().bottom")
     assert bottom <= 800
 
