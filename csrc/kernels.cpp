@@ -9,6 +9,7 @@
 #include "delta_step.h"
 #include "linear_backward.h"
 #include "linear_forward.h"
+#include "linear_step.h"
 #include "nan.h"
 #include "piecewise.h"
 #include "quadratic_backward.h"
@@ -35,6 +36,10 @@ inline bool delta(const MaclaurinDelta& call) {
     return call.T == 1 && call.state != nullptr ? delta_step(call) : delta_forward(call);
 }
 
+inline bool linear(const MaclaurinLinear& call) {
+    return call.T == 1 && call.state != nullptr ? linear_step(call) : linear_forward(call);
+}
+
 #define MACLAURIN_STRING(name) #name
 #define MACLAURIN_NAME(name) MACLAURIN_STRING(name)
 
@@ -44,7 +49,7 @@ const Kernels kernels = {
     quadratic_backward,
     chunked,
     chunked_backward,
-    linear_forward,
+    linear,
     linear_backward,
     delta,
     delta_backward,

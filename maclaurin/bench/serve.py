@@ -1,11 +1,12 @@
 """Many sessions through one model: the engine against `generate`, whose batch starts and ends together, and against softmax.
 
-Tokens are those that sessions asked for, per second of CPU time of one thread. Both ways must have given every session the
-same tokens.
+Tokens are those that sessions asked for, per second of CPU time of one thread. Ways that give a session other tokens than
+`generate` end the benchmark.
 
     http       8 and 32 requests at once: `maclaurin serve` against transformers' server (`serve_http.py`)
     sessions   64 at `tiny`: 8 to 200 tokens of prompt, 8 to 128 new ones; and the same behind 512 tokens in common
-    context    sessions behind 2,048 tokens at `small`, as many as fit into the same bytes of state, at most 64
+    context    steps of sessions behind 2,048 tokens at `small`, as many as fit into the same bytes of state, at most 64. The
+               states are filled with numbers instead of read: a step takes as long
     prefix     the same prompt of 2,048 tokens twice: what is computed until the first token
     rows       one layer of `small` with 32 sessions of 1,100 tokens: a join, a leave, and a step
 """
@@ -16,7 +17,8 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -24,20 +26,24 @@ from rich.table import Table
 
 from maclaurin.bench.serve_http import over_http
 from maclaurin.common.records import Record
-from maclaurin.mixers import build_mixer
+from maclaurin.mixers import Mixer, MixerState, build_mixer
+from maclaurin.mixers.base import Zeros
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.serving import Engine, PrefixCache, Sampling
+from maclaurin.serving.batch import batch_of
 from maclaurin.serving.slots import slots_of
 
 WORDS = 256
 SESSIONS, COMMON, PREFILL = 64, 512, 2048
 NEW = (8, 16, 32, 128)
-MIXERS = ("2mamba", "gla", "mamba2", "softmax")
-CONTEXT, CONTEXT_BYTES, CONTEXT_STEPS = 2048, 2**30, 6
+MIXERS = ("2mamba", "2mamba-orders", "gla", "mamba2")
+PEER = "softmax"
+CONTEXT, CONTEXT_BYTES, CONTEXT_STEPS = 2048, 2**30, 5
 ROWS, ROW_TOKENS = 32, 1100
 REPEATS = 3
 
 Prompt = tuple[list[int], int]  # tokens, and how many new ones are asked for
+Way = Callable[[], list[list[int]]]
 
 
 @dataclass(frozen=True)
@@ -93,22 +99,21 @@ def sessions(mixer: str) -> list[ServeRow]:
     model, rows = model_of("tiny", mixer), []
     for common in (0, COMMON):
         jobs = prompts(common)
-        ways: dict[str, Callable[[], list[list[int]]]] = {
-            "generate": lambda jobs=jobs: together(model, jobs),  # type: ignore[misc]
-            "engine": lambda jobs=jobs: continuously(model, jobs, prefixes=False),  # type: ignore[misc]
-        }
+        ways: dict[str, Way] = {"generate": partial(together, model, jobs)}
+        ways["engine"] = partial(continuously, model, jobs, prefixes=False)
         if common:
-            ways["engine, prefix kept"] = lambda jobs=jobs: continuously(model, jobs, prefixes=True)  # type: ignore[misc]
-        what = f"{SESSIONS} sessions at tiny" + (f" behind {common} tokens in common" if common else "")
-        outputs = {name: run() for name, run in ways.items()}
-        for name, found in outputs.items():
-            differing = sum(a != b for a, b in zip(found, outputs["generate"], strict=True))
-            if differing:
-                raise RuntimeError(f"{what}, {mixer}: {differing} sessions of {name!r} got other tokens than of 'generate'")
+            ways["engine, prefix kept"] = partial(continuously, model, jobs, prefixes=True)
         times: dict[str, list[float]] = {name: [] for name in ways}
+        what = f"{SESSIONS} sessions at tiny" + (f" behind {common} tokens in common" if common else "")
         for _ in range(REPEATS):
-            for name, run in ways.items():
-                times[name].append(cpu_seconds(run))
+            expected: list[list[int]] = []
+            for name, way in ways.items():
+                start = time.process_time()
+                found = way()
+                times[name].append(time.process_time() - start)
+                expected = expected or found
+                if found != expected:
+                    raise RuntimeError(f"{what}, {mixer}: sessions of {name!r} got other tokens than of 'generate'")
         total = sum(new for _, new in jobs)
         for name, seconds in times.items():
             paired = [peer / own for peer, own in zip(times["generate"], seconds, strict=True)]
@@ -117,24 +122,30 @@ def sessions(mixer: str) -> list[ServeRow]:
     return rows
 
 
+@torch.inference_mode()
 def context(mixer: str) -> ServeRow:
-    """Decoding behind a long prompt that all share: it is read once, and forked."""
-    model, rng = model_of("small", mixer), random.Random(0)
-    prefixes = PrefixCache(2**30)
-    engine = Engine(model, max_active=SESSIONS, max_bytes=CONTEXT_BYTES, prefixes=prefixes, prefill_tokens=CONTEXT)
-    head = [rng.randrange(1, WORDS) for _ in range(CONTEXT)]
-    engine.submit([*head, 1], Sampling(1))
-    engine.run()
-    for _ in range(SESSIONS):
-        engine.submit([*head, rng.randrange(1, WORDS)], Sampling(CONTEXT_STEPS + 2))
-    while engine.stats()["reading"] + engine.stats()["active"] == 0 or engine.stats()["reading"]:
-        engine.step()
-    active, before = engine.stats()["active"], engine.stats()["tokens"]
-    seconds = [cpu_seconds(engine.step) for _ in range(3)]
-    made = (engine.stats()["tokens"] - before) / 3
-    engine.close()
+    """As many sessions as there is room for, each behind a long context."""
+    model = model_of("small", mixer)
+    batch = batch_of(model, SESSIONS)
+    states = [filled(layer.mixer) for layer in model.model.layers]
+    count = min(SESSIONS, CONTEXT_BYTES // sum(state.nbytes for state in states))
+    for _ in range(count):
+        batch.put(states, CONTEXT)
+    tokens = list(range(1, count + 1))
+    batch.step(tokens)
+    seconds = [cpu_seconds(lambda: batch.step(tokens)) for _ in range(CONTEXT_STEPS)]
     what = f"behind {CONTEXT} tokens at small, {CONTEXT_BYTES / 2**30:.1f} GiB of states"
-    return ServeRow(what, mixer, f"{active} sessions", made / statistics.median(seconds), "tokens/s")
+    return ServeRow(what, mixer, f"{count} sessions", count / statistics.median(seconds), "tokens/s")
+
+
+def filled(mixer: Mixer) -> MixerState:
+    """A state of CONTEXT tokens, of numbers from 0 to 1; decays take as much away."""
+    state = mixer.state_of(CONTEXT, Zeros(1, "cpu", torch.float32))
+    tensors = [
+        torch.full_like(x, CONTEXT) if not x.is_floating_point() else torch.rand_like(x) * (-1 if "decay" in name else 1)
+        for name, x in state.tensors().items()
+    ]
+    return state.with_tensors(tensors)
 
 
 def prefix(mixer: str) -> list[ServeRow]:
@@ -196,11 +207,9 @@ def run(console: Console, *, long: bool) -> list[ServeRow]:
         found += [row for mixer in MIXERS for row in sessions(mixer)]
         found += [row for mixer in MIXERS for row in prefix(mixer)]
         found += [row for mixer in MIXERS for row in rows(mixer)]
-        behind = {mixer: context(mixer) for mixer in MIXERS}
-        peer = behind["softmax"].value
+        behind = {mixer: context(mixer) for mixer in (PEER, *MIXERS)}
         for mixer, row in behind.items():
-            ratio = None if mixer == "softmax" else row.value / peer
-            found.append(ServeRow(row.what, mixer, row.way, row.value, row.unit, ratio))
+            found.append(replace(row, ratio=None if mixer == PEER else row.value / behind[PEER].value))
     finally:
         torch.set_num_threads(threads)
     table = Table(title="serving, in process, CPU time of one thread")

@@ -26,6 +26,7 @@ from maclaurin.ops.backends import by_fla
 from maclaurin.ops.chunks import Plan
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.gpu import fla_core
+from maclaurin.ops.native.in_place import InPlace
 from maclaurin.ops.one_operator import is_unrolled, one_operator
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.power_chunked import chunked
@@ -70,6 +71,8 @@ def linear_attention(
     if log_decay is not None and log_decay.shape[2] != k.shape[2]:
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
     scale = default_scale(scale, q)
+    if isinstance(state, InPlace):
+        return state.attend(q, k, v, log_decay, scale, normalize)
     initial = checks.sound_state(first_order(state, scale), LinearState, q)
     state_shape = (k.shape[2], k.shape[3], v.shape[3] + normalize)
     if initial is not None and initial.recurrent.shape[1:] != state_shape:

@@ -19,9 +19,10 @@ from maclaurin.mixers.base import Zeros
 from maclaurin.mixers.mechanisms import Power, Softmax
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.native import library
+from maclaurin.ops.native.in_place import InPlace
 from maclaurin.ops.native.rows import Rows, RowState, Scores
 from maclaurin.ops.power import SERIES
-from maclaurin.ops.states import PowerState, State, TokenState
+from maclaurin.ops.states import LinearState, PowerState, State, TokenState
 
 SHORT, LONG = 70, 3000  # tokens: a state that has the same shapes after either is of constant size
 NEVER = 2**62  # tokens: where a mechanism folds none
@@ -102,6 +103,10 @@ def scores_of(mixer: Mixer) -> Scores | None:
     return Scores(False, scale, mechanism.normalize, None, fold_at, mechanism.fold_every, not plain, orders)
 
 
+def _is_plain(x: Tensor) -> bool:
+    return x.is_cpu and x.dtype is torch.float32
+
+
 def known(mixer: Mixer, state: MixerState) -> MixerState:
     """Marked as made by the mixer and its ops, which therefore do not look at it again."""
     mixer.trust(state)
@@ -119,7 +124,7 @@ class Places(Slots):
         super().__init__(mixer, capacity)
         self.rows = rows
         self.storage: list[Tensor] = []
-        self.views: list[Tensor] = []  # the rows in use
+        self.views: dict[str, Tensor] = {}  # the rows in use
         self.template: MixerState | None = None
         self.state: MixerState
 
@@ -154,8 +159,11 @@ class Places(Slots):
     def _use(self, count: int) -> None:
         assert self.template is not None
         self.count = count
-        self.views = [storage[:count] for storage in self.storage]
-        self.state = known(self.mixer, self.template.with_tensors(self.views))
+        state = self.template.with_tensors(storage[:count] for storage in self.storage)
+        self.views = state.tensors()
+        if library.available() and type(state.attention) is LinearState and _is_plain(state.attention.recurrent):
+            state = replace(state, attention=InPlace.of(state.attention.recurrent))
+        self.state = known(self.mixer, state)
 
     def take(self, row: int) -> MixerState:
         assert self.template is not None
@@ -164,14 +172,13 @@ class Places(Slots):
 
     def step(self, x: Tensor) -> Tensor:
         y, after = self.mixer(x, self.state)
-        for view, new in zip(self.views, after.tensors().values(), strict=True):
-            if new.data_ptr() != view.data_ptr():
-                view.copy_(new)
+        for name, new in after.tensors().items():
+            self.views[name].copy_(new)
         return y
 
     @property
     def nbytes(self) -> int:
-        held = sum(x.numel() * x.element_size() for x in self.views)
+        held = sum(x.numel() * x.element_size() for x in self.views.values())
         return held if self.rows is None else held + self.rows.nbytes
 
 

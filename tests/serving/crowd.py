@@ -43,6 +43,16 @@ def alone(model: Any, prompt: list[int], count: int) -> list[int]:
     return output
 
 
+@torch.inference_mode()
+def is_greedy(model: Any, prompt: list[int], output: list[int]) -> bool:
+    """Whether it is the continuation that the prompt gets alone: each token is the likeliest after those before it, in one
+    call without a state. Where two are so close that the forms round them differently, one token at a time decides."""
+    if not output:
+        return True
+    logits = model(torch.tensor([prompt + output[:-1]]), use_cache=False).logits[0]
+    return logits[len(prompt) - 1 :].argmax(-1).tolist() == output or alone(model, prompt, len(output)) == output
+
+
 def prompt_of(rng: random.Random, heads: list[list[int]], longest: int) -> list[int]:
     return rng.choice(heads) + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest))]
 

@@ -43,7 +43,9 @@ BLOCK = {3: 32, 4: 16}  # tokens that the kernels take at a time, by the dimensi
 LONGEST_BLOCK = max(BLOCK.values())
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, options: tuple[Any, ...], **tensors: Tensor) -> Linear:
+def linear_call(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, options: tuple[Any, ...], **tensors: Tensor
+) -> Linear:
     """The struct that the kernels take. It points into the tensors, which the caller keeps alive."""
     B, T, H, K = q.shape
     q_scale, k_scale, normalize, chunk, _ = options
@@ -117,7 +119,7 @@ def linear(
     q, k, v = rows(q), rows(k), rows(v)
     log_decay = None if log_decay is None else rows(log_decay)
     y, total, new_state = (buffer(*shape) for shape in _shapes(q, k, v, options[2], options[4]))
-    call = _call(q, k, v, log_decay, options, y=y)
+    call = linear_call(q, k, v, log_decay, options, y=y)
     if options[2]:
         call.total = Strided.of(total)
     state = state_in(call, state)
@@ -143,7 +145,7 @@ def linear_backward(
     dnew_state = None if dnew_state is None else dnew_state.contiguous()
     new_state = new_state.contiguous()
     found = buffers_like(q, k, v, log_decay, state)
-    call = _call(q, k, v, log_decay, tuple(options), y=y, dy=dy, dq=found[0], dk=found[1], dv=found[2])
+    call = linear_call(q, k, v, log_decay, tuple(options), y=y, dy=dy, dq=found[0], dk=found[1], dv=found[2])
     if options[2]:
         call.total = Strided.of(total)
     if log_decay is not None:
