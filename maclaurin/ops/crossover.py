@@ -62,14 +62,14 @@ def longest_direct(
 
     folds: the state is wanted beside the outputs. Chunks have written it, after the direct sum it is still to be written:
     what the direct sum competes with are only the reads, half of the work. gradients: a backward follows, whose products
-    are 5 beside the 2 of the forward, and a fold is one, or three with a gradient through the state. The direct sum wins
-    up to 6/7 or 4/7 of the length: at 3/4, neither is far off.
+    are 5 beside the 2 of the forward, a fold is one: 6/7 of the length. With a gradient through the state a fold would be
+    three and this 4/7, but most callers hand a state on without one.
     tasks: into how many the work through the state falls. Of more threads, only the direct sum has work for all.
     """
     name = name_here(rival)
     line = _tuned().get(name) or (_modelled(name) if rival == "triton" else DIRECT_QUERIES[name])
     idle = 1.0 if tasks is None else max(1.0, torch.get_num_threads() / max(1, tasks))
-    competes = 1.0 if not folds else 0.75 if gradients else 0.5
+    competes = 1.0 if not folds else 6 / 7 if gradients else 0.5
     return line.start + int(line.per_feature * features * competes * idle)
 
 
