@@ -73,9 +73,9 @@ def _rows(lengths: Sequence[int]) -> Iterator[FormRow]:
         for T in lengths:
             candidates = {form: _call(form, channels, T, backward, state) for form in forms}
             with torch.set_grad_enabled(backward):
-                row = _row(channels, T, backward, state, interleaved(candidates, seconds=0.5, fewest=0))
+                row = _row(channels, T, backward, state, interleaved(candidates, seconds=0.5, fewest=0, shuffled=True))
                 if row.slower > ALLOWED:
-                    row = _row(channels, T, backward, state, interleaved(candidates, seconds=3, fewest=5))
+                    row = _row(channels, T, backward, state, interleaved(candidates, seconds=3, fewest=5, shuffled=True))
             yield row
             if row.ms.get("parallel", 0) > 2 * row.ms["chunked"]:
                 forms = ("auto", "chunked")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -28,17 +29,22 @@ def clock() -> Callable[[], float]:
 
 
 def interleaved(
-    candidates: dict[str, Callable[[], object]], *, seconds: float, fewest: int = 3, most: int = 40
+    candidates: dict[str, Callable[[], object]], *, seconds: float, fewest: int = 3, most: int = 40, shuffled: bool = False
 ) -> dict[str, Timing]:
     """Each candidate once per round, so that a slow moment of the machine affects all of them, until `seconds` are over.
 
+    shuffled: in another order in every round. A short call finds the caches as the one before it has left them, and should
+    not always follow the same one.
     The first round warms up. With `fewest=0`, one that takes longer than `seconds` is the only one, and counts.
     """
-    now = clock()
+    now, order, turns = clock(), list(candidates), random.Random(0)
 
     def one_round() -> dict[str, float]:
         times = {}
-        for name, run in candidates.items():
+        if shuffled:
+            turns.shuffle(order)
+        for name in order:
+            run = candidates[name]
             start = now()
             run()
             times[name] = 1000 * (now() - start)

@@ -55,17 +55,22 @@ DIRECT_QUERIES = {
 }
 
 
-def longest_direct(rival: str, features: float, *, folds: bool = False, tasks: int | None = None) -> int:
+def longest_direct(
+    rival: str, features: float, *, folds: bool = False, gradients: bool = False, tasks: int | None = None
+) -> int:
     """The largest number of queries for which the direct sum beats a state of so many features.
 
     folds: the state is wanted beside the outputs. Chunks have written it, after the direct sum it is still to be written:
-    what the direct sum competes with are only the reads, half of the work.
+    what the direct sum competes with are only the reads, half of the work. gradients: a backward follows, whose products
+    are 5 beside the 2 of the forward, a fold is one: 6/7 of the length. With a gradient through the state a fold would be
+    three and this 4/7, but most callers hand a state on without one.
     tasks: into how many the work through the state falls. Of more threads, only the direct sum has work for all.
     """
     name = name_here(rival)
     line = _tuned().get(name) or (_modelled(name) if rival == "triton" else DIRECT_QUERIES[name])
     idle = 1.0 if tasks is None else max(1.0, torch.get_num_threads() / max(1, tasks))
-    return line.start + int(line.per_feature * features * (0.5 if folds else 1) * idle)
+    competes = 1.0 if not folds else 6 / 7 if gradients else 0.5
+    return line.start + int(line.per_feature * features * competes * idle)
 
 
 def name_here(rival: str) -> str:

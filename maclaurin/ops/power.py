@@ -179,8 +179,10 @@ class _Engine:
         reason = self._reason_for_torch(q, dtype, recurrent is not None)
         backend = kernels_for(q) if reason is None else "torch"
         lazily = folded > 0 and self._folds_lazily(q, backend, (*inputs, recurrent))
-        tasks = tasks_in_chunks(q, v, gradients=native.needs_gradients((q, k, v))) if backend == "native" else None
-        through_state = self._through_state(q, backend, recurrent is not None, folded > 0 and not lazily, tasks)
+        gradients = native.needs_gradients((q, k, v))
+        tasks = tasks_in_chunks(q, v, gradients=gradients) if backend == "native" else None
+        waited_for = {"folds": folded > 0 and not lazily, "gradients": gradients, "tasks": tasks}
+        through_state = self._through_state(q, backend, recurrent is not None, **waited_for)
         note("power_attention", "recurrent" if q.shape[1] == 1 else "chunked" if through_state else "parallel", reason, q)
         if lazily and not through_state:
             y, fold = with_lazy_fold(q, tokens, self._policy(folded, through_state))
@@ -250,14 +252,15 @@ class _Engine:
         y, recurrent = sums_up_to_second_order(q, counted, recurrent, self.kernel, self.weights, policy)
         return safe_divide(y[..., :-1], y[..., -1:]) if self.normalize else y, recurrent
 
-    def _through_state(self, q: Tensor, backend: str, has_state: bool, folds: bool, tasks: int | None = None) -> bool:
-        """Whether chunks go through a recurrent state. The kernels read one in no other way; torch does directly."""
+    def _through_state(self, q: Tensor, backend: str, has_state: bool, **waited_for: Any) -> bool:
+        """Whether chunks go through a recurrent state. The kernels read one in no other way; torch does directly.
+        waited_for: beside the outputs, as `longest_direct` has it."""
         if has_state and backend != "torch":
             return True
         T, K = q.shape[1], q.shape[3]
         if self.form == "auto" and (T == 1 or is_unrolled(q)):
             return False  # what a compiler sees decides by length when it runs
-        longest = longest_direct(backend, self._features(K), folds=folds, tasks=tasks) if self.form == "auto" else T
+        longest = longest_direct(backend, self._features(K), **waited_for) if self.form == "auto" else T
         wanted = self.form == "chunked" or longest < T
         if wanted and not self._has_state(K):
             say_once(f"power_attention with {self.kernel} and {K} channels has no recurrent state: its time is quadratic")

@@ -1,5 +1,6 @@
 """Timing beside other people: candidates take turns."""
 
+import itertools
 import time
 
 import torch
@@ -13,6 +14,15 @@ def test_candidates_take_turns():
     times = interleaved({name: lambda name=name: order.append(name) for name in names}, seconds=0, fewest=4)
     assert order == [*names] * 5  # once to warm up
     assert all(timing.low <= timing.median <= timing.high for timing in times.values())
+
+
+def test_shuffled_candidates_follow_each_other_alike():
+    """Each once per round, and each behind every other one."""
+    order = []
+    names = ("a", "b", "c")
+    interleaved({name: lambda name=name: order.append(name) for name in names}, seconds=0, fewest=30, shuffled=True)
+    assert all(sorted(order[at : at + 3]) == [*names] for at in range(0, len(order), 3))
+    assert {*itertools.pairwise(order)} >= {*itertools.permutations(names, 2)}
 
 
 def test_one_repeat_is_its_own_median():

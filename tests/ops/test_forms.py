@@ -225,7 +225,9 @@ def test_a_tuned_crossover_is_kept_and_a_broken_file_ignored(tmp_path, monkeypat
     name = crossover.name_here("native")
     built_in = crossover.DIRECT_QUERIES[name]
     assert crossover.longest_direct("native", 2080) == built_in.start + int(built_in.per_feature * 2080)
-    assert crossover.longest_direct("native", 2080, folds=True) == built_in.start + int(built_in.per_feature * 1040)
+    for gradients, features in ((False, 1040), (True, 2080 * 6 / 7)):
+        longest = crossover.longest_direct("native", 2080, folds=True, gradients=gradients)
+        assert longest == built_in.start + int(built_in.per_feature * features)
     crossover.store({name: crossover.Line(10, 0.5)})
     assert crossover.longest_direct("native", 100) == 60
     assert crossover.longest_direct("torch", 100) == 25
