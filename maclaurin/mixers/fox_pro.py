@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from maclaurin.mixers.base import Call, MixerState, Zeros, initialise
+from maclaurin.mixers.base import Call, MixerState, Projection, Zeros, initialise
 from maclaurin.mixers.fox import ForgettingAttention
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
@@ -55,7 +55,7 @@ class ForgettingPro(ForgettingAttention):
             raise ValueError("shared_keys must be False: fox-pro has a share of the token before per head")
         super().__init__(d_model, num_heads, init=init, **options)
         self.shift_proj = nn.Linear(d_model, 2 * self.num_kv_heads, bias=False)
-        self.out_gate_proj = nn.Linear(d_model, self.inner_dim, bias=False)
+        self.out_gate_proj = Projection(d_model, self.inner_dim, bias=False)
         self.head_norm_weight = nn.Parameter(torch.ones(num_heads, self.head_dim))
         for module in (self.shift_proj, self.out_gate_proj):
             initialise(module, init)

@@ -35,6 +35,7 @@ from maclaurin.mixers.base import (
     Call,
     Mixer,
     MixerState,
+    Projection,
     RMSNorm,
     ShortConv,
     Zeros,
@@ -135,7 +136,7 @@ class Mamba2(Mixer):
 
         sizes = [self.mlp_dim, self.mlp_dim, self.ssm_dim, sum(self.xbc_sizes), self.ssm_heads]
         self.in_sizes = [*self.xbc_sizes[1:], self.ssm_heads] if ssd else sizes
-        self.in_proj = nn.Linear(d_model, sum(self.in_sizes), bias=False)
+        self.in_proj = Projection(d_model, sum(self.in_sizes), bias=False)
         self.conv1d = None if ssd else ShortConv(sum(self.xbc_sizes), conv_width, conv_bias)
         self.dt_bias = nn.Parameter(initial_dt_bias(self.ssm_heads))
         self.A_log = nn.Parameter(torch.empty(self.ssm_heads).uniform_(1, 16).log())
@@ -144,7 +145,7 @@ class Mamba2(Mixer):
         self.dt_limit = _time_steps(dt_limit)
         groups = n_groups if norm_per_group else 1
         self.norm = None if ssd or not rmsnorm else GroupNorm(self.ssm_dim, groups, norm_eps)
-        self.out_proj = nn.Linear(inner, d_model, bias=False)
+        self.out_proj = Projection(inner, d_model, bias=False)
         initialise(self, init)
 
     @property

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of, positive
-from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Zeros, initialise
+from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, Projection, ShortConv, Zeros, initialise
 from maclaurin.mixers.gla import log_sigmoid_decay
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
@@ -87,10 +87,10 @@ class MetaLA(Mixer):
         keys, values = num_heads * self.key_dim, num_heads * self.head_dim
         self.in_sizes = [keys, keys, values, *([keys] if own_key else [])]
         self.conv = ShortConv(d_model, conv_width, conv_bias) if conv_width else None
-        self.in_proj = nn.Linear(d_model, sum(self.in_sizes), bias=False)  # q, decay, v, and k where it is its own
-        self.gate_proj = nn.Linear(d_model, values)
+        self.in_proj = Projection(d_model, sum(self.in_sizes), bias=False)  # q, decay, v, and k where it is its own
+        self.gate_proj = Projection(d_model, values)
         self.aug_weight = nn.Parameter(torch.zeros(num_heads, self.key_dim)) if aug != "off" else None
-        self.out_proj = nn.Linear(values, d_model, bias=False)
+        self.out_proj = Projection(values, d_model, bias=False)
         initialise(self, init)
 
     @property

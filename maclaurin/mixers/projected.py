@@ -16,7 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of, positive
-from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Zeros, advanced, initial_dt_bias, shared_out
+from maclaurin.mixers.base import (
+    AT_ONCE,
+    Call,
+    Mixer,
+    MixerState,
+    Projection,
+    ShortConv,
+    Zeros,
+    advanced,
+    initial_dt_bias,
+    shared_out,
+)
 from maclaurin.mixers.mechanisms import Mechanism
 from maclaurin.mixers.near_window import NearState, NearWindow
 from maclaurin.mixers.qk_norm import QKNorm
@@ -130,11 +141,11 @@ class ProjectedMixer(Mixer):
         at_least(0, "conv_width", conv_width)
         self.activation = activation
         self._set_sizes(num_kv_heads, head_dim, key_dim, shared_keys)
-        self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=projection_bias)
+        self.qkv_proj = Projection(d_model, sum(self.qkv_sizes), bias=projection_bias)
         self.conv = ShortConv(sum(self.qkv_sizes), conv_width, conv_bias) if conv_width else None
         self._set_rotary(rotary, rope_theta, rotary_options or {}, rotary_interleaved, rounded_positions)
         self._set_decay(decay, decay_scale, decay_bias, decay_rank, value_discretization, dt_bias)
-        self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
+        self.out_proj = Projection(self.inner_dim, d_model, bias=projection_bias)
         self.qk_norm = QKNorm(num_heads, self.num_kv_heads, self.key_dim) if qk_norm else None
         self.near: NearWindow | None = None  # for mechanisms that have the option near_window
         self.skip: nn.Parameter | None = None
@@ -151,7 +162,7 @@ class ProjectedMixer(Mixer):
         if self._lepe_grid is not None:
             self.lepe = GridFilter(self.num_kv_heads * self.head_dim, self._lepe_grid)
         if self._has_gate:
-            self.gate_proj = nn.Linear(self.d_model, self.inner_dim, bias=self.gate_bias)
+            self.gate_proj = Projection(self.d_model, self.inner_dim, bias=self.gate_bias)
 
     def _set_sizes(
         self, num_kv_heads: int | None, head_dim: int | None, key_dim: int | None, shared_keys: bool | int

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of
-from maclaurin.mixers.base import Call, MixerState, ShortConv, initialise, start_of_parameters
+from maclaurin.mixers.base import Call, MixerState, Projection, ShortConv, initialise, start_of_parameters
 from maclaurin.mixers.registry import register
 from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
@@ -67,11 +67,11 @@ class QLSTM(ScannedMixer):
         at_least(0, "conv_width", conv_width)
         inner = expand * d_model
         self.state_shape = (inner,)
-        self.in_proj = nn.Linear(d_model, 2 * inner, bias=False)
+        self.in_proj = Projection(d_model, 2 * inner, bias=False)
         self.conv = ShortConv(inner, conv_width, conv_bias) if conv_width else None
-        self.gate_proj = nn.Linear(inner, 3 * inner)
+        self.gate_proj = Projection(inner, 3 * inner)
         self.power = nn.Parameter(torch.ones(())) if forget == "reversed" else None
-        self.out_proj = nn.Linear(inner, d_model, bias=False)
+        self.out_proj = Projection(inner, d_model, bias=False)
         initialise(self, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
@@ -123,7 +123,7 @@ class RGLRU(ScannedMixer):
             raise ValueError(f"width must be a multiple of num_heads, got {channels} and {num_heads}")
         block = channels // num_heads
         self.state_shape = (channels,)
-        self.in_proj = nn.Linear(d_model, (1 + gate) * channels, bias=False)
+        self.in_proj = Projection(d_model, (1 + gate) * channels, bias=False)
         self.conv = ShortConv(channels, conv_width, conv_bias) if conv_width else None
         # weights of both gates: the recurrence gate's, then the input gate's
         self.block_weight = nn.Parameter(torch.randn(num_heads, block, 2 * block) * block**-0.5)
@@ -131,7 +131,7 @@ class RGLRU(ScannedMixer):
         # softplus(A) = -log(λ)/c
         rate = -torch.empty(channels, **start_of_parameters()).uniform_(*FIRST_DECAYS).log() / LARGEST_RATE
         self.A = nn.Parameter(rate.expm1().log().to(torch.get_default_dtype()))
-        self.out_proj = nn.Linear(channels, d_model, bias=False)
+        self.out_proj = Projection(channels, d_model, bias=False)
         initialise(self, init)
 
     @property

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.mixers.base import AT_ONCE, Call, MixerState, ShortConv, WideLinear, initial_dt_bias, initialise
+from maclaurin.mixers.base import AT_ONCE, Call, MixerState, Projection, ShortConv, WideLinear, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
 from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
@@ -60,7 +60,7 @@ class S6(ScannedMixer):
         self.dt_proj = WideLinear(self.dt_rank, width)
         self.A_log = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(width, 1))
         self.D = nn.Parameter(torch.ones(width))
-        self.out_proj = nn.Linear(width, self.d_model, bias=False)
+        self.out_proj = Projection(width, self.d_model, bias=False)
         initialise(self, init)
         with torch.no_grad():
             self.dt_proj.weight.uniform_(-(self.dt_rank**-0.5), self.dt_rank**-0.5)
@@ -110,7 +110,7 @@ class Mamba(S6):
         at_least_one("expand", expand)
         at_least_one("conv_width", conv_width)
         inner = expand * d_model
-        self.in_proj = nn.Linear(d_model, 2 * inner, bias=False)
+        self.in_proj = Projection(d_model, 2 * inner, bias=False)
         self.conv = ShortConv(inner, conv_width, conv_bias)
         self._set_core(inner, d_state, dt_rank, init)
 
