@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from maclaurin.common.arguments import at_least_one, one_of
 from maclaurin.machine.bfloat16 import check_bf16
 from maclaurin.mixers import handover
-from maclaurin.ops import checks, products
+from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.fields import WHOLE, Axes
@@ -287,13 +287,6 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
         return F.rms_norm(x.to(dtype), self.weight.shape, self.weight.to(dtype), self.eps).to(x.dtype)
-
-
-class Projection(nn.Linear):
-    """PyTorch's, with the product by the faster of its libraries (`ops/products.py`)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return products.linear(x, self.weight, self.bias)
 
 
 class WideLinear(nn.Linear):

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from maclaurin.mixers.base import Call, MixerState, Projection, Zeros, initialise
+from maclaurin.mixers.base import Call, MixerState, Zeros, initialise
 from maclaurin.mixers.fox import ForgettingAttention
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.conv import short_conv
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.states import ConvState, State
 
 EPS = 1e-6
@@ -55,7 +56,7 @@ class ForgettingPro(ForgettingAttention):
             raise ValueError("shared_keys must be False: fox-pro has a share of the token before per head")
         super().__init__(d_model, num_heads, init=init, **options)
         self.shift_proj = nn.Linear(d_model, 2 * self.num_kv_heads, bias=False)
-        self.out_gate_proj = Projection(d_model, self.inner_dim, bias=False)
+        self.out_gate_proj = nn.Linear(d_model, self.inner_dim, bias=False)
         self.head_norm_weight = nn.Parameter(torch.ones(num_heads, self.head_dim))
         for module in (self.shift_proj, self.out_gate_proj):
             initialise(module, init)
@@ -79,7 +80,7 @@ class ForgettingPro(ForgettingAttention):
 
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
         normed = rms_norm(wide(y_BTHV), (self.head_dim,), eps=EPS) * self.head_norm_weight
-        return self.to_output(normed.flatten(2).to(x.dtype) * torch.sigmoid(self.out_gate_proj(x)), x)
+        return self.to_output(normed.flatten(2).to(x.dtype) * torch.sigmoid(of_layer(self.out_gate_proj, x)), x)
 
     def carrying(self, attention: State, zeros: Zeros) -> MixerState:
         kept = super().carrying(attention, zeros)

@@ -35,7 +35,6 @@ from maclaurin.mixers.base import (
     Call,
     Mixer,
     MixerState,
-    Projection,
     RMSNorm,
     ShortConv,
     Zeros,
@@ -46,6 +45,7 @@ from maclaurin.mixers.base import (
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.states import ConvState, LinearState
 from maclaurin.ops.transitions import decay_transition
 
@@ -136,7 +136,7 @@ class Mamba2(Mixer):
 
         sizes = [self.mlp_dim, self.mlp_dim, self.ssm_dim, sum(self.xbc_sizes), self.ssm_heads]
         self.in_sizes = [*self.xbc_sizes[1:], self.ssm_heads] if ssd else sizes
-        self.in_proj = Projection(d_model, sum(self.in_sizes), bias=False)
+        self.in_proj = nn.Linear(d_model, sum(self.in_sizes), bias=False)
         self.conv1d = None if ssd else ShortConv(sum(self.xbc_sizes), conv_width, conv_bias)
         self.dt_bias = nn.Parameter(initial_dt_bias(self.ssm_heads))
         self.A_log = nn.Parameter(torch.empty(self.ssm_heads).uniform_(1, 16).log())
@@ -145,7 +145,7 @@ class Mamba2(Mixer):
         self.dt_limit = _time_steps(dt_limit)
         groups = n_groups if norm_per_group else 1
         self.norm = None if ssd or not rmsnorm else GroupNorm(self.ssm_dim, groups, norm_eps)
-        self.out_proj = Projection(inner, d_model, bias=False)
+        self.out_proj = nn.Linear(inner, d_model, bias=False)
         initialise(self, init)
 
     @property
@@ -188,7 +188,7 @@ class Mamba2(Mixer):
         self, x: Tensor, conv: ConvState | None = None, call: Call = AT_ONCE
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Sequence[Tensor], ConvState | None]:
         """q, k, v and dt of every head; the gates that `finish` takes; the state of the convolution."""
-        parts = self.in_proj(x).split(self.in_sizes, dim=-1)
+        parts = of_layer(self.in_proj, x).split(self.in_sizes, dim=-1)
         gates: Sequence[Tensor] = ()
         if self.conv1d is None:
             values, (keys, queries, dt) = x, parts
@@ -211,7 +211,7 @@ class Mamba2(Mixer):
             y = self._normalised(y, F.silu(gate))
             if self.mlp_dim:
                 y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)
-        projected: Tensor = self.out_proj(y.to(dtype))
+        projected: Tensor = of_layer(self.out_proj, y.to(dtype))
         return projected
 
     def _normalised(self, y: Tensor, gate: Tensor) -> Tensor:

@@ -16,24 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of, positive
-from maclaurin.mixers.base import (
-    AT_ONCE,
-    Call,
-    Mixer,
-    MixerState,
-    Projection,
-    ShortConv,
-    Zeros,
-    advanced,
-    initial_dt_bias,
-    shared_out,
-)
+from maclaurin.mixers.base import AT_ONCE, Call, Mixer, MixerState, ShortConv, Zeros, advanced, initial_dt_bias, shared_out
 from maclaurin.mixers.mechanisms import Mechanism
 from maclaurin.mixers.near_window import NearState, NearWindow
 from maclaurin.mixers.qk_norm import QKNorm
 from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.conv import ACTIVATIONS
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.rotary import rotary as turn_by_position
 from maclaurin.ops.rotary import rotate
 from maclaurin.ops.states import ConvState, State, TokenState
@@ -141,11 +131,11 @@ class ProjectedMixer(Mixer):
         at_least(0, "conv_width", conv_width)
         self.activation = activation
         self._set_sizes(num_kv_heads, head_dim, key_dim, shared_keys)
-        self.qkv_proj = Projection(d_model, sum(self.qkv_sizes), bias=projection_bias)
+        self.qkv_proj = nn.Linear(d_model, sum(self.qkv_sizes), bias=projection_bias)
         self.conv = ShortConv(sum(self.qkv_sizes), conv_width, conv_bias) if conv_width else None
         self._set_rotary(rotary, rope_theta, rotary_options or {}, rotary_interleaved, rounded_positions)
         self._set_decay(decay, decay_scale, decay_bias, decay_rank, value_discretization, dt_bias)
-        self.out_proj = Projection(self.inner_dim, d_model, bias=projection_bias)
+        self.out_proj = nn.Linear(self.inner_dim, d_model, bias=projection_bias)
         self.qk_norm = QKNorm(num_heads, self.num_kv_heads, self.key_dim) if qk_norm else None
         self.near: NearWindow | None = None  # for mechanisms that have the option near_window
         self.skip: nn.Parameter | None = None
@@ -162,7 +152,7 @@ class ProjectedMixer(Mixer):
         if self._lepe_grid is not None:
             self.lepe = GridFilter(self.num_kv_heads * self.head_dim, self._lepe_grid)
         if self._has_gate:
-            self.gate_proj = Projection(self.d_model, self.inner_dim, bias=self.gate_bias)
+            self.gate_proj = nn.Linear(self.d_model, self.inner_dim, bias=self.gate_bias)
 
     def _set_sizes(
         self, num_kv_heads: int | None, head_dim: int | None, key_dim: int | None, shared_keys: bool | int
@@ -263,7 +253,7 @@ class ProjectedMixer(Mixer):
         self.A_log = nn.Parameter(torch.empty(G).uniform_(1, 16).log()) if decay == "mamba" else None
 
     def project(self, x: Tensor, state: MixerState | None = None, call: Call = AT_ONCE) -> Projections:
-        qkv, conv_state = self.over_time(self.qkv_proj(x), x, None if state is None else state.conv, call)
+        qkv, conv_state = self.over_time(of_layer(self.qkv_proj, x), x, None if state is None else state.conv, call)
         widths = (self.key_dim, self.key_dim, self.head_dim)
         parts = zip(qkv.split(self.qkv_sizes, dim=-1), widths, strict=True)
         q, k, v = (part.unflatten(-1, (-1, width)) for part, width in parts)
@@ -339,14 +329,14 @@ class ProjectedMixer(Mixer):
     def gated(self, y: Tensor, x: Tensor) -> Tensor:
         """(B, T, inner_dim)"""
         y = y.flatten(2)
-        return y if self.gate_proj is None else y * F.silu(self.gate_proj(x))
+        return y if self.gate_proj is None else y * F.silu(of_layer(self.gate_proj, x))
 
     def finish(self, y: Tensor, x: Tensor) -> Tensor:
         """From the weighted values y (B, T, H, head_dim) to the output: norms, if any, gate and projection."""
         return self.to_output(self.gated(y, x), x)
 
     def to_output(self, y: Tensor, x: Tensor) -> Tensor:
-        projected: Tensor = self.out_proj(y.flatten(2).to(x.dtype))
+        projected: Tensor = of_layer(self.out_proj, y.flatten(2).to(x.dtype))
         return projected
 
     def state_after(self, p: Projections, attention: State | None) -> MixerState | None:

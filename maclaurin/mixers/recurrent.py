@@ -30,10 +30,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least, at_least_one, one_of
-from maclaurin.mixers.base import Call, MixerState, Projection, ShortConv, initialise, start_of_parameters
+from maclaurin.mixers.base import Call, MixerState, ShortConv, initialise, start_of_parameters
 from maclaurin.mixers.registry import register
 from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.scan import linear_scan
 from maclaurin.ops.transitions import decay_transition
 
@@ -67,17 +68,17 @@ class QLSTM(ScannedMixer):
         at_least(0, "conv_width", conv_width)
         inner = expand * d_model
         self.state_shape = (inner,)
-        self.in_proj = Projection(d_model, 2 * inner, bias=False)
+        self.in_proj = nn.Linear(d_model, 2 * inner, bias=False)
         self.conv = ShortConv(inner, conv_width, conv_bias) if conv_width else None
-        self.gate_proj = Projection(inner, 3 * inner)
+        self.gate_proj = nn.Linear(inner, 3 * inner)
         self.power = nn.Parameter(torch.ones(())) if forget == "reversed" else None
-        self.out_proj = Projection(inner, d_model, bias=False)
+        self.out_proj = nn.Linear(inner, d_model, bias=False)
         initialise(self, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
-        gate, u = self.in_proj(x).chunk(2, dim=-1)
+        gate, u = of_layer(self.in_proj, x).chunk(2, dim=-1)
         u, conv = self.convolved(u, state, call)
-        f, i, o = self.gate_proj(u).chunk(3, dim=-1)
+        f, i, o = of_layer(self.gate_proj, u).chunk(3, dim=-1)
         log_decay = self.log_decay(f)
         if call.transitions is not None:
             call.transitions.append(decay_transition(log_decay))
@@ -86,7 +87,7 @@ class QLSTM(ScannedMixer):
             log_decay,
             **call.with_state(None if state is None else state.attention),
         )
-        y = self.out_proj(F.gelu(gate) * torch.sigmoid(o) * h)
+        y = of_layer(self.out_proj, F.gelu(gate) * torch.sigmoid(o) * h)
         return y, None if after is None else MixerState(after, conv, kind=self.kind)
 
     def log_decay(self, f: Tensor) -> Tensor:
@@ -123,7 +124,7 @@ class RGLRU(ScannedMixer):
             raise ValueError(f"width must be a multiple of num_heads, got {channels} and {num_heads}")
         block = channels // num_heads
         self.state_shape = (channels,)
-        self.in_proj = Projection(d_model, (1 + gate) * channels, bias=False)
+        self.in_proj = nn.Linear(d_model, (1 + gate) * channels, bias=False)
         self.conv = ShortConv(channels, conv_width, conv_bias) if conv_width else None
         # weights of both gates: the recurrence gate's, then the input gate's
         self.block_weight = nn.Parameter(torch.randn(num_heads, block, 2 * block) * block**-0.5)
@@ -131,7 +132,7 @@ class RGLRU(ScannedMixer):
         # softplus(A) = -log(λ)/c
         rate = -torch.empty(channels, **start_of_parameters()).uniform_(*FIRST_DECAYS).log() / LARGEST_RATE
         self.A = nn.Parameter(rate.expm1().log().to(torch.get_default_dtype()))
-        self.out_proj = Projection(channels, d_model, bias=False)
+        self.out_proj = nn.Linear(channels, d_model, bias=False)
         initialise(self, init)
 
     @property
@@ -147,7 +148,7 @@ class RGLRU(ScannedMixer):
         return {"width": self.state_shape[0] // parts}
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
-        *gate, u = self.in_proj(x).split(self.state_shape[0], dim=-1)
+        *gate, u = of_layer(self.in_proj, x).split(self.state_shape[0], dim=-1)
         u, conv = self.convolved(u, state, call)
         log_decay, input_gate = self.gates(u)
         if call.transitions is not None:
@@ -159,7 +160,7 @@ class RGLRU(ScannedMixer):
         )
         if gate:
             h = h * F.gelu(gate[0], approximate="tanh")
-        return self.out_proj(h), None if after is None else MixerState(after, conv, kind=self.kind)
+        return of_layer(self.out_proj, h), None if after is None else MixerState(after, conv, kind=self.kind)
 
     def gates(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """log λ and σ(W_i u), both like u and in float32 at least."""

@@ -25,10 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maclaurin.common.arguments import at_least_one
-from maclaurin.mixers.base import AT_ONCE, Call, MixerState, Projection, ShortConv, WideLinear, initial_dt_bias, initialise
+from maclaurin.mixers.base import AT_ONCE, Call, MixerState, ShortConv, WideLinear, initial_dt_bias, initialise
 from maclaurin.mixers.registry import register
 from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.selective import selective_scan
 from maclaurin.ops.states import ConvState, ScanState
 
@@ -60,7 +61,7 @@ class S6(ScannedMixer):
         self.dt_proj = WideLinear(self.dt_rank, width)
         self.A_log = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(width, 1))
         self.D = nn.Parameter(torch.ones(width))
-        self.out_proj = Projection(width, self.d_model, bias=False)
+        self.out_proj = nn.Linear(width, self.d_model, bias=False)
         initialise(self, init)
         with torch.no_grad():
             self.dt_proj.weight.uniform_(-(self.dt_rank**-0.5), self.dt_rank**-0.5)
@@ -68,7 +69,7 @@ class S6(ScannedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         y, after = self.scan(x, state, call)
-        return self.out_proj(y), None if after is None else MixerState(after, kind=self.kind)
+        return of_layer(self.out_proj, y), None if after is None else MixerState(after, kind=self.kind)
 
     def scan(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, ScanState | None]:
         """What the output is projected from, and the state of the recurrence."""
@@ -110,14 +111,14 @@ class Mamba(S6):
         at_least_one("expand", expand)
         at_least_one("conv_width", conv_width)
         inner = expand * d_model
-        self.in_proj = Projection(d_model, 2 * inner, bias=False)
+        self.in_proj = nn.Linear(d_model, 2 * inner, bias=False)
         self.conv = ShortConv(inner, conv_width, conv_bias)
         self._set_core(inner, d_state, dt_rank, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         u, gate, conv = self.project(x, None if state is None else state.conv, call)
         y, after = self.scan(u, state, call)
-        y = self.out_proj((y * gate).to(x.dtype))
+        y = of_layer(self.out_proj, (y * gate).to(x.dtype))
         return y, None if after is None else MixerState(after, conv, kind=self.kind)
 
     def project(
@@ -125,7 +126,7 @@ class Mamba(S6):
     ) -> tuple[Tensor, Tensor, ConvState | None]:
         """What enters the recurrence, the gate, and the state of the convolution."""
         assert self.conv is not None
-        u, gate = self.in_proj(x).chunk(2, dim=-1)
+        u, gate = of_layer(self.in_proj, x).chunk(2, dim=-1)
         u, conv = self.conv.run(u, conv, call, activation="silu")
         return u, F.silu(gate), conv
 

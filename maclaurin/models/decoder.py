@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import can_return_tuple, logging
 
 from maclaurin.mixers import MixerState, build_mixer
-from maclaurin.mixers.base import Projection, RMSNorm
+from maclaurin.mixers.base import RMSNorm
 from maclaurin.models.arguments import OF_GENERATE, refuse_unknown
 from maclaurin.models.cache import StateCache
 from maclaurin.models.checked import load_checked
@@ -26,6 +26,7 @@ from maclaurin.models.documents import Bounds, document_bounds
 from maclaurin.models.outputs import TrainingOutput, when_read
 from maclaurin.models.tensor_styles import HEAD_PLAN, split_awaiting
 from maclaurin.models.weights import check_fit, saved_classes
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.transforms import has_numbers, numbers, recomputed
 
 LOSS_CHUNK = 2048  # tokens whose logits exist at a time while the loss is computed
@@ -34,12 +35,12 @@ LOSS_CHUNK = 2048  # tokens whose logits exist at a time while the loss is compu
 class SwiGLU(nn.Module):
     def __init__(self, config: MaclaurinConfig) -> None:
         super().__init__()
-        self.gate_proj = Projection(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = Projection(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = Projection(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        y: Tensor = of_layer(self.down_proj, F.silu(of_layer(self.gate_proj, x)) * of_layer(self.up_proj, x))
         return y
 
 

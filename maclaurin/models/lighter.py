@@ -5,7 +5,6 @@ A decoding step multiplies each weight once, so that it takes as long as reading
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import TypeVar
 
@@ -14,7 +13,6 @@ from torch import nn
 from torch.ao.quantization import quantize_dynamic
 
 from maclaurin.common.arguments import one_of
-from maclaurin.mixers.base import Projection
 from maclaurin.ops.native.halves import STATE_DTYPES
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -31,17 +29,8 @@ def lighter(model: Model, *, int8_weights: bool = False, state_dtype: str = "flo
         raise ValueError("int8_weights needs a model on the CPU")
     if int8_weights:
         with warnings.catch_warnings(action="ignore"):  # torch announces its successor, a package of its own
-            model = quantize_dynamic(_with_torchs_layers(model.eval()), {nn.Linear}, dtype=torch.qint8, inplace=True)
+            model = quantize_dynamic(model.eval(), {nn.Linear}, dtype=torch.qint8)
     for module in model.modules():
         if hasattr(module, "state_dtype"):
             module.state_dtype = state_dtype  # type: ignore[assignment]
-    return model
-
-
-def _with_torchs_layers(model: Model) -> Model:
-    """A copy of the model whose projections are those that torch's quantisation knows."""
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        if type(module) is Projection:
-            module.__class__ = nn.Linear
     return model

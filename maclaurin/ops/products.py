@@ -13,48 +13,63 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.flop_counter import register_flop_formula
 
 from maclaurin.common.processor import made_by_intel
 from maclaurin.ops.transforms import is_transformed
 
+_CALLED_AROUND = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks", "_compiled_call_impl")
 LEAST_SIDE, LEAST_SIZE = 16, 2**20  # rows, inputs or outputs, and multiply-adds: below, a call costs more than it saves
+
+
+def of_layer(layer: nn.Module, x: Tensor) -> Tensor:
+    """layer(x). Of a plain `nn.Linear` that nobody has wrapped or hooked, the product alone."""
+    if type(layer) is nn.Linear and _by_onednn_is_faster(x, layer.weight, layer.bias) and not _is_watched(layer):
+        y: Tensor = _Product.apply(x, layer.weight, layer.bias)
+    else:
+        y = layer(x)
+    return y
+
+
+def _is_watched(layer: nn.Module) -> bool:
+    """Hooks see calls of the layer, and tools that offload weights give it a forward of its own."""
+    own = vars(layer)
+    return "forward" in own or any(own.get(name) for name in _CALLED_AROUND) or _has_any_global_hook()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`."""
-    if not _is_large(x, weight) or not _onednn_is_faster() or not _are_plain(x, weight, bias):
-        return F.linear(x, weight, bias)
-    y: Tensor = _Product.apply(x, weight, bias)
+    y: Tensor = (_Product.apply if _by_onednn_is_faster(x, weight, bias) else F.linear)(x, weight, bias)
     return y
 
 
+def _by_onednn_is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """For large products of float32 on such a CPU, if nobody wants to see torch's own product of them."""
+    if torch.compiler.is_compiling() or not _mkl_falls_back() or is_transformed() or not _is_large(x, weight):
+        return False
+    if torch.is_autocast_enabled("cpu") or not torch.backends.mkldnn.enabled:  # type: ignore[attr-defined]
+        return False
+    given = (x, weight) if bias is None else (x, weight, bias)
+    return all((type(t) is Tensor or type(t) is Parameter) and t.is_cpu and t.dtype == torch.float32 for t in given)
+
+
 def _is_large(x: Tensor, weight: Tensor) -> bool:
-    inputs = weight.shape[-1]
-    rows = x.numel() // max(inputs, 1)
+    rows = x.numel() // max(x.shape[-1], 1)
     return min(rows, *weight.shape) >= LEAST_SIDE and rows * weight.numel() >= LEAST_SIZE
 
 
 @cache
-def _onednn_is_faster() -> bool:
+def _mkl_falls_back() -> bool:
+    """Whether torch multiplies by MKL on a processor whose AVX-512 it leaves out."""
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and not made_by_intel()
     )
-
-
-def _are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Tensors of float32 on the CPU, and nobody who wants to see torch's own product of them."""
-    if torch.compiler.is_compiling() or is_transformed() or torch.is_autocast_enabled("cpu"):
-        return False
-    if not torch.backends.mkldnn.enabled:  # type: ignore[attr-defined]
-        return False
-    given = (x, weight) if bias is None else (x, weight, bias)
-    return all((type(t) is Tensor or type(t) is Parameter) and t.is_cpu and t.dtype == torch.float32 for t in given)
 
 
 class _Product(torch.autograd.Function):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 
 @pytest.fixture(autouse=True)
 def by_onednn(monkeypatch):
-    monkeypatch.setattr(products, "_onednn_is_faster", lambda: True)
+    monkeypatch.setattr(products, "_mkl_falls_back", lambda: True)
 
 
 def operands(dtype=torch.float32):
@@ -119,3 +119,31 @@ def test_transforms_see_torchs_own_product():
     torch.testing.assert_close(by_row, F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
     _, tangent = torch.func.jvp(lambda x: products.linear(x, weight, bias), (x,), (x,))
     torch.testing.assert_close(tangent, F.linear(x, weight), rtol=1e-4, atol=1e-4)
+
+
+def layer_of(weight, bias):
+    layer = torch.nn.Linear(INPUTS, OUTPUTS)
+    layer.weight, layer.bias = torch.nn.Parameter(weight.detach()), torch.nn.Parameter(bias.detach())
+    return layer
+
+
+def test_a_plain_layer_runs_as_its_product():
+    x, weight, bias = operands()
+    assert type(products.of_layer(layer_of(weight, bias), x).grad_fn).__name__ == "_ProductBackward"
+
+
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+def test_hooks_of_a_layer_are_called(hook):
+    x, weight, bias = operands()
+    layer, calls = layer_of(weight, bias), []
+    getattr(layer, hook)(lambda *_: calls.append(hook))
+    products.of_layer(layer, x).sum().backward()
+    assert calls == [hook]
+
+
+def test_a_layer_that_was_given_another_forward_keeps_it():
+    x, weight, bias = operands()
+    layer = layer_of(weight, bias)
+    layer.forward = lambda x: x
+    assert products.of_layer(layer, x) is x
+    assert products.of_layer(torch.nn.Identity(), x) is x
