@@ -288,7 +288,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         in_chunks = has_targets and (later or logits_to_keep is not None)
         if logits_to_keep is not None or not in_chunks:
             kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-(logits_to_keep or 0), None)
-            logits = self.lm_head(hidden[:, kept])
+            logits = of_layer(self.lm_head, hidden[:, kept])
         if has_targets:
             rows, head = (hidden, self.lm_head) if in_chunks else (logits, nn.Identity())
             if shift_labels is None:
@@ -373,6 +373,6 @@ def _cross_entropy(rows: Tensor, head: nn.Module, targets: Tensor, num_items: Te
 
 
 def _summed(head: nn.Module, rows: Tensor, targets: Tensor) -> Tensor:
-    logits = head(rows)
+    logits = of_layer(head, rows)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")

@@ -8,6 +8,7 @@ an AMD core with AVX-512 can do. oneDNN, which PyTorch brings as well, asks for 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -86,9 +87,16 @@ class _Product(torch.autograd.Function):
         rows = dy.flatten(0, -2)
         return (
             times(dy, weight.T) if needs_x else None,
-            times(rows.T, x.flatten(0, -2).T) if needs_weight else None,
+            _of_columns(times, rows, x.flatten(0, -2)) if needs_weight else None,
             rows.sum(0) if needs_bias else None,
         )
+
+
+def _of_columns(times: Callable[[Tensor, Tensor], Tensor], rows: Tensor, columns: Tensor) -> Tensor:
+    """rowsᵀ·columns. oneDNN copies the transpose of its first factor: that had better be the narrow one."""
+    if rows.shape[1] < 3 * columns.shape[1]:
+        return times(rows.T, columns.T)
+    return times(columns.T, rows.T).T.contiguous()
 
 
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
