@@ -52,8 +52,8 @@ std::atomic<const Kernels*>& chosen() {
 int64_t maclaurin_layout() {
     uint64_t layout = 0;
     for (const uint64_t size : {sizeof(MaclaurinAttention), sizeof(MaclaurinLinear), sizeof(MaclaurinDelta),
-                                sizeof(MaclaurinConv), sizeof(MaclaurinScan), sizeof(MaclaurinSelective),
-                                sizeof(MaclaurinPiecewise)})
+                                sizeof(MaclaurinConv), sizeof(MaclaurinScan), sizeof(MaclaurinGated),
+                                sizeof(MaclaurinSelective), sizeof(MaclaurinPiecewise)})
         layout = (layout * 1021 + size) % (uint64_t{1} << 53);
     return static_cast<int64_t>(layout);
 }
@@ -96,6 +96,8 @@ int32_t maclaurin_conv_forward(const MaclaurinConv* call) { return !chosen().loa
 int32_t maclaurin_conv_backward(const MaclaurinConv* call) { return !chosen().load()->conv_backward(*call); }
 int32_t maclaurin_scan_forward(const MaclaurinScan* call) { return !chosen().load()->scan_forward(*call); }
 int32_t maclaurin_scan_backward(const MaclaurinScan* call) { return !chosen().load()->scan_backward(*call); }
+int32_t maclaurin_gated_forward(const MaclaurinGated* call) { return !chosen().load()->gated_forward(*call); }
+int32_t maclaurin_gated_backward(const MaclaurinGated* call) { return !chosen().load()->gated_backward(*call); }
 int32_t maclaurin_selective_forward(const MaclaurinSelective* call) { return !chosen().load()->selective_forward(*call); }
 int32_t maclaurin_selective_backward(const MaclaurinSelective* call) { return !chosen().load()->selective_backward(*call); }
 int32_t maclaurin_piecewise_forward(const MaclaurinPiecewise* call) { return !chosen().load()->piecewise_forward(*call); }

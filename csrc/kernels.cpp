@@ -7,6 +7,7 @@
 #include "delta_backward.h"
 #include "delta_forward.h"
 #include "delta_step.h"
+#include "gated.h"
 #include "linear_backward.h"
 #include "linear_forward.h"
 #include "linear_step.h"
@@ -57,6 +58,8 @@ const Kernels kernels = {
     conv_backward,
     scan_forward,
     scan_backward,
+    gated_forward,
+    gated_backward,
     selective_forward,
     selective_backward,
     piecewise_forward,

@@ -19,6 +19,8 @@ struct Kernels {
     bool (*conv_backward)(const MaclaurinConv&);
     bool (*scan_forward)(const MaclaurinScan&);
     bool (*scan_backward)(const MaclaurinScan&);
+    bool (*gated_forward)(const MaclaurinGated&);
+    bool (*gated_backward)(const MaclaurinGated&);
     bool (*selective_forward)(const MaclaurinSelective&);
     bool (*selective_backward)(const MaclaurinSelective&);
     bool (*piecewise_forward)(const MaclaurinPiecewise&);

@@ -155,6 +155,17 @@ struct MaclaurinScan {
     int32_t threads;
 };
 
+// One call of the gated recurrence over C channels. Tensors are (B,T,C); gates (B,T,3C) are those to forget, to let in and to put out.
+struct MaclaurinGated {
+    int64_t B, T, C;
+    MaclaurinTensor u, gates, g;
+    MaclaurinTensor y, h;  // h: the state after every token, which a backward reads
+    MaclaurinTensor dy, du, dgates, dg;
+    const float* start;  // dense (B,C), absent for zeros
+    float* dstart;       // dense (B,C): comes with the gradient of the last state and leaves with that of the first
+    int32_t threads;
+};
+
 // One call of the selective scan over C channels with N numbers each: x, dt, y (B,T,C), b and c (B,T,N), rate dense (C,N).
 struct MaclaurinSelective {
     int64_t B, T, C, N;
@@ -199,6 +210,8 @@ MACLAURIN_EXPORT int32_t maclaurin_conv_forward(const MaclaurinConv* call);
 MACLAURIN_EXPORT int32_t maclaurin_conv_backward(const MaclaurinConv* call);
 MACLAURIN_EXPORT int32_t maclaurin_scan_forward(const MaclaurinScan* call);
 MACLAURIN_EXPORT int32_t maclaurin_scan_backward(const MaclaurinScan* call);
+MACLAURIN_EXPORT int32_t maclaurin_gated_forward(const MaclaurinGated* call);
+MACLAURIN_EXPORT int32_t maclaurin_gated_backward(const MaclaurinGated* call);
 MACLAURIN_EXPORT int32_t maclaurin_selective_forward(const MaclaurinSelective* call);
 MACLAURIN_EXPORT int32_t maclaurin_selective_backward(const MaclaurinSelective* call);
 MACLAURIN_EXPORT int32_t maclaurin_piecewise_forward(const MaclaurinPiecewise* call);

@@ -152,6 +152,41 @@ void run(const ScanCase& c, const char* isa, int threads, int number) {
     check(exact, "scan outputs", isa, threads, number);
 }
 
+struct GatedCase {
+    int64_t B, T, C;
+    bool start;
+};
+
+void run(const GatedCase& c, const char* isa, int threads, int number) {
+    const int64_t size = c.B * c.T * c.C;
+    const Numbers u = random_numbers(size, -1, 1), gates = random_numbers(3 * size, -100, 100), g = random_numbers(size, -9, 9);
+    const Numbers dy = random_numbers(size, -1, 1), start = random_numbers(c.B * c.C, -1, 1);
+    const Numbers y = unwritten(size), h = unwritten(size), du = unwritten(size), dgates = unwritten(3 * size), dg = unwritten(size);
+    Numbers dstart = random_numbers(c.B * c.C, -1, 1);
+    MaclaurinGated call{};
+    call.B = c.B, call.T = c.T, call.C = c.C, call.threads = threads;
+    call.u = view(u, c.T, 1, c.C), call.gates = view(gates, c.T, 1, 3 * c.C), call.g = view(g, c.T, 1, c.C);
+    call.y = view(y, c.T, 1, c.C), call.h = view(h, c.T, 1, c.C), call.dy = view(dy, c.T, 1, c.C);
+    call.du = view(du, c.T, 1, c.C), call.dgates = view(dgates, c.T, 1, 3 * c.C), call.dg = view(dg, c.T, 1, c.C);
+    call.start = c.start ? start.data() : nullptr, call.dstart = dstart.data();
+    const bool done = maclaurin_gated_forward(&call) == 0 && maclaurin_gated_backward(&call) == 0;
+    check(done && finite(y) && finite(h) && finite(du) && finite(dgates) && finite(dg) && finite(dstart), "gated", isa, threads,
+          number);
+    const auto open = [](double x) { return 1 / (1 + std::exp(-x)); };
+    bool exact = true;
+    for (int64_t i = 0; i < c.C; ++i) {
+        double state = c.start ? start[(c.B - 1) * c.C + i] : 0;
+        for (int64_t t = 0; t < c.T; ++t) {
+            const int64_t token = (c.B - 1) * c.T + t, at = token * c.C + i;
+            const float* gate = &gates[token * 3 * c.C + i];
+            state = open(gate[0]) * state + open(gate[c.C]) * u[at];
+            const double out = g[at] * 0.5 * std::erfc(-g[at] / std::sqrt(2.0)) * open(gate[2 * c.C]) * state;
+            exact = exact && std::abs(h[at] - state) < 1e-5 && std::abs(y[at] - out) < 1e-4;
+        }
+    }
+    check(exact, "gated outputs", isa, threads, number);
+}
+
 }  // namespace
 
 int main() {
@@ -172,6 +207,7 @@ int main() {
         {1, 1, 1, 0, false},    {2, 40, 70, 0, true},   {1, 17, 128, 0, false}, {1, 1, 1, 1, true},   {2, 33, 70, 5, true},
         {1, 16, 64, 16, false}, {3, 50, 130, 17, true}, {1, 15, 200, 1, false}, {1, 35, 65, 40, true},
     };
+    const GatedCase gated[] = {{1, 1, 1, false}, {2, 40, 70, true}, {1, 17, 128, false}, {3, 5, 33, true}};
     for (const char* isa : {"avx512", "avx2", "portable"}) {
         if (maclaurin_choose_isa(isa) != 0) continue;
         for (const int threads : {1, 2, 3, 8}) {
@@ -179,6 +215,7 @@ int main() {
             for (const LinearCase& c : linear) run(c, isa, threads, number++);
             for (const ConvCase& c : conv) run(c, isa, threads, number++);
             for (const ScanCase& c : scans) run(c, isa, threads, number++);
+            for (const GatedCase& c : gated) run(c, isa, threads, number++);
         }
         std::printf("%s: done\n", isa);
     }

@@ -259,6 +259,11 @@ def _scan(size: Sizes) -> Tensors:
     return {"x": normal(size.B, size.T, C), "log_decay": -0.3 * normal(size.B, size.T, C).abs()}
 
 
+def _gated(size: Sizes) -> Tensors:
+    normal, C = _normals(size.T), size.G * size.V
+    return {name: normal(size.B, size.T, channels) for name, channels in (("u", C), ("gates", 3 * C), ("g", C))}
+
+
 def _selective(size: Sizes) -> Tensors:
     normal, C, N = _normals(size.T), size.G * size.V, size.K
     x, dt, b, c = (normal(size.B, size.T, last) for last in (C, C, N, N))
@@ -338,6 +343,7 @@ CASES = (
     _conv("4 taps, silu", partial(_convolution, width=4, bias=True), _silu_conv, {"activation": "silu"}),
     _conv("2 taps", partial(_convolution, width=2, bias=False), reference.short_conv),
     Case("linear_scan", "decay per channel", _scan, reference.linear_scan),
+    Case("gated_scan", "gate per channel", _gated, reference.gated_scan),
     Case("selective_scan", "state per channel", _selective, reference.selective_scan, shared=("rate",)),
     Case("scalar_mlp", "by its table", _network, reference.scalar_mlp, shared=_WEIGHTS, causal=False, forms=False),
 )

@@ -83,6 +83,10 @@ def _scan(make: _Made, *, form: str) -> None:
     ops.linear_scan(make(CHANNELS), make(CHANNELS), form=form)
 
 
+def _gated(make: _Made, *, form: str) -> None:
+    ops.gated_scan(make(CHANNELS), make(3 * CHANNELS), make(CHANNELS), form=form)
+
+
 def _selective(make: _Made, *, form: str) -> None:
     x, dt, b, c = (make(CHANNELS) for _ in range(4))
     ops.selective_scan(x, dt, make.parameter(CHANNELS, CHANNELS), b, c, form=form)
@@ -125,5 +129,6 @@ CALLS: dict[str, dict[str, Call]] = {
     },
     "short_conv": {"4 taps": _conv},
     "linear_scan": {"decay per channel": _scan},
+    "gated_scan": {"gate per channel": _gated},
     "selective_scan": {"state per channel": _selective},
 }

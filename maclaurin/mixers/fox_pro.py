@@ -24,6 +24,7 @@ from maclaurin.mixers.fox import ForgettingAttention
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.conv import short_conv
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.states import ConvState, State
 
 EPS = 1e-6
@@ -79,7 +80,7 @@ class ForgettingPro(ForgettingAttention):
 
     def finish(self, y_BTHV: Tensor, x: Tensor) -> Tensor:
         normed = rms_norm(wide(y_BTHV), (self.head_dim,), eps=EPS) * self.head_norm_weight
-        return self.to_output(normed.flatten(2).to(x.dtype) * torch.sigmoid(self.out_gate_proj(x)), x)
+        return self.to_output(normed.flatten(2).to(x.dtype) * torch.sigmoid(of_layer(self.out_gate_proj, x)), x)
 
     def carrying(self, attention: State, zeros: Zeros) -> MixerState:
         kept = super().carrying(attention, zeros)

@@ -29,6 +29,7 @@ from maclaurin.mixers.base import Call, Mixer, MixerState, RMSNorm, ShortConv, Z
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.states import LinearState
 from maclaurin.ops.transitions import decay_transition
 
@@ -89,7 +90,7 @@ class HGRN2(Mixer):
         return dict.fromkeys(("in_proj", "conv"), [self.d_model] * 3)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
-        qzv, conv = self.in_proj(x), None
+        qzv, conv = of_layer(self.in_proj, x), None
         if self.conv is not None:
             qzv, conv = self.conv.run(qzv, None if state is None else state.conv, call)
         q, k, v, log_decay = self.split(qzv)
@@ -110,7 +111,7 @@ class HGRN2(Mixer):
 
     def finish(self, y: Tensor, x: Tensor) -> Tensor:
         """From the sums (B, T, H, head_dim) to the output."""
-        projected: Tensor = self.out_proj(self.out_norm(y.flatten(2)).to(x.dtype))
+        projected: Tensor = of_layer(self.out_proj, self.out_norm(y.flatten(2)).to(x.dtype))
         return projected
 
     def keys(self, z: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from maclaurin.mixers.feature_maps import FeatureMap, in_float32, scaled
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.piecewise import scalar_mlp
+from maclaurin.ops.products import linear
 from maclaurin.ops.tokens import without_padding
 
 BANKS = ("separate", "shared")
@@ -110,8 +111,7 @@ class LunaMap(FeatureMap):
 
     def _projected(self, x: Tensor) -> Tensor:
         # the scale goes to the weights, of which there are fewer
-        u_BTHM: Tensor = F.linear(*in_float32(x, self.weight * self.key_dim**-0.25, self.bias))
-        return u_BTHM
+        return linear(*in_float32(x, self.weight * self.key_dim**-0.25, self.bias))
 
     def dead_fraction(self, x: Tensor | None = None, reach: float = 4.0) -> float:
         """How much of the map is silent, for a training log: the share of features that are zero for every token of x.

@@ -45,6 +45,7 @@ from maclaurin.mixers.base import (
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.states import ConvState, LinearState
 from maclaurin.ops.transitions import decay_transition
 
@@ -187,7 +188,7 @@ class Mamba2(Mixer):
         self, x: Tensor, conv: ConvState | None = None, call: Call = AT_ONCE
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Sequence[Tensor], ConvState | None]:
         """q, k, v and dt of every head; the gates that `finish` takes; the state of the convolution."""
-        parts = self.in_proj(x).split(self.in_sizes, dim=-1)
+        parts = of_layer(self.in_proj, x).split(self.in_sizes, dim=-1)
         gates: Sequence[Tensor] = ()
         if self.conv1d is None:
             values, (keys, queries, dt) = x, parts
@@ -210,7 +211,7 @@ class Mamba2(Mixer):
             y = self._normalised(y, F.silu(gate))
             if self.mlp_dim:
                 y = torch.cat([F.silu(mlp_gate) * mlp, y], dim=-1)
-        projected: Tensor = self.out_proj(y.to(dtype))
+        projected: Tensor = of_layer(self.out_proj, y.to(dtype))
         return projected
 
     def _normalised(self, y: Tensor, gate: Tensor) -> Tensor:

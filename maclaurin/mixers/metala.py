@@ -31,6 +31,7 @@ from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.states import ConvState, LinearState
 from maclaurin.ops.transitions import decay_transition
 
@@ -126,7 +127,7 @@ class MetaLA(Mixer):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v and log α (B,T,H,…) of what was convolved."""
-        parts = self.in_proj(x).split(self.in_sizes, dim=-1)
+        parts = of_layer(self.in_proj, x).split(self.in_sizes, dim=-1)
         q, decay_logits, v, *own_key = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
         log_decay = log_sigmoid_decay(decay_logits, self.tau)
         # expm1, because 1 − α of a decay near 1 would keep only its last digits
@@ -134,8 +135,8 @@ class MetaLA(Mixer):
 
     def finish(self, y: Tensor, x: Tensor) -> Tensor:
         """The output of the recurrence (B,T,H,V) normalised, gated by what was convolved, and projected."""
-        y = F.layer_norm(y, (self.head_dim,), eps=self.norm_eps).flatten(2) * F.silu(self.gate_proj(x))
-        projected: Tensor = self.out_proj(y.to(x.dtype))
+        y = F.layer_norm(y, (self.head_dim,), eps=self.norm_eps).flatten(2) * F.silu(of_layer(self.gate_proj, x))
+        projected: Tensor = of_layer(self.out_proj, y.to(x.dtype))
         return projected
 
     def augmentation(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:

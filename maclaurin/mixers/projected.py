@@ -23,6 +23,7 @@ from maclaurin.mixers.qk_norm import QKNorm
 from maclaurin.mixers.selective_rope import SELECTIVE_OPTIONS, RotationState, SelectiveRotary
 from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.conv import ACTIVATIONS
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.rotary import rotary as turn_by_position
 from maclaurin.ops.rotary import rotate
 from maclaurin.ops.states import ConvState, State, TokenState
@@ -271,7 +272,7 @@ class ProjectedMixer(Mixer):
         self.A_log = nn.Parameter(torch.empty(G).uniform_(1, 16).log()) if decay == "mamba" else None
 
     def project(self, x: Tensor, state: MixerState | None = None, call: Call = AT_ONCE) -> Projections:
-        qkv, conv_state = self.over_time(self.qkv_proj(x), x, None if state is None else state.conv, call)
+        qkv, conv_state = self.over_time(of_layer(self.qkv_proj, x), x, None if state is None else state.conv, call)
         widths = (self.key_dim, self.key_dim, self.head_dim)
         parts = zip(qkv.split(self.qkv_sizes, dim=-1), widths, strict=True)
         q, k, v = (part.unflatten(-1, (-1, width)) for part, width in parts)
@@ -349,14 +350,14 @@ class ProjectedMixer(Mixer):
     def gated(self, y: Tensor, x: Tensor) -> Tensor:
         """(B, T, inner_dim)"""
         y = y.flatten(2)
-        return y if self.gate_proj is None else y * F.silu(self.gate_proj(x))
+        return y if self.gate_proj is None else y * F.silu(of_layer(self.gate_proj, x))
 
     def finish(self, y: Tensor, x: Tensor) -> Tensor:
         """From the weighted values y (B, T, H, head_dim) to the output: norms, if any, gate and projection."""
         return self.to_output(self.gated(y, x), x)
 
     def to_output(self, y: Tensor, x: Tensor) -> Tensor:
-        projected: Tensor = self.out_proj(y.flatten(2).to(x.dtype))
+        projected: Tensor = of_layer(self.out_proj, y.flatten(2).to(x.dtype))
         return projected
 
     def state_after(self, p: Projections, attention: State | None) -> MixerState | None:

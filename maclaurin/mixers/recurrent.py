@@ -36,6 +36,8 @@ from maclaurin.mixers.base import Call, MixerState, ShortConv, Zeros, advanced, 
 from maclaurin.mixers.registry import register
 from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
+from maclaurin.ops.gated_scan import gated_scan
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.scan import linear_scan
 from maclaurin.ops.transitions import decay_transition
 
@@ -77,18 +79,19 @@ class QLSTM(ScannedMixer):
         initialise(self, init)
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
-        gate, u = self.in_proj(x).chunk(2, dim=-1)
+        gate, u = of_layer(self.in_proj, x).chunk(2, dim=-1)
         u, conv = self.convolved(u, state, call)
-        f, i, o = self.gate_proj(u).chunk(3, dim=-1)
-        log_decay = self.log_decay(f)
+        gates = of_layer(self.gate_proj, u)
+        f, i, o = gates.chunk(3, dim=-1)
         if call.transitions is not None:
-            call.transitions.append(decay_transition(log_decay))
-        h, after = linear_scan(
-            torch.sigmoid(i) * u,
-            log_decay,
-            **call.with_state(None if state is None else state.attention),
-        )
-        y = self.out_proj(F.gelu(gate) * torch.sigmoid(o) * h)
+            call.transitions.append(decay_transition(self.log_decay(f)))
+        options = call.with_state(None if state is None else state.attention)
+        if self.power is None:
+            y, after = gated_scan(u, gates, gate, **options)
+        else:
+            h, after = linear_scan(torch.sigmoid(i) * u, self.log_decay(f), **options)
+            y = F.gelu(gate) * torch.sigmoid(o) * h
+        y = of_layer(self.out_proj, y)
         return y, None if after is None else MixerState(after, conv, kind=self.kind)
 
     def log_decay(self, f: Tensor) -> Tensor:
@@ -155,7 +158,7 @@ class RGLRU(ScannedMixer):
         return {"width": self.state_shape[0] // parts}
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
-        *gate, u = self.in_proj(x).split(self.state_shape[0], dim=-1)
+        *gate, u = of_layer(self.in_proj, x).split(self.state_shape[0], dim=-1)
         u, conv = self.convolved(u, state, call)
         log_decay, input_gate = self.gates(u)
         if call.transitions is not None:
@@ -168,7 +171,7 @@ class RGLRU(ScannedMixer):
         )
         if gate:
             h = h * F.gelu(gate[0], approximate="tanh")
-        return self.out_proj(h), None if after is None else MixerState(after, conv, position, kind=self.kind)
+        return of_layer(self.out_proj, h), None if after is None else MixerState(after, conv, position, kind=self.kind)
 
     def state_of(self, tokens: int, zeros: Zeros) -> MixerState:
         position = None if self.scale_first else zeros(dtype=torch.long)

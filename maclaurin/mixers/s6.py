@@ -29,6 +29,7 @@ from maclaurin.mixers.base import AT_ONCE, Call, MixerState, ShortConv, WideLine
 from maclaurin.mixers.registry import register
 from maclaurin.mixers.scan_mixer import ScannedMixer
 from maclaurin.ops.arithmetic import wide
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.selective import selective_scan
 from maclaurin.ops.states import ConvState, ScanState
 
@@ -68,7 +69,7 @@ class S6(ScannedMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         y, after = self.scan(x, state, call)
-        return self.out_proj(y), None if after is None else MixerState(after, kind=self.kind)
+        return of_layer(self.out_proj, y), None if after is None else MixerState(after, kind=self.kind)
 
     def scan(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, ScanState | None]:
         """What the output is projected from, and the state of the recurrence."""
@@ -117,7 +118,7 @@ class Mamba(S6):
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         u, gate, conv = self.project(x, None if state is None else state.conv, call)
         y, after = self.scan(u, state, call)
-        y = self.out_proj((y * gate).to(x.dtype))
+        y = of_layer(self.out_proj, (y * gate).to(x.dtype))
         return y, None if after is None else MixerState(after, conv, kind=self.kind)
 
     def project(
@@ -125,7 +126,7 @@ class Mamba(S6):
     ) -> tuple[Tensor, Tensor, ConvState | None]:
         """What enters the recurrence, the gate, and the state of the convolution."""
         assert self.conv is not None
-        u, gate = self.in_proj(x).chunk(2, dim=-1)
+        u, gate = of_layer(self.in_proj, x).chunk(2, dim=-1)
         u, conv = self.conv.run(u, conv, call, activation="silu")
         return u, F.silu(gate), conv
 

@@ -27,6 +27,7 @@ from maclaurin.models.documents import Bounds, document_bounds
 from maclaurin.models.outputs import TrainingOutput, when_read
 from maclaurin.models.tensor_styles import HEAD_PLAN, split_awaiting
 from maclaurin.models.weights import check_fit, saved_classes
+from maclaurin.ops.products import of_layer
 from maclaurin.ops.transforms import has_numbers, numbers, recomputed
 
 LOSS_CHUNK = 2048  # tokens whose logits exist at a time while the loss is computed
@@ -43,9 +44,9 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate = self.gate_proj(x)
+        gate = of_layer(self.gate_proj, x)
         gate = F.silu(gate) if self.kind == "swiglu" else F.gelu(gate, approximate="tanh")
-        y: Tensor = self.down_proj(gate * self.up_proj(x))
+        y: Tensor = of_layer(self.down_proj, gate * of_layer(self.up_proj, x))
         return y
 
 
@@ -310,7 +311,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         in_chunks = has_targets and (later or logits_to_keep is not None)
         if logits_to_keep is not None or not in_chunks:
             kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-(logits_to_keep or 0), None)
-            logits = self.lm_head(hidden[:, kept])
+            logits = of_layer(self.lm_head, hidden[:, kept])
         if has_targets:
             rows, head = (hidden, self.lm_head) if in_chunks else (logits, nn.Identity())
             if shift_labels is None:
@@ -395,6 +396,6 @@ def _cross_entropy(rows: Tensor, head: nn.Module, targets: Tensor, num_items: Te
 
 
 def _summed(head: nn.Module, rows: Tensor, targets: Tensor) -> Tensor:
-    logits = head(rows)
+    logits = of_layer(head, rows)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")

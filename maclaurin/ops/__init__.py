@@ -7,6 +7,7 @@ from maclaurin.ops.conv import short_conv
 from maclaurin.ops.delta import delta_rule
 from maclaurin.ops.features import symmetric_power
 from maclaurin.ops.folding import fold_length
+from maclaurin.ops.gated_scan import gated_scan
 from maclaurin.ops.inline import InlineState, bidirectional_inline, inline_attention
 from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.mlstm import mlstm
@@ -38,6 +39,7 @@ __all__ = [
     "delta_rule",
     "delta_transition",
     "fold_length",
+    "gated_scan",
     "inline_attention",
     "linear_attention",
     "linear_scan",

@@ -190,6 +190,13 @@ def linear_scan(x_BTC: Tensor, log_decay_BTC: Tensor) -> Tensor:
     return torch.einsum("bcts,bsc->btc", decay_matrix(log_decay_BTC), x_BTC)
 
 
+def gated_scan(u_BTC: Tensor, gates_BTD: Tensor, g_BTC: Tensor) -> Tensor:
+    """y_t = gelu(g_t)⊙σ(o_t)⊙h_t with h_t = σ(f_t)⊙h_{t-1} + σ(i_t)⊙u_t, for gates (f, i, o) side by side."""
+    f, i, o = gates_BTD.chunk(3, dim=-1)
+    h_BTC = linear_scan(i.sigmoid() * u_BTC, F.logsigmoid(f))
+    return F.gelu(g_BTC) * o.sigmoid() * h_BTC
+
+
 def selective_scan(x_BTC: Tensor, dt_BTC: Tensor, rate_CN: Tensor, b_BTN: Tensor, c_BTN: Tensor) -> Tensor:
     """S6: h_t = exp(-dt_t·rate)⊙h_{t-1} + (dt_t⊙x_t) b_tᵀ with h a matrix (C, N), and y_t = h_t c_t."""
     x_BTCN = (dt_BTC * x_BTC)[..., None] * b_BTN[:, :, None]

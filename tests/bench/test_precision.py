@@ -25,6 +25,6 @@ class _Timing:
 def test_the_products_of_a_layer_are_three():
     layer, x = torch.nn.Linear(3, 5, bias=False), torch.randn(7, 3, requires_grad=True)
     products = products_of(lambda: layer(x).sum().backward())
-    operands = [[tuple(operand.shape) for operand in tensors] for _, tensors in products]
+    operands = [[tuple(operand.shape) for operand in arguments] for _, arguments in products]
     assert sorted(sum(a[0] * a[1] * b[1] for a, b in [shapes]) for shapes in operands) == [7 * 3 * 5] * 3
     repeat(products)

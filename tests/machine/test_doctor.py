@@ -23,6 +23,7 @@ OPS_OF = {  # which ops run a kernel
     "delta": {"delta_rule"},
     "conv": {"short_conv"},
     "scan": {"linear_scan"},
+    "gated": {"gated_scan"},
     "selective": {"selective_scan"},
     "piecewise": {"scalar_mlp"},
 }
@@ -44,6 +45,8 @@ OUTPUTS = {
         "dc",
         "drate",
         "du",
+        "dgates",
+        "dg",
         "dtable",
     ),
 }

@@ -110,6 +110,17 @@ class Scan(ctypes.Structure):
     ]
 
 
+class Gated(ctypes.Structure):
+    """MaclaurinGated, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "T", "C")),
+        *((name, Strided) for name in ("u", "gates", "g", "y", "h", "dy", "du", "dgates", "dg")),
+        *((name, ctypes.c_void_p) for name in ("start", "dstart")),
+        ("threads", ctypes.c_int32),
+    ]
+
+
 class Selective(ctypes.Structure):
     """MaclaurinSelective, field by field."""
 
@@ -138,6 +149,7 @@ KERNELS = {  # by what they take
     Delta: ("delta_forward", "delta_backward"),
     Conv: ("conv_forward", "conv_backward"),
     Scan: ("scan_forward", "scan_backward"),
+    Gated: ("gated_forward", "gated_backward"),
     Selective: ("selective_forward", "selective_backward"),
     Piecewise: ("piecewise_forward", "piecewise_backward"),
 }

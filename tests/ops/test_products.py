@@ -1,0 +1,149 @@
+"""Products by oneDNN are those of torch: numbers, gradients of both orders, flops; and whoever looks on sees torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from maclaurin.ops import products
+
+ROWS, INPUTS, OUTPUTS = 130, 96, 144
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def by_onednn(monkeypatch):
+    monkeypatch.setattr(products, "_mkl_falls_back", lambda: True)
+
+
+def operands(dtype=torch.float32):
+    torch.manual_seed(0)
+    shapes = (2, ROWS // 2, INPUTS), (OUTPUTS, INPUTS), (OUTPUTS,)
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+LAYOUTS = {
+    "dense": lambda x: x,
+    "rows apart": lambda x: torch.cat([x, x], dim=-1)[..., : x.shape[-1]],
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "one row for all": lambda x: x[:, :1].expand(x.shape),
+}
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_outputs_and_gradients_are_those_of_torch(layout, with_bias):
+    x, weight, bias = operands()
+    given = [LAYOUTS[layout](x.detach()).requires_grad_(), weight, *([bias] if with_bias else [])]
+    dy = LAYOUTS[layout](torch.randn(*x.shape[:-1], OUTPUTS))
+    exact = [t.detach().double().requires_grad_() for t in given]
+    expected = F.linear(*exact)
+    got = products.linear(*given)
+    assert type(got.grad_fn).__name__ == "_ProductBackward"
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-4)
+    found = torch.autograd.grad(got, given, dy)
+    for gradient, of_torch in zip(found, torch.autograd.grad(expected, exact, dy.double()), strict=True):
+        torch.testing.assert_close(gradient.double(), of_torch, rtol=1e-5, atol=1e-3)
+
+
+def test_second_derivatives_are_those_of_torch():
+    def norm_of_gradients(linear):
+        x, weight, bias = given = operands()
+        loss = linear(x, weight, bias).square().sum()
+        return torch.autograd.grad(sum(g.square().sum() for g in torch.autograd.grad(loss, given, create_graph=True)), given)
+
+    for found, expected in zip(norm_of_gradients(products.linear), norm_of_gradients(F.linear), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
+
+
+def test_only_the_gradients_that_are_asked_for():
+    x, weight, bias = operands()
+    products.linear(x.detach(), weight, bias.detach()).sum().backward()
+    assert weight.grad is not None and x.grad is None and bias.grad is None
+
+
+def test_numbers_that_are_none_stay_where_they_are():
+    x, weight, bias = (t.detach() for t in operands())
+    x[0, 3, 5] = torch.nan
+    x[1, 7, 2] = torch.inf
+    got = products.linear(x, weight, bias)
+    assert got[0, 3].isnan().all() and not got[1, 7].isfinite().any()
+    kept = torch.ones(2, ROWS // 2, dtype=torch.bool)
+    kept[0, 3] = kept[1, 7] = False
+    assert got[kept].isfinite().all()
+
+
+def test_flops_are_counted():
+    def flops(linear):
+        x, weight, bias = operands()
+        with FlopCounterMode(display=False) as counter:
+            linear(x, weight, bias).sum().backward()
+        return counter.get_total_flops()
+
+    assert flops(products.linear) == flops(F.linear) == 6 * ROWS * INPUTS * OUTPUTS
+
+
+def plainly(x, weight, bias):
+    return products.linear(x, weight, bias)
+
+
+def in_autocast(x, weight, bias):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return products.linear(x, weight, bias)
+
+
+def with_torchs_switch_off(x, weight, bias):
+    with torch.backends.mkldnn.flags(enabled=False):
+        return products.linear(x, weight, bias)
+
+
+def in_float64(x, weight, bias):
+    return products.linear(x.double(), weight.double(), bias.double())
+
+
+def of_few_rows(x, weight, bias):
+    return products.linear(x[:1, :4], weight, bias)
+
+
+@pytest.mark.parametrize("call", [in_autocast, with_torchs_switch_off, in_float64, of_few_rows])
+def test_where_torchs_own_product_runs(call):
+    of_onednn = "_ProductBackward"
+    assert type(plainly(*operands()).grad_fn).__name__ == of_onednn
+    assert type(call(*operands()).grad_fn).__name__ != of_onednn
+
+
+def test_transforms_see_torchs_own_product():
+    x, weight, bias = (t.detach() for t in operands())
+    by_row = torch.func.vmap(products.linear, in_dims=(0, None, None))(x, weight, bias)
+    torch.testing.assert_close(by_row, F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+    _, tangent = torch.func.jvp(lambda x: products.linear(x, weight, bias), (x,), (x,))
+    torch.testing.assert_close(tangent, F.linear(x, weight), rtol=1e-4, atol=1e-4)
+
+
+def layer_of(weight, bias):
+    layer = torch.nn.Linear(INPUTS, OUTPUTS)
+    layer.weight, layer.bias = torch.nn.Parameter(weight.detach()), torch.nn.Parameter(bias.detach())
+    return layer
+
+
+def test_a_plain_layer_runs_as_its_product():
+    x, weight, bias = operands()
+    assert type(products.of_layer(layer_of(weight, bias), x).grad_fn).__name__ == "_ProductBackward"
+
+
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+def test_hooks_of_a_layer_are_called(hook):
+    x, weight, bias = operands()
+    layer, calls = layer_of(weight, bias), []
+    getattr(layer, hook)(lambda *_: calls.append(hook))
+    products.of_layer(layer, x).sum().backward()
+    assert calls == [hook]
+
+
+def test_a_layer_that_was_given_another_forward_keeps_it():
+    x, weight, bias = operands()
+    layer = layer_of(weight, bias)
+    layer.forward = lambda x: x
+    assert products.of_layer(layer, x) is x
+    assert products.of_layer(torch.nn.Identity(), x) is x
