@@ -130,7 +130,8 @@ def _measure(mixer: str, shape: Shape, job: Job, rows: Sequence[ModelRow]) -> Mo
         return None
     if too_large or (job.what == TRAINING and job.tokens >= LONG_STEP):
         return _row(mixer, job, by_layers(mixer, shape, job), _known(job, rows) or by_layers(LLAMA, shape, job), True)
-    return _row(mixer, job, *in_turn([mixer, LLAMA], shape, job), False)
+    ours, theirs = in_turn([mixer, LLAMA], shape, job)
+    return _row(mixer, job, ours, theirs, False)
 
 
 def _known(job: Job, rows: Sequence[ModelRow]) -> Spent | None:
@@ -141,9 +142,18 @@ def _known(job: Job, rows: Sequence[ModelRow]) -> Spent | None:
 
 
 def _row(mixer: str, job: Job, ours: Spent, theirs: Spent, few: bool) -> ModelRow:
-    speeds = (1000 * job.done / ours.ms, 1000 * job.done / theirs.ms, theirs.ms / ours.ms)
-    peaks = (ours.peak, theirs.peak) if job.what == TRAINING else (None, None)
-    return ModelRow(mixer, job.what, job.tokens, job.batch, *speeds, *peaks, few)
+    return ModelRow(
+        mixer,
+        job.what,
+        job.tokens,
+        job.batch,
+        tokens_per_s=1000 * job.done / ours.ms,
+        llama_tokens_per_s=1000 * job.done / theirs.ms,
+        ratio=theirs.ms / ours.ms,
+        peak=ours.peak if job.what == TRAINING else None,
+        llama_peak=theirs.peak if job.what == TRAINING else None,
+        by_layers=few,
+    )
 
 
 def _cells(row: ModelRow) -> list[str]:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -127,7 +128,8 @@ def context(mixer: str) -> ServeRow:
     """As many sessions as there is room for, each behind a long context."""
     model = model_of("small", mixer)
     batch = batch_of(model, SESSIONS)
-    states = [filled(layer.mixer) for layer in model.model.layers]
+    layers: Any = model.model.layers
+    states = [filled(layer.mixer) for layer in layers]
     count = min(SESSIONS, CONTEXT_BYTES // sum(state.nbytes for state in states))
     for _ in range(count):
         batch.put(states, CONTEXT)

@@ -148,8 +148,7 @@ class Mixer(nn.Module, ABC):
             assert x is not None
             return self.mix(x, state, Call(form, lengths, return_state or cut is not None))
 
-        ragged = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "lengths": lengths}
-        y, after = over_documents(dense, (x,), state, **ragged)
+        y, after = over_documents(dense, (x,), state, attention_mask=attention_mask, cu_seqlens=cu_seqlens, lengths=lengths)
         if after is not None:
             self.trust(after)
         if cut is not None:

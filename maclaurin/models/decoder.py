@@ -159,9 +159,10 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
 
     def __init__(self, config: MaclaurinConfig) -> None:
         super().__init__(config)
-        self.embed_tokens = ScaledEmbedding(config)
-        self.layers = nn.ModuleList(MaclaurinLayer(config, mixer) for mixer in config.layer_mixers())
-        self.lower_bounds = shared_bounds([layer.mixer for layer in self.layers])
+        self.embed_tokens: nn.Embedding = ScaledEmbedding(config)
+        layers = [MaclaurinLayer(config, mixer) for mixer in config.layer_mixers()]
+        self.layers = nn.ModuleList(layers)
+        self.lower_bounds = shared_bounds([layer.mixer for layer in layers])
         self.norm = _norm(config)
         self.gradient_checkpointing = False
         self.post_init()

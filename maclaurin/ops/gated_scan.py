@@ -75,7 +75,8 @@ def _open_at_padding(gates: Tensor, lengths: Tensor) -> Tensor:
     places = torch.arange(gates.shape[1], dtype=torch.long, device=gates.device)
     padding_BT11 = (places >= lengths[:, None])[..., None, None]
     forget_31 = gates.new_tensor([OPEN, 0, 0])[:, None]
-    return (gates.unflatten(-1, (3, -1)) + padding_BT11 * forget_31).flatten(-2)
+    opened_BTD: Tensor = (gates.unflatten(-1, (3, -1)) + padding_BT11 * forget_31).flatten(-2)
+    return opened_BTD
 
 
 def _check(u: Tensor, gates: Tensor, g: Tensor, state: ScanState | None) -> None:

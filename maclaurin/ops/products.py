@@ -8,7 +8,7 @@ an AMD core with AVX-512 can do. oneDNN, which PyTorch brings as well, asks for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -51,7 +51,7 @@ def _by_onednn_is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool
     """For large products of float32 on such a CPU, if nobody wants to see torch's own product of them."""
     if torch.compiler.is_compiling() or not _mkl_falls_back() or is_transformed() or not _is_large(x, weight):
         return False
-    if torch.is_autocast_enabled("cpu") or not torch.backends.mkldnn.enabled:  # type: ignore[attr-defined]
+    if torch.is_autocast_enabled("cpu") or not torch.backends.mkldnn.enabled:
         return False
     given = (x, weight) if bias is None else (x, weight, bias)
     return all((type(t) is Tensor or type(t) is Parameter) and t.is_cpu and t.dtype == torch.float32 for t in given)
@@ -104,8 +104,8 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-def _flops(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    return 2 * math.prod(x) * int(weight[0])
+def _flops(x: Sequence[int], weight: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(x) * weight[0]
 
 
 if torch.backends.mkldnn.is_available():

@@ -103,7 +103,7 @@ def joined(states: Sequence[MixerState | None]) -> MixerState | None:
         return first
     if all(state is first for state in states):
         return first.select([0] * len(states))
-    return MixerState.cat(states)
+    return MixerState.cat([state for state in states if state is not None])
 
 
 def apart(states: States, count: int) -> list[States]:

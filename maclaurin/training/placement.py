@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    ValueType,
     get_model_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
@@ -27,12 +28,9 @@ OPTIMIZER = "optimizer.pt"
 WHOLE = StateDictOptions(full_state_dict=True)
 
 
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+def whole_weights(model: nn.Module) -> dict[str, ValueType]:
     """Of a model that is spread over processes, all of which must call it; empty in all but the first one."""
-    weights: dict[str, Tensor] = get_model_state_dict(
-        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-    )
-    return weights
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
@@ -40,7 +38,8 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     if is_sharded(checkpoint):
         load_sharded(model, checkpoint)
     else:
-        set_model_state_dict(model, load_file(checkpoint / WEIGHTS), options=WHOLE)
+        weights: dict[str, ValueType] = {**load_file(checkpoint / WEIGHTS)}
+        set_model_state_dict(model, weights, options=WHOLE)
 
 
 def load_optimizer(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> None:
