@@ -70,6 +70,11 @@ class Share:
 
 def split_heads(mixer: Mixer, mesh: DeviceMesh) -> Mixer:
     """The mixer with the heads of this process of a mesh of one dimension; in place. All processes must call it."""
+    if any(isinstance(parameter, DTensor) for parameter in mixer.parameters()):
+        raise ValueError(
+            f"the heads of the mixer {mixer.kind!r} must be split before its parameters are spread over processes: take "
+            "maclaurin.distributed.sharded.shard_and_split where DistributedConfig would have fsdp_size beside tp_size"
+        )
     group, rank, size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
     part = mixer.one_part(size)
     shares, before = _shares(mixer, part, size), sum(one.numel() for one in mixer.shapes().tensors().values())
