@@ -29,6 +29,7 @@ from maclaurin.processes.children import end_with_parent, lifeline
 LENGTHS = (2048, 8192)  # tokens of a slice
 AT_BOTH = ("2mamba", "mamba2", "gla", "gated-delta", "mlstm")
 SOFTMAX_LENGTHS = (1024, 4096)
+SLOW = ("2mamba-delta", "taylor")  # minutes each
 D_MODEL, HEADS = 256, 4
 PROCESSES = 2
 REPEATS = 3
@@ -52,7 +53,14 @@ class SequenceRow(Record):
 def run(console: Console, *, long: bool) -> list[SequenceRow]:
     with tempfile.TemporaryDirectory() as folder, lifeline() as stdin:
         quiet = ["-W", "ignore::RuntimeWarning:runpy"]  # the package imports what is run here as a script
-        command = [sys.executable, *quiet, "-m", "maclaurin.bench.sequences", f"{folder}/store"]
+        command = [
+            sys.executable,
+            *quiet,
+            "-m",
+            "maclaurin.bench.sequences",
+            f"{folder}/store",
+            *(["--long"] if long else []),
+        ]
         first = subprocess.Popen([*command, "0"], stdin=stdin, stdout=subprocess.DEVNULL)
         answer = subprocess.run([*command, "1"], stdin=stdin, check=True, capture_output=True, text=True).stdout
         first.wait()
@@ -67,20 +75,21 @@ def run(console: Console, *, long: bool) -> list[SequenceRow]:
     return rows
 
 
-def cases() -> list[tuple[str, int]]:
-    """All mixers whose state stops growing at the longer slice, some of them at both, and softmax."""
+def cases(*, long: bool) -> list[tuple[str, int]]:
+    """All mixers whose state stops growing at the longer slice, some of them at both, and softmax. long: slow ones too."""
     mixers = {name: build_mixer(name, D_MODEL, HEADS) for name in available_mixers()}
     finite = [name for name, mixer in mixers.items() if mixer.has_states and mixer.finite_state]
+    finite = [name for name in finite if long or name not in SLOW]
     short = [(name, LENGTHS[0]) for name in AT_BOTH]
     return [*short, *((name, LENGTHS[1]) for name in finite), *(("softmax", tokens) for tokens in SOFTMAX_LENGTHS)]
 
 
-def _measured(store: str, rank: int) -> Iterator[SequenceRow]:
+def _measured(store: str, rank: int, *, long: bool) -> Iterator[SequenceRow]:
     """In the second process, whose rows are the answer, the slice is also computed alone."""
     torch.set_num_threads(1)
     files = distributed.FileStore(store, PROCESSES)
     distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES, store=files)
-    for name, tokens in cases():
+    for name, tokens in cases(long=long):
         torch.manual_seed(0)
         mixer = build_mixer(name, D_MODEL, HEADS)
         x = torch.randn(1, tokens, D_MODEL, dtype=torch.float32, device="cpu", requires_grad=True)
@@ -107,5 +116,6 @@ def _cpu_seconds(mixer: Mixer, x: Tensor) -> float:
 
 if __name__ == "__main__":
     end_with_parent()
-    for one in _measured(sys.argv[1], int(sys.argv[2])):
+    store, *flags, rank = sys.argv[1:]
+    for one in _measured(store, int(rank), long=bool(flags)):
         print(json.dumps(one.to_json()), flush=True)

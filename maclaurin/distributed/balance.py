@@ -90,8 +90,13 @@ def _pairs(loads: Sequence[Load]) -> int:
 
 
 def is_balanced(mixer: Mixer) -> bool:
-    """Whether its state is the tokens, which all processes get."""
-    return mixer.folds and type(mixer.shapes().attention) is TokenState
+    """Whether its state is all tokens, which all processes get."""
+    return mixer.folds and keeps_tokens(mixer) and not mixer.finite_state
+
+
+def keeps_tokens(mixer: Mixer) -> bool:
+    """Whether its state is tokens, all of them or those in a window: what is sent has as many as the slice then."""
+    return type(mixer.shapes().attention) is TokenState
 
 
 class Slices:

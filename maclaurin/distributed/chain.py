@@ -104,7 +104,7 @@ class Chain:
             return x, None, cu_seqlens
         if is_balanced and ring.runs_in_ring(self.link, mixer, x, cu_seqlens):
             return x, ring.in_ring(mixer, start, self.link.messages.group, x.shape[0]), None
-        if not is_balanced:
+        if not balance.keeps_tokens(mixer):
             self.link.expect_alike(mixer, last, self._sources)
         own, transition = mixer.fold(last, before_last)
         if is_balanced:
@@ -130,24 +130,29 @@ class Chain:
         return started(initial, self.link.take(mixer, -1, AHEAD, x.device))
 
     def _chained(self, mixer: Mixer, x: Tensor, own: State, transition: Tensor, begins: bool) -> tuple[Tensor, State | None]:
-        self.link.are_alike(mixer, x, own.tensors(), self._sources)
+        varies = balance.keeps_tokens(mixer)
+        if not varies:
+            self.link.are_alike(mixer, x, own.tensors(), self._sources)
         before = None
         if self.rank:
             before = rebuilt(own, self.link.take(mixer, -1, STATE, x.device))
         after = own if before is None or begins else own.after(before, transition)
-        return self.link.give(x, after.tensors(), self._next, STATE, described_too=False), before
+        return self.link.give(x, after.tensors(), self._next, STATE, described_too=varies), before
 
     def _gathered(
         self, mixer: Mixer, x: Tensor, own: State, transition: Tensor, begins: bool
     ) -> tuple[Tensor, State | None]:
         flag = torch.full((), begins, dtype=torch.bool, device=x.device)
         parts = {**own.tensors(), TRANSITION: transition, BEGINS: flag}
-        x = self.link.give(x, parts, range(1, self.size - self.rank), STATE, described_too=False)
-        self.link.are_alike(mixer, x, parts, self._sources)
+        varies = balance.keeps_tokens(mixer)
+        x = self.link.give(x, parts, range(1, self.size - self.rank), STATE, described_too=varies)
+        if not varies:
+            self.link.are_alike(mixer, x, parts, self._sources)
         before = None
         for step in self._sources:
             parts = self.link.take(mixer, step, STATE, x.device)
-            x, one = answered(x, parts[TRANSITION]), rebuilt(own, parts)
+            received = next(part for part in parts.values() if part.is_floating_point())
+            x, one = answered(x, received), rebuilt(own, parts)
             before = one if before is None or bool(parts[BEGINS]) else one.after(before, parts[TRANSITION])
         return x, before
 

@@ -7,7 +7,7 @@ sums its squares over the processes, the output projection its outputs.
 
 A projection to several parts side by side, such as q, k and v, is split part by part. PyTorch has no placement for parts of
 different sizes, so that a split parameter is a DTensor in the order of its owners; `state_dict` and `load_state_dict` have
-the order of one process.
+the order of one process. FSDP2 may spread what each owner has over a mesh of processes that have the same heads.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from maclaurin.distributed.collectives import Group, entering, leaving, within
 from maclaurin.mixers.base import Mixer, RMSNorm
+from maclaurin.mixers.hgrn2 import HGRN2
 from maclaurin.mixers.mamba2 import GroupNorm
 
 OUTPUT = "out_proj"  # where the heads of every mixer meet again
-OF_THE_MODULE = ("_parameters", "_buffers", "_modules", "kind", "built_with", "training")
+SHARES = "shares"  # what a mixer remembers of its split parameters
+OF_THE_MODULE = ("_parameters", "_buffers", "_modules", "kind", "built_with", "training", "bound")
 
 
 @dataclass(frozen=True)
 class Share:
-    """Of a parameter whose dimension `dim` has pieces of `whole` entries, each process has `own` of each piece: an equal
-    part, or all of it where both are equal."""
+    """Of a parameter whose dimension `dim` has pieces of `whole` entries, each of so many processes has `own` of each piece:
+    an equal part, or all of it where both are equal."""
 
     dim: int
     whole: tuple[int, ...]
     own: tuple[int, ...]
+    processes: int
 
     def of(self, tensor: Tensor, rank: int) -> Tensor:
         pieces = tensor.split(self.whole, self.dim)
@@ -46,8 +49,13 @@ class Share:
         parts = zip(pieces, starts, self.own, strict=True)
         return torch.cat([piece.narrow(self.dim, start, own) for piece, start, own in parts], self.dim)
 
-    def joined(self, owned: list[Tensor]) -> Tensor:
-        """The whole of what all processes have."""
+    def by_owner(self, tensor: Tensor) -> Tensor:
+        """What each process has, one behind the other: the order of the DTensor."""
+        return torch.cat([self.of(tensor, rank) for rank in range(self.processes)], self.dim)
+
+    def joined(self, by_owner: Tensor) -> Tensor:
+        """The order of one process again."""
+        owned = by_owner.chunk(self.processes, self.dim)
         by_piece = zip(*(tensor.split(self.own, self.dim) for tensor in owned), self.own, self.whole, strict=True)
         pieces = [of_all[:1] if own == whole else of_all for *of_all, own, whole in by_piece]
         return torch.cat([part for of_all in pieces for part in of_all], self.dim)
@@ -62,9 +70,14 @@ class Share:
 
 def split_heads(mixer: Mixer, mesh: DeviceMesh) -> Mixer:
     """The mixer with the heads of this process of a mesh of one dimension; in place. All processes must call it."""
+    if any(isinstance(parameter, DTensor) for parameter in mixer.parameters()):
+        raise ValueError(
+            f"the heads of the mixer {mixer.kind!r} must be split before its parameters are spread over processes: take "
+            "maclaurin.distributed.sharded.shard_and_split where DistributedConfig would have fsdp_size beside tp_size"
+        )
     group, rank, size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
     part = mixer.one_part(size)
-    shares, before = _shares(mixer, part), sum(one.numel() for one in mixer.shapes().tensors().values())
+    shares, before = _shares(mixer, part, size), sum(one.numel() for one in mixer.shapes().tensors().values())
     for name, share in shares.items():
         owner, _, last = name.rpartition(".")
         whole = mixer.get_parameter(name)
@@ -83,12 +96,29 @@ def split_heads(mixer: Mixer, mesh: DeviceMesh) -> Mixer:
     output = mixer.get_submodule(OUTPUT)
     output.forward = _summed_output(output, group)
     vars(mixer)["forward"] = _on_own_heads(mixer, shares, group)
+    if isinstance(mixer, HGRN2) and mixer.bound is not None:
+        mixer.bound = _own_channels(mixer.bound, group, rank, size)
+    vars(mixer)[SHARES] = shares
     mixer.register_state_dict_post_hook(_in_the_order_of_one(shares))
-    mixer.register_load_state_dict_pre_hook(_in_the_order_of_owners(shares, mesh))
+    mixer.register_load_state_dict_pre_hook(_in_the_order_of_owners(shares))
     return mixer
 
 
-def _shares(mixer: Mixer, part: Mixer) -> dict[str, Share]:
+def shares_of(model: nn.Module) -> dict[str, Share]:
+    """Of the parameters of a model that are split by heads, by name."""
+    found = ((name, vars(module).get(SHARES, {})) for name, module in model.named_modules())
+    return {f"{owner}.{name}" if owner else name: share for owner, shares in found for name, share in shares.items()}
+
+
+def spread(tensor: Tensor, like: Tensor, share: Share | None = None) -> Tensor:
+    """What every process has whole, as this parameter is; `share` if it is split by heads."""
+    if not isinstance(like, DTensor):
+        return tensor
+    tensor = tensor if share is None else share.by_owner(tensor)
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _shares(mixer: Mixer, part: Mixer, processes: int) -> dict[str, Share]:
     """Of the parameters that differ in size between the whole and a part: what a part has of them."""
     shares = {}
     sizes = {name: parameter.shape for name, parameter in part.named_parameters()}
@@ -99,7 +129,7 @@ def _shares(mixer: Mixer, part: Mixer) -> dict[str, Share]:
         (dim,) = differing
         owner = name.rpartition(".")[0]
         whole, own = mixer.fused.get(owner, [parameter.shape[dim]]), part.fused.get(owner, [sizes[name][dim]])
-        shares[name] = Share(dim, tuple(whole), tuple(own))
+        shares[name] = Share(dim, tuple(whole), tuple(own), processes)
     return shares
 
 
@@ -132,6 +162,11 @@ def _summed_output(output: nn.Module, group: Group) -> Callable[[Tensor], Tensor
         return y if output.bias is None else y + output.bias
 
     return forward
+
+
+def _own_channels(bound: Callable[[], Tensor], group: Group, rank: int, size: int) -> Callable[[], Tensor]:
+    """Of what the layers of a model share, which no mixer owns."""
+    return lambda: entering(bound(), group).chunk(size)[rank]
 
 
 def _on_own_heads(mixer: Mixer, shares: dict[str, Share], group: Group) -> Callable[..., Any]:
@@ -168,20 +203,17 @@ def _in_the_order_of_one(shares: dict[str, Share]) -> Callable[..., None]:
         for name, share in shares.items():
             value = state.get(prefix + name)
             if isinstance(value, DTensor):
-                group = value.device_mesh.get_group()
-                owned = [torch.empty_like(value.to_local()) for _ in range(distributed.get_world_size(group))]
-                distributed.all_gather(owned, value.to_local().detach().contiguous(), group=group)
-                state[prefix + name] = share.joined(owned)
+                by_owner: Tensor = value.full_tensor()
+                state[prefix + name] = share.joined(by_owner.detach())
 
     return hook
 
 
-def _in_the_order_of_owners(shares: dict[str, Share], mesh: DeviceMesh) -> Callable[..., None]:
+def _in_the_order_of_owners(shares: dict[str, Share]) -> Callable[..., None]:
     def hook(mixer: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for name, share in shares.items():
             value = state.get(prefix + name)
             if isinstance(value, Tensor) and not isinstance(value, DTensor):
-                owned = share.of(value, mesh.get_local_rank()).contiguous()
-                state[prefix + name] = DTensor.from_local(owned, mesh, [Shard(share.dim)], run_check=False)
+                state[prefix + name] = spread(value, mixer.get_parameter(name), share)
 
     return hook

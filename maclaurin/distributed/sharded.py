@@ -1,7 +1,8 @@
 """Models whose parameters are spread over processes by PyTorch's FSDP2, and their checkpoints.
 
 A checkpoint of `torch.distributed.checkpoint` has a file per process and loads on any number of them, also where the model
-is whole; `consolidate` makes of it the one file that everybody reads.
+is whole; `consolidate` makes of it the one file that everybody reads. What is split by heads (`heads.py`) is in it as one
+process has it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import distributed, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -24,9 +25,14 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.optim import Optimizer
+
+from maclaurin.distributed.heads import shares_of, spread
+from maclaurin.distributed.tensor import tensor_plan
 
 METADATA, WEIGHTS, CONFIG = ".metadata", "model.safetensors", "config.json"
 OPTIMIZER = "optimizer"  # beside the names of weights
@@ -42,6 +48,16 @@ def shard(model: nn.Module, mesh: DeviceMesh | None = None, **options: Any) -> n
         fully_shard(layer, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
     return model
+
+
+def shard_and_split(model: nn.Module, processes: int, device_type: str) -> nn.Module:
+    """The heads of mixers and the channels of MLPs split over so many processes that follow one another (`tensor.py`), and
+    what each of these has spread over the others with the same part; in place. Batches are those of the latter.
+    """
+    groups = distributed.get_world_size() // processes
+    mesh = init_device_mesh(device_type, (groups, processes), mesh_dim_names=("data", "heads"))
+    parallelize_module(model, mesh["heads"], tensor_plan(model))
+    return shard(model, mesh["data"])
 
 
 def save_sharded(model: nn.Module, folder: Path, optimizer: Optimizer | None = None) -> None:
@@ -60,7 +76,11 @@ def load_sharded(model: nn.Module, folder: Path, optimizer: Optimizer | None = N
     state = _parts(model, optimizer)
     _read(state, folder)
     if optimizer is not None:
-        set_optimizer_state_dict(model, optimizer, state.pop(OPTIMIZER))
+        of_optimizer = state.pop(OPTIMIZER)
+        for name, share in shares_of(model).items():
+            like, values = model.get_parameter(name), of_optimizer["state"].get(name, {})
+            values.update({key: spread(one, like, share) for key, one in values.items() if one.shape == like.shape})
+        set_optimizer_state_dict(model, optimizer, of_optimizer)
     set_model_state_dict(model, state, options=StateDictOptions(strict=True))
 
 
@@ -78,7 +98,14 @@ def _read(state: dict[str, Any], folder: Path) -> None:
 def _parts(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     """Of this process."""
     state: dict[str, Any] = get_model_state_dict(model)
-    return state if optimizer is None else {**state, OPTIMIZER: get_optimizer_state_dict(model, optimizer)}
+    if optimizer is None:
+        return state
+    of_optimizer: dict[str, Any] = get_optimizer_state_dict(model, optimizer)
+    for name, share in shares_of(model).items():
+        values = of_optimizer["state"].get(name, {})  # the optimizer's own
+        whole = {key: share.joined(one.full_tensor()) for key, one in values.items() if isinstance(one, DTensor)}
+        of_optimizer["state"][name] = {**values, **whole}
+    return {**state, OPTIMIZER: of_optimizer}
 
 
 def consolidate(folder: Path, output: Path) -> Path:

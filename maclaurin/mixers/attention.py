@@ -164,7 +164,7 @@ class Attention(ProjectedMixer):
     def folds(self) -> bool:
         """Not where heads that share decays have states of their own, or where features are pairs of channels that decay."""
         alike = self.num_heads == self.num_kv_heads or self.order_logits is None
-        return super().folds and self.window is None and alike and not (self.decay == "channel" and self.order == 2)
+        return super().folds and alike and not (self.decay == "channel" and self.order == 2)
 
     @property
     def whole_because(self) -> str | None:

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maclaurin.common.arguments import at_least, positive
+from maclaurin.common.arguments import at_least, at_least_one, positive
 from maclaurin.mixers.base import Call, Mixer, MixerState, RMSNorm, ShortConv, Zeros, initialise
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import wide
@@ -46,7 +47,7 @@ class LowerBounds(nn.Module):
 
 
 class HGRN2(Mixer):
-    """Options. bounded: whether the layers of a model have lower bounds.
+    """Options. bounded: whether the layers of a model have lower bounds. head_dim: d_model/num_heads unless given.
 
     conv_width, conv_bias: the causal short convolution; 0 for none. norm_eps: of the norm of the output.
     init: "torch" (PyTorch's defaults) or "llama" (N(0, 0.02)).
@@ -57,6 +58,7 @@ class HGRN2(Mixer):
         d_model: int,
         num_heads: int,
         *,
+        head_dim: int | None = None,
         bounded: bool = True,
         conv_width: int = 0,
         conv_bias: bool = False,
@@ -66,15 +68,18 @@ class HGRN2(Mixer):
         super().__init__(d_model, num_heads)
         at_least(0, "conv_width", conv_width)
         positive("norm_eps", norm_eps)
-        if d_model % num_heads:
+        if head_dim is None and d_model % num_heads:
             raise ValueError(f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}")
+        if head_dim is not None:
+            at_least_one("head_dim", head_dim)
         self.bounded = bounded
         self.bound: Callable[[], Tensor] | None = None  # β, where the layers of a model share bounds
-        self.head_dim = d_model // num_heads
-        self.in_proj = nn.Linear(d_model, 3 * d_model, bias=False)  # q, z, v
-        self.conv = ShortConv(3 * d_model, conv_width, conv_bias) if conv_width else None
-        self.out_norm = RMSNorm(d_model, norm_eps)
-        self.out_proj = nn.Linear(d_model, d_model, bias=False)
+        self.head_dim = head_dim or d_model // num_heads
+        self.inner_dim = num_heads * self.head_dim
+        self.in_proj = nn.Linear(d_model, 3 * self.inner_dim, bias=False)  # q, z, v
+        self.conv = ShortConv(3 * self.inner_dim, conv_width, conv_bias) if conv_width else None
+        self.out_norm = RMSNorm(self.inner_dim, norm_eps)
+        self.out_proj = nn.Linear(self.inner_dim, d_model, bias=False)
         initialise(self, init)
 
     @property
@@ -82,12 +87,15 @@ class HGRN2(Mixer):
         return True
 
     @property
-    def whole_because(self) -> str:
-        return "the layers of a model share the bounds of all its channels"
+    def whole_because(self) -> None:
+        return None
 
     @property
     def fused(self) -> dict[str, list[int]]:
-        return dict.fromkeys(("in_proj", "conv"), [self.d_model] * 3)
+        return dict.fromkeys(("in_proj", "conv"), [self.inner_dim] * 3)
+
+    def options_of_part(self, parts: int) -> dict[str, Any]:
+        return {"head_dim": self.head_dim}
 
     def mix(self, x: Tensor, state: MixerState | None, call: Call) -> tuple[Tensor, MixerState | None]:
         qzv, conv = of_layer(self.in_proj, x), None
@@ -115,7 +123,7 @@ class HGRN2(Mixer):
         return projected
 
     def keys(self, z: Tensor) -> Tensor:
-        """1 − f (B, T, d_model), in float32 at least: of slow decays, 1 − f has more digits than f."""
+        """1 − f (B, T, inner_dim), in float32 at least: of slow decays, 1 − f has more digits than f."""
         open_gates = torch.sigmoid(-wide(z))
         return open_gates if self.bound is None else (1 - self.bound().to(open_gates.dtype)) * open_gates
 
@@ -130,7 +138,10 @@ def shared_bounds(layers: Sequence[Mixer]) -> LowerBounds | None:
     bounded = {index: mixer for index, mixer in enumerate(layers) if isinstance(mixer, HGRN2) and mixer.bounded}
     if not bounded:
         return None
-    bounds = LowerBounds(len(layers), layers[0].d_model)
+    widths = {mixer.inner_dim for mixer in bounded.values()}
+    if len(widths) > 1:
+        raise ValueError(f"layers of hgrn2 that share bounds must have equally many channels, got {sorted(widths)}")
+    bounds = LowerBounds(len(layers), widths.pop())
     for index, mixer in bounded.items():
         if index:  # a first layer has none
             mixer.bound = partial(bounds, index)

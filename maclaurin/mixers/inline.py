@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,13 @@ class FilteredInlineState(State):
     attention: InlineState
     input_sum: Annotated[Tensor | None, Axes("B D")] = None
     values: ConvState | None = None
+
+    def after(self, earlier: Self, transition: Tensor) -> Self:
+        attention = self.attention.after(earlier.attention, transition)
+        if self.input_sum is None or self.values is None or earlier.input_sum is None or earlier.values is None:
+            return type(self)(attention)
+        values = self.values.behind(earlier.values, self.attention.count)
+        return type(self)(attention, earlier.input_sum + self.input_sum, values)
 
 
 class HeadwiseLinear(nn.Conv1d):
@@ -135,10 +142,6 @@ class Inline(ProjectedMixer):
             at_least_one("grid", side)
         if local_width % 2 == 0:
             raise ValueError(f"local_width must be odd on a grid, got {local_width}")
-
-    @property
-    def folds(self) -> bool:
-        return False  # its means are of all tokens so far
 
     @property
     def whole_because(self) -> str | None:

@@ -39,6 +39,7 @@ from maclaurin.ops.reference import decay_sums
 from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.squares_by_channel import squares_by_channel
 from maclaurin.ops.states import State, TokenState
+from maclaurin.ops.transitions import window_transition
 
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor | None]  # q, k, v and log_decay
 
@@ -155,7 +156,13 @@ class Softmax(OfScores):
         if call.transitions is None:
             return super()._attend(tokens, state, call)
         q, k, v, log_decay = tokens  # the state of these tokens alone is these tokens
-        return torch.zeros_like(repeat_heads(v, q.shape[2])), TokenState(self.mapped(q, k)[1], v, log_decay)
+        y, k = torch.zeros_like(repeat_heads(v, q.shape[2])), self.mapped(q, k)[1]
+        if self.window is None:
+            return y, TokenState(k, v, log_decay)
+        call.transitions.append(window_transition(k, self.window))
+        first = max(0, k.shape[1] - self.window + 1)
+        k, v = (x[:, first:].clone() for x in (k, v))  # a view would keep all tokens alive
+        return y, TokenState(k, v, None if log_decay is None else log_decay[:, first:].clone())
 
     def within(self, reach: int | None) -> Softmax:
         if reach is None or (self.window is not None and self.window <= reach):

@@ -200,7 +200,7 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
             past_key_values = StateCache(len(self.layers))
         if past_key_values is not None and not isinstance(past_key_values, StateCache):
             raise TypeError(f"past_key_values must be a StateCache, got {type(past_key_values).__name__}")
-        attention_mask = _padding(attention_mask, T)
+        attention_mask = padding_of(attention_mask, T)
         cu_seqlens = document_bounds(
             (B, T),
             attention_mask,
@@ -237,7 +237,7 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
         self.embed_tokens = value
 
 
-def _padding(attention_mask: Tensor | None, T: int) -> Tensor | None:
+def padding_of(attention_mask: Tensor | None, T: int) -> Tensor | None:
     """The mask of the last T tokens, None where none of them is padding.
 
     generate() passes the mask of all tokens so far; the state has already seen the earlier ones.
@@ -318,9 +318,9 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
             if shift_labels is None:
                 assert labels is not None
                 B, T = labels.shape
-                padding = _padding(attention_mask, T)
+                padding = padding_of(attention_mask, T)
                 bounds = document_bounds((B, T), padding, position_ids=position_ids, **packing)
-                rows, shift_labels = rows[:, :-1], _targets(labels, padding, bounds)[:, 1:]
+                rows, shift_labels = rows[:, :-1], predicted(labels, padding, bounds)[:, 1:]
             loss = _cross_entropy(rows, head, shift_labels, num_items_in_batch)
         rest = {"past_key_values": outputs.past_key_values, "hidden_states": outputs.hidden_states}
         if logits is None:
@@ -368,7 +368,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         self.lm_head = value
 
 
-def _targets(labels: Tensor, padding: Tensor | None, bounds: Bounds | None) -> Tensor:
+def predicted(labels: Tensor, padding: Tensor | None, bounds: Bounds | None) -> Tensor:
     """(batch, time): the labels that some token before them predicts; −100 at padding and where a document begins."""
     targets = labels.clone()
     if padding is not None:

@@ -4,6 +4,10 @@
     schedule = Schedule1F1B(stage, n_microbatches, loss_fn=next_token_loss)
     schedule.step(ids) on the first process, schedule.step(target=ids) on the last, schedule.step() on the others
 
+Batches with padding or packed documents: all processes give attention_mask and seq_idx to `step`, of which each takes the
+microbatches apart, and the last one `targets_of(ids, …)`. Parts of a batch have different numbers of labels then: with
+scale_grads=False and loss_kwargs={"num_items": n} the loss is the mean over all n.
+
 Parameters have the names that they have in the model, so that the stages' state_dicts together are that of the model.
 """
 
@@ -12,7 +16,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maclaurin.models.decoder import MaclaurinForCausalLM
+from maclaurin.models.decoder import MaclaurinForCausalLM, padding_of, predicted
+from maclaurin.models.documents import document_bounds
+from maclaurin.ops.transforms import has_numbers
 
 
 class Layers(nn.Module):
@@ -33,11 +39,20 @@ class Stage(nn.Module):
         self.model = Layers(layers)
         self.lm_head: nn.Module | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
+        """attention_mask and seq_idx (batch, time) as in `MaclaurinModel`."""
+        B, T = x.shape[:2]
+        if not has_numbers(x):  # PyTorch asks for shapes alone, which do not depend on them
+            attention_mask = seq_idx = None
+        padding = padding_of(attention_mask, T)
+        bounds = document_bounds((B, T), padding, seq_idx=seq_idx)
         if self.model.embed_tokens is not None:
             x = self.model.embed_tokens(x)
+        if bounds is not None:
+            x, padding = x.flatten(0, 1)[None], None
         for layer in self.model.layers.values():
-            x, _ = layer(x, None, False, None, None, "auto")
+            x, _ = layer(x, None, False, padding, bounds, "auto")
+        x = x.reshape(B, T, -1)
         if self.lm_head is not None:
             assert self.model.norm is not None
             x = self.lm_head(self.model.norm(x))
@@ -63,6 +78,16 @@ def stage_of(model: MaclaurinForCausalLM, index: int, count: int) -> Stage:
     return stage
 
 
-def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over all tokens but the first of each sequence, as the model has it."""
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+def targets_of(labels: Tensor, attention_mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
+    """The labels (batch, time), −100 at padding and where a document begins, which no token before predicts."""
+    padding = padding_of(attention_mask, labels.shape[1])
+    size = (labels.shape[0], labels.shape[1])
+    return predicted(labels, padding, document_bounds(size, padding, seq_idx=seq_idx))
+
+
+def next_token_loss(logits: Tensor, labels: Tensor, num_items: Tensor | int | None = None) -> Tensor:
+    """The sum over all labels but the first of each sequence and those of −100, divided by num_items or else by how many
+    there are, as the model has it."""
+    targets = labels[:, 1:].flatten()
+    total = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets, reduction="sum")
+    return total / ((targets != -100).sum().clamp(min=1) if num_items is None else num_items)

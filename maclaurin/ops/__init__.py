@@ -18,7 +18,7 @@ from maclaurin.ops.scan import linear_scan
 from maclaurin.ops.selective import selective_scan
 from maclaurin.ops.softmax import softmax_attention
 from maclaurin.ops.states import ConvState, DeltaState, LinearState, MLSTMState, PowerState, ScanState, State, TokenState
-from maclaurin.ops.transitions import decay_transition, delta_transition
+from maclaurin.ops.transitions import decay_transition, delta_transition, window_transition
 
 __all__ = [
     "ConvState",
@@ -53,4 +53,5 @@ __all__ = [
     "short_conv",
     "softmax_attention",
     "symmetric_power",
+    "window_transition",
 ]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Unpack
+from typing import Annotated, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from maclaurin.ops.fields import WHOLE, Axes
 from maclaurin.ops.linear import CHUNK, linear_attention
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs
-from maclaurin.ops.states import LinearState, State
+from maclaurin.ops.states import LinearState, State, decayed
 from maclaurin.ops.tokens import without_padding
 
 
@@ -39,6 +39,12 @@ class InlineState(State):
     recurrent: Annotated[Tensor, Axes("B G K+1 V")]
     key_sum: Annotated[Tensor, Axes("B G K")]
     count: Annotated[Tensor, Axes("B", WHOLE)]
+
+    def after(self, earlier: Self, transition: Tensor) -> Self:
+        """Sums without a decay: the transition is of zeros. Means are made of them where a token looks back."""
+        recurrent = decayed(earlier.recurrent, transition) + self.recurrent
+        key_sum = decayed(earlier.key_sum, transition) + self.key_sum
+        return type(self)(recurrent, key_sum, earlier.count + self.count)
 
 
 @with_options

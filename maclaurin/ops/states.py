@@ -292,6 +292,15 @@ class ConvState(State):
 
     inputs: Annotated[Tensor, Axes("B L C")]
 
+    def behind(self, earlier: Self, tokens: Tensor) -> Self:
+        """The last inputs of two slices, the second of so many tokens (B,), where this one is of the second alone."""
+        count = self.inputs.shape[1]
+        both_B2C = torch.cat([earlier.inputs, self.inputs], 1)
+        own = tokens.clamp(max=count)[:, None]
+        slot = torch.arange(count, dtype=torch.long, device=tokens.device)
+        slots = torch.where(slot < count - own, slot + own, slot + count)
+        return type(self)(both_B2C.gather(1, slots[..., None].expand_as(self.inputs)))
+
 
 @dataclass(frozen=True)
 class LinearState(State):
@@ -356,13 +365,18 @@ class TokenState(State):
     lengths: Annotated[Tensor | None, Axes("B", WHOLE, later=True)] = None
 
     def after(self, earlier: Self, transition: Tensor) -> Self:
-        """All tokens, one slice behind the other; decays between them are those that each token brought."""
+        """All tokens, one slice behind the other; decays between them are those that each token brought.
+
+        transition: a whole number says how many of the earlier tokens stay in a window (`window_transition`).
+        """
         if self.lengths is not None or earlier.lengths is not None:
             raise ValueError("tokens can be joined only where no sequence of a batch is shorter: lengths must be None")
+        left = 0 if transition.is_floating_point() else max(0, earlier.slots - int(transition))
+        keys = torch.cat([earlier.keys[:, left:], self.keys], 1)
+        values = torch.cat([earlier.values[:, left:], self.values], 1)
         decays = None
         if self.log_decay is not None and earlier.log_decay is not None:
-            decays = torch.cat([earlier.log_decay, self.log_decay], 1)
-        keys, values = torch.cat([earlier.keys, self.keys], 1), torch.cat([earlier.values, self.values], 1)
+            decays = torch.cat([earlier.log_decay[:, left:], self.log_decay], 1)
         return self._replaced(keys=keys, values=values, log_decay=decays)
 
     @property

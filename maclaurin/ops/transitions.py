@@ -3,7 +3,8 @@
     state = second.after(first, transition of the second slice)
 
 where `second` is the state of the second slice alone. The transitions of two slices are joined by adding log decays, and by
-the product of matrices, the later one on the left. All of it is differentiable.
+the product of matrices, the later one on the left. All of it is differentiable. A window has no numbers to decay: its
+transition is how many of the earlier tokens it still reaches.
 """
 
 # B batch, T time, G key-value heads, K key channels, F features
@@ -23,6 +24,11 @@ def decay_transition(log_decay: Tensor) -> Tensor:
     """log_decay (B,T,...) -> its sum over time, of linear and power attention, scans, and the mLSTM, whose log decay is the
     log-sigmoid of the forget gate."""
     return decay.cumulative(log_decay, 1)[:, -1]
+
+
+def window_transition(k: Tensor, window: int) -> Tensor:
+    """k (B,T,G,K) -> how many of the tokens before these stay in a window of so many, as a whole number."""
+    return torch.full((), max(0, window - 1 - k.shape[1]), dtype=torch.long, device=k.device)
 
 
 def delta_transition(k: Tensor, beta: Tensor, log_decay: Tensor | None = None, *, order: int = 1) -> Tensor:

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    ValueType,
     get_model_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
 from torch.optim import Optimizer
 
+from maclaurin.distributed.heads import shares_of, spread
 from maclaurin.distributed.sharded import is_sharded, load_sharded
 from maclaurin.training.checkpoints import WEIGHTS
 
@@ -28,9 +28,10 @@ OPTIMIZER = "optimizer.pt"
 WHOLE = StateDictOptions(full_state_dict=True)
 
 
-def whole_weights(model: nn.Module) -> dict[str, ValueType]:
+def whole_weights(model: nn.Module) -> dict[str, Any]:
     """Of a model that is spread over processes, all of which must call it; empty in all but the first one."""
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    weights: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return weights
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
@@ -38,7 +39,10 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     if is_sharded(checkpoint):
         load_sharded(model, checkpoint)
     else:
-        weights: dict[str, ValueType] = {**load_file(checkpoint / WEIGHTS)}
+        weights: dict[str, Any] = load_file(checkpoint / WEIGHTS)
+        shares = shares_of(model)
+        parameters = ((name, like) for name, like in model.named_parameters() if name in weights)
+        weights |= {name: spread(weights[name], like, shares.get(name)) for name, like in parameters}
         set_model_state_dict(model, weights, options=WHOLE)
 
 
@@ -46,9 +50,17 @@ def load_optimizer(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> 
     """All processes must call it."""
     if is_sharded(checkpoint):
         load_sharded(model, checkpoint, optimizer)
-        return
-    whole = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
-    set_optimizer_state_dict(model, optimizer, _by_name(model, optimizer, whole), options=WHOLE)
+    else:
+        whole = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
+        state = _by_name(model, optimizer, whole)
+        shares = shares_of(model)
+        for name, like in model.named_parameters():
+            values = state["state"].get(name, {})
+            like_it = ((key, one) for key, one in values.items() if one.shape == like.shape)
+            values.update({key: spread(one, like, shares.get(name)) for key, one in like_it})
+        set_optimizer_state_dict(model, optimizer, state, options=WHOLE)
+    for group in optimizer.param_groups:  # how a step is computed is no matter of the checkpoint
+        group.update({name: optimizer.defaults[name] for name in ("fused", "foreach") if name in optimizer.defaults})
 
 
 def _by_name(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,7 @@ MAY_CHANGE = {
     "precision",
     "gradient_checkpointing",
     "shard_parameters",
+    "tensor_parallel",
     "sequence_parallel",
     "sequence_exchange",
     "sequence_chunks",
@@ -120,6 +121,9 @@ class Recipe:
         default=False,
         metadata={"help": "Save memory: spread parameters and states of the optimizer over the processes (FSDP2)."},
     )
+    tensor_parallel: int = field(
+        default=1, metadata={"help": "Processes that share the heads of each layer; with shard_parameters, by the others."}
+    )
     sequence_parallel: int = field(
         default=1, metadata={"help": "Processes that share each sequence, a slice of its tokens on each."}
     )
@@ -161,7 +165,7 @@ class Recipe:
         one_of("precision", self.precision, PRECISIONS)
         one_of("rows", self.rows, ROWS)
         one_of("sequence_exchange", self.sequence_exchange, EXCHANGES)
-        for name in ("length", "batch_size", "accumulation", "steps", "eval_rows", "keep", *CUTS):
+        for name in ("length", "batch_size", "accumulation", "steps", "eval_rows", "keep", "tensor_parallel", *CUTS):
             at_least_one(name, getattr(self, name))
         for name in (
             "learning_rate",
@@ -186,6 +190,8 @@ class Recipe:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
         if self.sequence_parallel > 1 and self.sequence_chunks > 1:
             raise ValueError("give sequence_parallel or sequence_chunks, not both")
+        if self.tensor_parallel > 1 and (self.sequence_parallel > 1 or not self.shard_parameters):
+            raise ValueError("tensor_parallel needs shard_parameters, and whole sequences: sequence_parallel must be 1")
         for name in CUTS:
             if getattr(self, name) > 1 and self.rows != "packed":
                 raise ValueError(f"{name} needs rows 'packed', got {self.rows!r}: padded documents are not cut")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from transformers.integrations import TensorBoardCallback, get_reporting_integra
 from transformers.utils.logging import disable_progress_bar
 
 from maclaurin.data import DocumentRows, PackedRows
-from maclaurin.distributed.sharded import shard
+from maclaurin.distributed.sharded import shard, shard_and_split
 from maclaurin.machine.bfloat16 import check_bf16
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.processes.lock import locked
@@ -119,7 +120,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     first_step = (step_of(checkpoint) or 0) if checkpoint else 0
     parallel, chunks = recipe.sequence_parallel, recipe.sequence_chunks
     cut = Cut.of(parallel, chunks, args.world_size, recipe.sequence_exchange, args.ddp_timeout_delta)
-    devices = args.world_size // cut.processes * max(args.n_gpu, 1)
+    devices = args.world_size // (cut.processes * recipe.tensor_parallel) * max(args.n_gpu, 1)
     per_process = recipe.batch_size * recipe.accumulation
     per_step = devices * per_process
     if checkpoint is not None:
@@ -135,7 +136,11 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
     disable_progress_bar()
     set_seed(recipe.seed)
     model = _model(recipe, tokenizer, checkpoint)
-    if recipe.shard_parameters:
+    if recipe.tensor_parallel > 1:
+        # every process would be told to flatten the mesh, whose dimensions are what it is for
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+        shard_and_split(model.to(args.device), recipe.tensor_parallel, args.device.type)
+    elif recipe.shard_parameters:
         shard(model.to(args.device))
     interrupt, progress = StopOnInterrupt(), LiveProgress(per_step * recipe.length)
     shown = [] if rank() else [progress, *_trackers(recipe, first_step)]
@@ -158,6 +163,7 @@ def _train(recipe: Recipe, output: Path, resume: bool, cache: Path | None, callb
         schedule_steps=recipe.schedule_steps,
         cut=cut,
         sharded=recipe.shard_parameters,
+        tensor_parallel=recipe.tensor_parallel,
     )
     if not rank():
         tokenizer.save_pretrained(output)
@@ -274,6 +280,10 @@ def _trackers(recipe: Recipe, first_step: int) -> list[TrainerCallback]:
 def _arguments(recipe: Recipe) -> TrainingArguments:
     if recipe.shard_parameters and world_size() == 1:
         raise ValueError("shard_parameters needs several processes, as torchrun starts them: one would hold everything")
+    if world_size() % recipe.tensor_parallel:
+        raise ValueError(
+            f"tensor_parallel must divide the {world_size()} processes of the run, got {recipe.tensor_parallel}"
+        )
     tenth = math.ceil(recipe.steps / 10)
     fields = {
         "per_device_train_batch_size": recipe.batch_size,
@@ -293,6 +303,8 @@ def _arguments(recipe: Recipe) -> TrainingArguments:
     }
     if recipe.gradient_checkpointing:
         fields[CHECKPOINTING] = True
+    if recipe.tensor_parallel > 1:
+        fields["optim"] = "adamw_torch"  # PyTorch's fused step takes no parameters of different meshes
     try:
         return arguments(recipe.output, recipe.steps, **fields | _for_device(recipe.trainer) | recipe.trainer)
     except (ValueError, TypeError, ImportError) as error:

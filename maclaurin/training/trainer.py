@@ -56,6 +56,7 @@ def arguments(output: str, steps: int, **fields: Any) -> TrainingArguments:
 class LanguageTrainer(Trainer):
     """`keep`: how many checkpoints stay. `schedule_steps`: over which the learning rate decays, 0 for those of the run.
     `cut`: how sequences are cut in time. `sharded`: whether the parameters of the model are spread over the processes.
+    `tensor_parallel`: how many of these share the heads, and with them batches.
     """
 
     data_collator: Any
@@ -68,9 +69,10 @@ class LanguageTrainer(Trainer):
         schedule_steps: int = 0,
         cut: Cut = WHOLE,
         sharded: bool = False,
+        tensor_parallel: int = 1,
         **kwargs: Any,
     ) -> None:
-        self.schedule_steps, self.cut, self.sharded = schedule_steps, cut, sharded
+        self.schedule_steps, self.cut, self.sharded, self.tensor_parallel = schedule_steps, cut, sharded, tensor_parallel
         super().__init__(*args, **kwargs)
         if sharded:  # FSDP2 sums gradients; accelerate would wrap the model in DDP
             self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
@@ -92,12 +94,30 @@ class LanguageTrainer(Trainer):
     @property
     def per_step(self) -> int:
         """Sequences of a step, of all processes together."""
-        batches = self.args.gradient_accumulation_steps * self.args.world_size // self.cut.processes
+        batches = self.args.gradient_accumulation_steps * self.args.world_size // self.of_a_batch
         return self.args.train_batch_size * batches
 
+    @property
+    def of_a_batch(self) -> int:
+        """Processes that get the same batches: they have slices of the same sequences, or heads of the same layers."""
+        return self.cut.processes * self.tensor_parallel
+
     def _shared(self, rows: Any, batch_size: int) -> Any:
-        """Processes that have slices of the same sequences get the same batches."""
-        return Shared(rows, batch_size=batch_size, processes=self.args.world_size, times=self.cut.processes)
+        return Shared(rows, batch_size=batch_size, processes=self.args.world_size, times=self.of_a_batch)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Any:
+        """In groups of their own for each mesh, as transformers would have them, parameters would have another order in a
+        checkpoint than those of other layouts."""
+        if self.tensor_parallel == 1:
+            return super().create_optimizer(model)
+        kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+        decayed = set(self.get_decay_parameter_names(self.model))
+        groups = [
+            {"params": [one for name, one in self.model.named_parameters() if (name in decayed) == decays], **decay}
+            for decays, decay in ((True, {"weight_decay": self.args.weight_decay}), (False, {"weight_decay": 0.0}))
+        ]
+        self.optimizer: Any = kind(groups, **options)
+        return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         return super().create_scheduler(self.schedule_steps or num_training_steps, optimizer)
@@ -109,7 +129,7 @@ class LanguageTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Every sequence once: blanks fill the batches of the last processes, where accelerate would repeat the first."""
         rows, batch_size = self.eval_dataset if eval_dataset is None else eval_dataset, self.args.eval_batch_size
-        filled = Filled(rows, batch_size * self.args.world_size // self.cut.processes)
+        filled = Filled(rows, batch_size * self.args.world_size // self.of_a_batch)
         return super().get_eval_dataloader(self._shared(filled, batch_size))
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
@@ -180,7 +200,9 @@ class LanguageTrainer(Trainer):
                 batch = self._prepare_inputs(inputs)
                 loss = backward_in_chunks(model.train(), batch, self.cut.chunks, num_items=num_items_in_batch)
         else:
-            if self.cut.processes > 1:  # each of them has counted the same labels
+            # each process of a batch has counted the same labels. Those with its slices sum their gradients; those with its
+            # heads have the same ones, of which FSDP2 takes the mean over fewer processes than the Trainer thinks
+            if self.cut.processes > 1:
                 num_items_in_batch = num_items_in_batch / self.cut.processes
             with self.cut.handing_over():
                 loss = super().training_step(model, inputs, num_items_in_batch)
@@ -215,7 +237,7 @@ class LanguageTrainer(Trainer):
         metrics = {
             f"{prefix}_loss": loss,
             f"{prefix}_perplexity": math.exp(min(loss, 700)),
-            f"{prefix}_tokens": int(gathered[1]),
+            f"{prefix}_tokens": int(gathered[1]) // self.tensor_parallel,
         }
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(dataloader.dataset))
 

@@ -8,7 +8,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from transformers.distributed import DistributedConfig
 
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.stages import next_token_loss, stage_of
+from maclaurin.models.stages import next_token_loss, stage_of, targets_of
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forks")
@@ -47,6 +47,41 @@ def test_stages_have_the_losses_and_gradients_of_the_model():
         assert {**before, **after}.keys() == expected.keys()
         for name, gradient in {**before, **after}.items():
             torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["padding on the right", "padding on the left", "documents", "documents and padding"])
+def test_stages_keep_padding_and_documents_apart(kind):
+    """In microbatches with different numbers of labels."""
+    model, ids = new_model(), batch()
+    slots = torch.arange(ids.shape[1], dtype=torch.long)
+    of_batch = {}
+    if "padding" in kind:
+        lengths = torch.tensor([12, 5, 3, 9])[:, None]
+        of_batch["attention_mask"] = (slots >= 12 - lengths if "left" in kind else slots < lengths).long()
+    if "documents" in kind:
+        of_batch["seq_idx"] = (slots >= torch.tensor([4, 12, 2, 7])[:, None]).long()
+    loss = model(input_ids=ids, labels=ids, **of_batch).loss
+    loss.backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+    def work(rank):
+        stage, losses = stage_of(new_model(), rank, 2), []
+        pipeline = Schedule1F1B(
+            PipelineStage(stage, rank, 2, torch.device("cpu")), 2, loss_fn=next_token_loss, scale_grads=False
+        )
+        target = targets_of(ids, **of_batch)
+        counted = {"num_items": int((target[:, 1:] != -100).sum())}
+        for _ in range(2):  # the second time without asking for shapes
+            losses.clear()
+            stage.zero_grad()
+            last = {"target": target, "losses": losses, "loss_kwargs": counted} if rank else {}
+            pipeline.step(*([] if rank else [ids]), **last, **of_batch)
+        return losses, {name: parameter.grad for name, parameter in stage.named_parameters()}
+
+    (_, before), (losses, after) = on_ranks(2, work, group=True)
+    assert sum(one.item() for one in losses) == pytest.approx(loss.item(), abs=1e-6)
+    for name, gradient in {**before, **after}.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
 
 
 def test_the_pipeline_of_transformers_generates(tmp_path):

@@ -178,6 +178,16 @@ def test_a_plan_that_splits_nothing_is_refused(tmp_path):
     on_ranks(2, refused, group=True)
 
 
+def test_what_transformers_spreads_before_it_can_be_split_is_refused(tmp_path):
+    model_of("2mamba", None).save_pretrained(tmp_path)
+
+    def refused(rank):
+        with pytest.raises(ValueError, match="must be split before its parameters are spread over processes"):
+            MaclaurinForCausalLM.from_pretrained(tmp_path, distributed_config=DistributedConfig(tp_size=2, fsdp_size=2))
+
+    on_ranks(4, refused, group=True)
+
+
 def test_layers_have_the_types_of_transformers():
     sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 5}
     names = ["2mamba", "softmax", "sliding-window", "gated-softmax", "mamba"]

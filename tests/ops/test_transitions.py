@@ -8,11 +8,14 @@ from maclaurin.ops import (
     decay_transition,
     delta_rule,
     delta_transition,
+    inline_attention,
     linear_attention,
     linear_scan,
     mlstm,
     power_attention,
     short_conv,
+    softmax_attention,
+    window_transition,
 )
 
 B, T, H, K, V = 2, 19, 2, 4, 3
@@ -46,6 +49,21 @@ OPS = {
         attention_inputs(HEAD),
         lambda q, k, v, a: power_attention(q, k, v, F.logsigmoid(a), fold_at=1, fold_every=1)[1],
         lambda q, k, v, a: decay_transition(F.logsigmoid(a)),
+    ),
+    "inline": (
+        attention_inputs(),
+        lambda q, k, v: inline_attention(q, k, v)[1],
+        lambda q, k, v: decay_transition(torch.zeros_like(k[..., 0])),
+    ),
+    "softmax": (
+        attention_inputs(HEAD),
+        lambda q, k, v, a: softmax_attention(q, k, v, F.logsigmoid(a))[1],
+        lambda q, k, v, a: decay_transition(F.logsigmoid(a)),
+    ),
+    "softmax in a window": (
+        attention_inputs(HEAD),
+        lambda q, k, v, a: softmax_attention(q, k, v, F.logsigmoid(a), window=6)[1],
+        lambda q, k, v, a: window_transition(k, 6),
     ),
     "scan": (
         [attention_inputs()[0], attention_inputs(CHANNEL)[3]],
@@ -85,7 +103,7 @@ def joined(inputs, state, transition, cuts):
 def test_slices_join_to_the_state_and_the_gradients_of_the_whole(name, cuts):
     inputs, state, transition = OPS[name]
     expected, got = state(*inputs), joined(inputs, state, transition, cuts)
-    directions = [torch.randn_like(tensor) for tensor in expected.tensors().values()]
+    directions = [torch.randn_like(tensor, dtype=torch.float64) for tensor in expected.tensors().values()]
     found = []
     for one in (expected, got):
         tensors = list(one.tensors().values())

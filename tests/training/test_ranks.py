@@ -69,26 +69,31 @@ def test_two_processes_take_the_steps_of_one_and_a_run_goes_on_with_any_number(f
         shared_out(4, 3, 2)
 
 
-def test_fifty_steps_on_four_processes_and_a_run_that_goes_on_with_two_and_then_four(folder):
+def test_fifty_steps_on_two_and_four_processes_and_runs_that_go_on_with_another_number(folder):
     long = {"steps": 50, "save_every": 10, "keep": 5, "eval_every": 50}
-    train(recipe(folder, **long, batch_size=4, output=str(folder / "one")))
-    on_ranks(4, lambda rank: train(recipe(folder, **long, batch_size=1, output=str(folder / "four"))))
-    for processes, kept in ((2, 20), (4, 30)):
-        name = f"on-{processes}"
-        shutil.copytree(folder / ("one" if processes == 2 else "on-2"), folder / name)
-        for checkpoint in (folder / name).glob("checkpoint-*"):
-            if int(checkpoint.name.partition("-")[2]) > kept:
+
+    def run(name, processes, batch_size, *, resume=False):
+        own = recipe(folder, **long, batch_size=batch_size, output=str(folder / name))
+        on_ranks(processes, lambda rank: train(own, resume=resume))
+
+    run("on-1", 1, 4)
+    run("on-2", 2, 2)
+    run("on-4", 4, 1)
+    for before, step, after, processes in (
+        ("on-1", 20, "1-then-2", 2),
+        ("1-then-2", 30, "2-then-4", 4),
+        ("on-4", 20, "4-then-1", 1),
+        ("on-4", 30, "4-then-2", 2),
+    ):
+        shutil.copytree(folder / before, folder / after)
+        for checkpoint in checkpoints(folder / after):
+            if step_of(checkpoint) > step:
                 shutil.rmtree(checkpoint)
-        on_ranks(
-            processes,
-            lambda rank, name=name: train(recipe(folder, **long, batch_size=4, output=str(folder / name)), resume=True),
-        )
-    expected = losses(folder, "one")
+        run(after, processes, 1 if before == "on-4" else 4, resume=True)
+    expected = losses(folder, "on-1")
     assert len(expected) == 50
-    worst = {
-        name: max(abs(losses(folder, name)[step] - loss) for step, loss in expected.items())
-        for name in ("four", "on-2", "on-4")
-    }
+    names = ("on-2", "on-4", "1-then-2", "2-then-4", "4-then-1", "4-then-2")
+    worst = {name: max(abs(losses(folder, name)[step] - loss) for step, loss in expected.items()) for name in names}
     assert max(worst.values()) <= 1e-5, worst
 
 
@@ -99,19 +104,29 @@ def test_what_would_shard_nothing_is_refused(folder):
         recipe(folder, trainer={"fsdp": "full_shard"})
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_one_process_ends_all_at_the_same_step_with_one_checkpoint(folder, capfd, sent):
+@pytest.mark.parametrize(
+    ("sent", "ranks", "sharded"),
+    [
+        (signal.SIGINT, 2, False),
+        (signal.SIGUSR1, 2, False),
+        (signal.SIGTERM, 2, False),
+        (signal.SIGTERM, 4, False),
+        (signal.SIGTERM, 2, True),
+        pytest.param(signal.SIGTERM, 4, True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_to_one_process_ends_all_at_the_same_step_with_one_checkpoint(folder, capfd, sent, ranks, sharded):
     def stopped(rank):
         class Signalled(LanguageTrainer):
             def training_step(self, *args, **kwargs):
-                if rank == 1 and self.state.global_step == 1:
+                if rank == ranks - 1 and self.state.global_step == 1:
                     os.kill(os.getpid(), sent)
                 return super().training_step(*args, **kwargs)
 
         run_module.LanguageTrainer = Signalled
-        execute(recipe(folder), resume="auto")
+        execute(recipe(folder, shard_parameters=sharded), resume="auto")
 
-    assert ends_on_ranks(2, stopped) == [128 + sent] * 2
+    assert ends_on_ranks(ranks, stopped) == [128 + sent] * ranks
     assert [path.name for path in (folder / "run").glob("checkpoint-*")] == ["checkpoint-2"]
     assert capfd.readouterr().out.count("stopped after step 2; go on with") == 1
 

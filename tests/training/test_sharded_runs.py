@@ -6,6 +6,7 @@ import shutil
 import pytest
 from transformers import TrainerCallback
 
+from maclaurin.common.files import read_json
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.training import train
 from maclaurin.training.trainer import LanguageTrainer, NonFiniteLossError
@@ -77,6 +78,51 @@ def test_processes_that_share_sequences_share_parameters_too(folder):
     on_ranks(4, lambda rank: train(recipe(folder, **fields, **cut, batch_size=2, shard_parameters=True)))
     for figure in ("loss", "eval_loss", "eval_tokens", "grad_norm"):
         assert losses(folder, "run", figure) == pytest.approx(losses(folder, "one", figure), abs=1e-5), figure
+
+
+@pytest.mark.parametrize(("ranks", "heads"), [(2, 2), (4, 2)])
+def test_processes_that_share_heads_take_the_steps_of_one_and_go_on_in_any_layout(folder, ranks, heads):
+    """A mixer whose projections are fused, one that stays whole, softmax; each process has one head."""
+    one = {"num_hidden_layers": 3, "mixer": "2mamba,s6,softmax", "eval_every": 6}
+    train(recipe(folder, **one, batch_size=4, output=str(folder / "one")))
+    split = {"shard_parameters": True, "tensor_parallel": heads}
+    on_ranks(ranks, lambda rank: train(recipe(folder, **one, **split, batch_size=4 * heads // ranks)))
+    for figure in ("loss", "eval_loss", "eval_tokens", "grad_norm"):
+        assert losses(folder, "run", figure) == pytest.approx(losses(folder, "one", figure), abs=1e-5), figure
+    assert read_json(folder / "run" / "run.json")["sequences_per_step"] == 4
+
+    assert typed("consolidate", folder / "run" / "checkpoint-6", folder / "whole").returncode == 0
+    assert_same(MaclaurinForCausalLM.from_pretrained(folder / "whole").state_dict(), weights(folder))
+
+    layouts = {
+        "again": ("run", ranks, split),
+        "on-one": ("run", 1, {}),
+        "spread": ("run", 2, {"shard_parameters": True}),
+        "from-one": ("one", ranks, split),
+    }
+    for name, (before, processes, fields) in layouts.items():
+        same = {"batch_size": 4 if before == "one" else 4 * heads // ranks}
+        own = one | fields | same | goes_on_from(folder, before, 3, name)
+        on_ranks(processes, lambda rank, own=own: train(recipe(folder, **own), resume=True))
+        assert_close(folder, name, losses(folder, "one"))
+    assert_same(weights(folder, "again"), weights(folder))
+
+
+def test_heads_that_cannot_be_shared_are_refused(folder):
+    with pytest.raises(ValueError, match="tensor_parallel needs shard_parameters, and whole sequences"):
+        recipe(folder, tensor_parallel=2)
+    with pytest.raises(ValueError, match="tensor_parallel needs shard_parameters, and whole sequences"):
+        recipe(folder, tensor_parallel=2, shard_parameters=True, sequence_parallel=2)
+
+    def refused(rank):
+        for fields, message in (
+            ({"tensor_parallel": 4}, "tensor_parallel must divide the 2 processes of the run, got 4"),
+            ({"mixer": "s6", "tensor_parallel": 2}, "would split no mixer of this model"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                train(recipe(folder, **fields, shard_parameters=True))
+
+    on_ranks(2, refused)
 
 
 def test_a_loss_that_is_not_finite_in_one_process_ends_all(folder, monkeypatch):
