@@ -164,7 +164,8 @@ void check(bool good, const char* what, const Case& c, const char* isa, int thre
                 long(c.folded));
 }
 
-// The same tokens as rows that are stepped in place; then one step of exponential scores, whose window moves to the front.
+// The same tokens as rows that are stepped in place; then one step of exponential scores, which have no recurrent state and
+// whose window moves to the front.
 void run_rows(const Case& c, const MaclaurinBuffer& buffer, const MaclaurinToken& token, const Tensor& y,
               const Tensor& new_state, const char* isa, int threads) {
     Outputs out(c);
@@ -195,7 +196,7 @@ void run_rows(const Case& c, const MaclaurinBuffer& buffer, const MaclaurinToken
         good = good && std::fabs(states[i] - new_state.data()[i]) < 1e-4 * (1 + std::fabs(states[i]));
     check(good, "decoding step of rows", c, isa, threads);
     rows.exponential = 1;
-    for (MaclaurinRow& row : table) row.S = c.S - 1, row.limit = window;
+    for (MaclaurinRow& row : table) row.S = c.S - 1, row.limit = window, row.state = nullptr;
     good = maclaurin_step_rows(&rows) == 0 && out.y.finite();
     for (const MaclaurinRow& row : table) good = good && row.S == window - 1;
     check(good, "decoding step of a window", c, isa, threads);
