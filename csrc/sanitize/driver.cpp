@@ -202,6 +202,16 @@ void run_rows(const Case& c, const MaclaurinBuffer& buffer, const MaclaurinToken
     check(good, "decoding step of a window", c, isa, threads);
 }
 
+// The same step from a state in halves, whose next state is that of `out`.
+void run_halves(const Case& c, const Inputs& in, MaclaurinBuffer buffer, MaclaurinToken token, const Outputs& out,
+                const Tensor& y, const char* isa, int threads) {
+    const Halves from(in.state), to(in.state);
+    buffer.state = nullptr, token.new_state = nullptr, buffer.halves = from.view();
+    if (c.folded) token.new_halves = to.view();
+    check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 0.02 && (!c.folded || to.are(out.new_state)),
+          "decoding step over halves", c, isa, threads);
+}
+
 // A decoding step from buffers of exactly its size: the last key, value and decay come as the new token.
 void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& new_state, const char* isa, int threads) {
     Outputs out(c);
@@ -228,13 +238,8 @@ void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& ne
     token.y = out.y.data(), token.new_state = out.new_state.data();
     check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 1e-5 && out.new_state.distance(new_state) < 1e-5,
           "decoding step", c, isa, threads);
-    run_rows(c, buffer, token, y, new_state, isa, threads);
-    if (!c.state) return;
-    const Halves from(in.state), to(in.state);
-    buffer.state = nullptr, token.new_state = nullptr, buffer.halves = from.view();
-    if (c.folded) token.new_halves = to.view();
-    check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 0.02 && (!c.folded || to.are(out.new_state)),
-          "decoding step over halves", c, isa, threads);
+    if (c.state) run_halves(c, in, buffer, token, out, y, isa, threads);
+    run_rows(c, buffer, token, y, new_state, isa, threads);  // moves tokens of the buffer
 }
 
 // The same call over the reversed sequence.
