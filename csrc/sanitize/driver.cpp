@@ -164,7 +164,8 @@ void check(bool good, const char* what, const Case& c, const char* isa, int thre
                 long(c.folded));
 }
 
-// The same tokens as rows that are stepped in place; then one step of exponential scores, whose window moves to the front.
+// The same tokens as rows that are stepped in place; then one step of exponential scores, which have no recurrent state and
+// whose window moves to the front.
 void run_rows(const Case& c, const MaclaurinBuffer& buffer, const MaclaurinToken& token, const Tensor& y,
               const Tensor& new_state, const char* isa, int threads) {
     Outputs out(c);
@@ -195,10 +196,20 @@ void run_rows(const Case& c, const MaclaurinBuffer& buffer, const MaclaurinToken
         good = good && std::fabs(states[i] - new_state.data()[i]) < 1e-4 * (1 + std::fabs(states[i]));
     check(good, "decoding step of rows", c, isa, threads);
     rows.exponential = 1;
-    for (MaclaurinRow& row : table) row.S = c.S - 1, row.limit = window;
+    for (MaclaurinRow& row : table) row.S = c.S - 1, row.limit = window, row.state = nullptr;
     good = maclaurin_step_rows(&rows) == 0 && out.y.finite();
     for (const MaclaurinRow& row : table) good = good && row.S == window - 1;
     check(good, "decoding step of a window", c, isa, threads);
+}
+
+// The same step from a state in halves, whose next state is that of `out`.
+void run_halves(const Case& c, const Inputs& in, MaclaurinBuffer buffer, MaclaurinToken token, const Outputs& out,
+                const Tensor& y, const char* isa, int threads) {
+    const Halves from(in.state), to(in.state);
+    buffer.state = nullptr, token.new_state = nullptr, buffer.halves = from.view();
+    if (c.folded) token.new_halves = to.view();
+    check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 0.02 && (!c.folded || to.are(out.new_state)),
+          "decoding step over halves", c, isa, threads);
 }
 
 // A decoding step from buffers of exactly its size: the last key, value and decay come as the new token.
@@ -227,13 +238,8 @@ void run_step(const Case& c, const Inputs& in, const Tensor& y, const Tensor& ne
     token.y = out.y.data(), token.new_state = out.new_state.data();
     check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 1e-5 && out.new_state.distance(new_state) < 1e-5,
           "decoding step", c, isa, threads);
-    run_rows(c, buffer, token, y, new_state, isa, threads);
-    if (!c.state) return;
-    const Halves from(in.state), to(in.state);
-    buffer.state = nullptr, token.new_state = nullptr, buffer.halves = from.view();
-    if (c.folded) token.new_halves = to.view();
-    check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 0.02 && (!c.folded || to.are(out.new_state)),
-          "decoding step over halves", c, isa, threads);
+    if (c.state) run_halves(c, in, buffer, token, out, y, isa, threads);
+    run_rows(c, buffer, token, y, new_state, isa, threads);  // moves tokens of the buffer
 }
 
 // The same call over the reversed sequence.

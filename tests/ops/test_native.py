@@ -177,7 +177,7 @@ assert os.waitpid(child, 0)[1] == 0
 def test_the_environment_forces_an_instruction_set(name):
     code = "from maclaurin.ops import native; print(native.isa())"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "MACLAURIN_ISA": name}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env={**os.environ, "MACLAURIN_ISA": name}, capture_output=True, text=True, timeout=600
     )
     if name in ISAS:
         assert done.stdout.strip() == name
