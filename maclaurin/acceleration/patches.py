@@ -14,8 +14,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 from maclaurin.acceleration.architectures import ARCHITECTURES, Replacement
 from maclaurin.acceleration.documents import telling_documents
+from maclaurin.ops.products import FasterLinear
 
 MODELS = "transformers.models."
 BASE = "transformers.modeling_utils"
@@ -59,6 +62,7 @@ class Patches:
 
     def apply(self) -> None:
         sys.meta_path.insert(0, self)
+        self._set(nn.Linear, "forward", FasterLinear.forward)
         for name, module in list(sys.modules.items()):
             if name == BASE or architecture_of(name) in ARCHITECTURES:
                 self._patch(module)
@@ -103,9 +107,11 @@ class Patches:
 
     def _replace(self, module: ModuleType, path: str, replacement: Replacement) -> None:
         holder, name = holder_of(module, path), path.rpartition(".")[2]
-        before = vars(holder)[name]
-        self._changed.append((holder, name, before))
-        setattr(holder, name, replacement(before))
+        self._set(holder, name, replacement(vars(holder)[name]))
+
+    def _set(self, holder: Any, name: str, value: Any) -> None:
+        self._changed.append((holder, name, vars(holder)[name]))
+        setattr(holder, name, value)
 
 
 def holder_of(module: ModuleType, path: str) -> Any | None:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from maclaurin.convert.sources import Source
-from maclaurin.training.conversion import DECODER, OWN
+from maclaurin.machine.bfloat16 import has_bf16
+from maclaurin.models.linearised.classes import shape_of
+from maclaurin.training.conversion import DECODER, LONGEST, OWN
 from maclaurin.training.recipe import Recipe
 
 SHARE = 10  # a stage has the steps of training divided by this
@@ -21,7 +23,15 @@ def defaults(source: Source) -> dict[str, Any]:
     """Fields of a `Plan`."""
     if source.kind == "maclaurin":
         return OWN | (_of_recipe(source.path) if (source.path / "recipe.json").is_file() else {})
-    return DECODER if source.causal else {}
+    return _of_decoder(source) if source.causal else {}
+
+
+def _of_decoder(source: Source) -> dict[str, Any]:
+    return DECODER | {
+        "max_length": min(LONGEST, source.config.max_position_embeddings),
+        "num_features": 2 * shape_of(source.config).head_dim,
+        "precision": "bf16" if has_bf16() else "fp32",
+    }
 
 
 def _of_recipe(folder: Path) -> dict[str, Any]:

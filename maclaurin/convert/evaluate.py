@@ -35,6 +35,7 @@ from maclaurin.models.linearised.students import Softmax
 
 FIDELITY_BATCHES = 4  # validation batches for the comparison layer by layer
 FIDELITY_SEQUENCES = 2  # of a decoder of transformers
+FIDELITY_TOKENS = 512  # of each: matrices of weights are as large as it is long, squared
 FEWEST_EXAMPLES = 3  # for correlations over pairs
 SMALLEST_WEIGHT = 1e-9
 
@@ -44,8 +45,10 @@ def evaluate(source: Source, teacher: PreTrainedModel, student: PreTrainedModel,
     batches = [{name: value.to(teacher.device) for name, value in batch.items()} for batch in batches]
     student.eval()
     sample = batches[:: max(1, len(batches) // FIDELITY_BATCHES)]
-    if source.kind == "decoder":  # matrices of weights are as large as a sequence is long, squared
-        sample = [{name: value[:1] for name, value in batch.items()} for batch in sample[:FIDELITY_SEQUENCES]]
+    if source.kind == "decoder":
+        sample = [
+            {name: value[:1, :FIDELITY_TOKENS] for name, value in batch.items()} for batch in sample[:FIDELITY_SEQUENCES]
+        ]
     layers = fidelity(teacher, student, sample)
     if source.causal:
         return _tokens(teacher, student, batches, layers)

@@ -11,7 +11,7 @@ from maclaurin.common.progress import time_text
 from maclaurin.convert.data import Data
 from maclaurin.convert.objectives import relative_error
 from maclaurin.convert.stage import Objective
-from maclaurin.convert.teacher_student import TracedTeacher, mixing_layers
+from maclaurin.convert.teacher_student import TracedTeacher, keep_inputs_alone, mixing_layers
 from maclaurin.convert.transfer import rows_kept
 from maclaurin.models.linearised.students import SOFTMAX
 from maclaurin.training.conversion import Plan
@@ -30,6 +30,7 @@ def forecast(teacher: PreTrainedModel, student: PreTrainedModel, data: Data, pla
         step = _seconds(lambda: relative_error(call.again(layer), call.output, None).backward())
         parts["transfer"] = step * len(layers) * plan.transfer_steps * plan.accumulate
     if plan.recover_steps:
+        keep_inputs_alone(student.train())
         step = _seconds(lambda: recover(student, batch).backward())
         parts["recovery"] = step * plan.recover_steps * plan.accumulate
     listed = ", ".join(f"{name} {time_text(seconds)}" for name, seconds in parts.items())

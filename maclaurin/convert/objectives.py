@@ -31,12 +31,14 @@ from maclaurin.convert.data import Batch
 from maclaurin.convert.sources import Source
 from maclaurin.convert.stage import Objective
 from maclaurin.convert.teacher_student import TracedTeacher, mixing_layers, new_parameters
+from maclaurin.ops.transforms import recomputed
 from maclaurin.training.conversion import Plan
 
 # the query and key projections, by the names of the model families
 PROJECTIONS = re.compile(r"\.(query|key|q_lin|k_lin|q_proj|k_proj|qkv_proj)\.(weight|bias)$")
 POOLED_WEIGHT = 10.0
 DOWN, UP = "lora_down", "lora_up"
+SLICE = 256  # tokens whose logits are in memory at once
 
 
 def transfer_objective(teacher: PreTrainedModel) -> Objective:
@@ -77,7 +79,8 @@ def transfer_rates(teacher: nn.Module, student: nn.Module, plan: Plan) -> dict[s
 
 def recover_objective(source: Source, teacher: PreTrainedModel, plan: Plan) -> Objective:
     if source.causal:
-        return task if plan.loss == "task" else next_tokens(teacher)
+        objective = task if plan.loss == "task" else next_tokens(teacher)
+        return in_bf16(objective, teacher.device.type) if plan.precision == "bf16" else objective
     if plan.loss == "task":
         raise ValueError("loss 'task' needs a decoder: the task of an encoder is not known, use 'distill'")
     return hidden_states(teacher, source.pooling())
@@ -102,13 +105,37 @@ def hidden_states(teacher: PreTrainedModel, pooling: str) -> Objective:
 
 
 def next_tokens(teacher: PreTrainedModel) -> Objective:
-    def objective(student: nn.Module, batch: Batch) -> Tensor:
+    """Logits are computed slice by slice, and again in the backward: all of them would take more memory than the models."""
+
+    def objective(student: Any, batch: Batch) -> Tensor:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         with torch.no_grad():
-            wanted = teacher(**inputs, use_cache=False).logits
-        return divergence(student(**inputs, use_cache=False).logits, wanted)
+            wanted = _before_head(teacher, inputs)
+        got = _before_head(student, inputs)
+
+        def summed(got: Tensor, wanted: Tensor) -> Tensor:
+            return summed_divergence(student.get_output_embeddings()(got), teacher.get_output_embeddings()(wanted))
+
+        slices = zip(got.split(SLICE, dim=1), wanted.split(SLICE, dim=1), strict=True)
+        sums = [recomputed(summed, *some) for some in slices]
+        return sum(sums[1:], start=sums[0]) / got[..., 0].numel()
 
     return objective
+
+
+def _before_head(model: Any, inputs: Batch) -> Tensor:
+    hidden: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
+    return hidden
+
+
+def in_bf16(objective: Objective, device: str) -> Objective:
+    """With products of bfloat16; weights, sums and what students do remain float32."""
+
+    def rounded(student: nn.Module, batch: Batch) -> Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            return objective(student, batch)
+
+    return rounded
 
 
 def task(student: nn.Module, batch: Batch) -> Tensor:
@@ -129,8 +156,12 @@ def pooled(outputs: Any, mask: Tensor | None, pooling: str) -> Tensor:
 
 def divergence(got: Tensor, wanted: Tensor) -> Tensor:
     """KL(wanted ‖ got) of logits, mean over everything but the last dimension."""
-    got, wanted = (F.log_softmax(logits.float(), dim=-1).flatten(0, -2) for logits in (got, wanted))
-    return F.kl_div(got, wanted, log_target=True, reduction="batchmean")
+    return summed_divergence(got, wanted) / got[..., 0].numel()
+
+
+def summed_divergence(got: Tensor, wanted: Tensor) -> Tensor:
+    got, wanted = (F.log_softmax(logits.float(), dim=-1) for logits in (got, wanted))
+    return F.kl_div(got, wanted, log_target=True, reduction="sum")
 
 
 def with_low_rank(student: nn.Module, rank: int) -> LowRank:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from maclaurin.common.files import read_json, write_json
 from maclaurin.common.progress import Status
 from maclaurin.convert.cost import cost_by_length
-from maclaurin.convert.data import Data, load_data
+from maclaurin.convert.data import Batch, Data, load_data
 from maclaurin.convert.evaluate import evaluate
 from maclaurin.convert.forecast import forecast
 from maclaurin.convert.objectives import (
@@ -30,12 +30,13 @@ from maclaurin.convert.result import FIGURES, UNTRAINED, Figures
 from maclaurin.convert.sensitivity import costliest, layer_costs
 from maclaurin.convert.sources import Source, recognise
 from maclaurin.convert.stage import LOG, Objective, Stage, is_done
-from maclaurin.convert.teacher_student import student_of
+from maclaurin.convert.teacher_student import keep_inputs_alone, student_of
 from maclaurin.convert.times import timed, times_of
 from maclaurin.convert.transfer import LayerTransfer
 from maclaurin.models.checked import stays_inside
 from maclaurin.models.linearised.students import SOFTMAX
 from maclaurin.models.weights import check_generation_config, load_whole
+from maclaurin.ops.products import with_faster_products
 from maclaurin.processes.lock import locked
 from maclaurin.training.checkpoints import deliver, writing
 from maclaurin.training.conversion import Plan
@@ -53,7 +54,7 @@ LEFT_OUT = {
     "trainer_state.json",
     "versions.json",
 }
-SENSITIVITY_BATCHES = 2  # of validation
+SENSITIVITY_TOKENS = 2048  # of validation, at least
 COPIED = {".jinja", ".json", ".model", ".txt"}
 
 
@@ -77,7 +78,7 @@ def convert(plan: Plan, say: Callable[[str], None], *, lengths: tuple[int, ...] 
 def _convert(source: Source, plan: Plan, say: Callable[[str], None], lengths: tuple[int, ...]) -> Result:
     plan.save()
     say(f"{source.architecture.__name__} from {plan.source}")
-    teacher = source.load()
+    teacher = with_faster_products(source.load())
     data = load_data(source, plan)
     if source.kind == "decoder" and not (Path(plan.output) / "transfer").exists():
         say(forecast(teacher, student_of(teacher, plan), data, plan, recover_objective(source, teacher, plan)))
@@ -141,12 +142,18 @@ def _students(source: Source, teacher: PreTrainedModel, data: Data, plan: Plan, 
                 folder,
                 transfer.traced,
                 student,
-                data.validation[:: max(1, len(data.validation) // SENSITIVITY_BATCHES)],
+                _some(data.validation, SENSITIVITY_TOKENS),
                 lambda layer: status(f"cost of layer {layer} of {len(names)}"),
             )
     kept = costliest({layer: cost for layer, cost in costs.items() if names[layer] != SOFTMAX}, plan.kept_by_cost)
     say(f"layers that keep softmax: {', '.join(f'{layer} (KL {costs[layer]:.4f})' for layer in kept)}")
     return [SOFTMAX if layer in kept else name for layer, name in enumerate(names)]
+
+
+def _some(batches: Sequence[Batch], tokens: int) -> list[Batch]:
+    """From all over the text, with that many tokens at least."""
+    count = min(len(batches), -(-tokens // batches[0]["input_ids"].numel()))
+    return [batches[index * len(batches) // count] for index in range(count)]
 
 
 def _transfer(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, data: Data, plan: Plan) -> Stage:
@@ -155,6 +162,8 @@ def _transfer(source: Source, teacher: PreTrainedModel, student: PreTrainedModel
 
 def _recover(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, data: Data, plan: Plan) -> Stage:
     low_rank = None
+    if source.kind == "decoder":
+        keep_inputs_alone(student)
     if plan.lora:
         with torch.random.fork_rng():
             torch.manual_seed(plan.seed)

@@ -29,6 +29,12 @@ def student_of(teacher: PreTrainedModel, plan: Plan, names: list[str] | None = N
         return convert(teacher, names, plan.options()).to(teacher.device)
 
 
+def keep_inputs_alone(student: PreTrainedModel) -> None:
+    """In training no more than its input is kept of a layer of transformers for the backward: sequences are long."""
+    enable = getattr(student, "activation_checkpointing_enable", student.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
+
+
 def mixing_layers(model: nn.Module) -> list[nn.Module]:
     """The attention of each layer: softmax in the source, students in the converted model."""
     if isinstance(model, MaclaurinForCausalLM):

@@ -48,6 +48,17 @@ def bf16_verdict() -> str:
     return "kills the process: use float32"
 
 
+@cache
+def has_bf16() -> bool:
+    """Whether this machine is made for products of bfloat16, which then take a third of the time, and survives them."""
+    import torch
+
+    if torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported())
+    made_for_it = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return made_for_it and (VARIABLE in os.environ or not amx_is_forbidden() or bf16_verdict() == "ok")
+
+
 def check_bf16() -> None:
     """One sentence instead of a process that dies. Where nothing is suspicious, nothing is tried."""
     if amx_is_forbidden() and VARIABLE not in os.environ and (verdict := bf16_verdict()) != "ok":

@@ -28,7 +28,7 @@ from maclaurin.mixers.base import Call
 from maclaurin.mixers.mechanisms import SEGMENT, Linear, Mechanism, Softmax, Tokens
 from maclaurin.mixers.near_window import CAP
 from maclaurin.ops import checks
-from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, wide
+from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide, wide, without_autocast
 from maclaurin.ops.states import State, TokenState
 from maclaurin.ops.tokens import without_padding
 
@@ -62,6 +62,7 @@ class BeyondWindow(Mechanism):
             outputs.append(y)
         return torch.cat(outputs, dim=1), state
 
+    @without_autocast  # rounded to 8 bits, a score of 20 would change a weight by a tenth
     def _segment(self, tokens: list[Tensor | None], state: State | None, call: Call) -> tuple[Tensor, State | None]:
         q, k, v, log_decay = tokens
         assert q is not None and k is not None and v is not None

@@ -18,8 +18,29 @@ from maclaurin.common.records import Record
 
 FILE = "conversion.json"
 LOSSES = ("distill", "task")
-DECODER: dict[str, Any] = {"max_length": 256, "batch_size": 8, "eval_rows": 128, "one_sum": True}
-OWN = DECODER | {"one_sum": False, "train_projections": True, "map_rate": 10.0, "loss": "task"}
+PRECISIONS = ("fp32", "bf16")
+LONGEST = 2048  # tokens of a decoder's sequences: what it may look back beyond its window
+DECODER: dict[str, Any] = {
+    "window": 64,
+    "one_sum": True,
+    "max_length": LONGEST,
+    "batch_size": 1,
+    "transfer_steps": 12,
+    "transfer_rows": 12,
+    "transfer_rate": 1e-2,
+    "recover_steps": 16,
+    "recover_rate": 1e-3,
+    "lora": 16,
+    "eval_rows": 2,
+}
+OWN = {
+    "max_length": 256,
+    "batch_size": 8,
+    "eval_rows": 128,
+    "train_projections": True,
+    "map_rate": 10.0,
+    "loss": "task",
+}
 AS_TRAINED = "own models as they were trained"
 STUDENTS = ("taylor", "2mamba", "luna", "hedgehog", "performer", "relu", "elu")
 SOFTMAX = "softmax"
@@ -71,7 +92,10 @@ class Plan(Record):
     loss: str = _flag(
         "distill", "Of recovery: distill (the source's outputs), or task (the next token).", f"own models {OWN['loss']}"
     )
-    lora: int = _flag(0, "Rank of low-rank updates in recovery; 0 to train all weights.")
+    lora: int = _flag(0, "Rank of low-rank updates in recovery; 0 to train all weights.", f"decoders {DECODER['lora']}")
+    precision: str = _flag(
+        "fp32", "Of products in recovery of a decoder: fp32 or bf16.", "decoders bf16 on processors made for it"
+    )
     eval_rows: int = _flag(1000, "Validation sentences, sequences or images.", f"decoders {DECODER['eval_rows']}")
     save_every: int = _flag(0, "Steps between checkpoints; 0 for a quarter of a stage.")
     seed: int = _flag(0, "Seed of new parameters and of the order of the data.")
@@ -88,6 +112,7 @@ class Plan(Record):
         if not self.kept_by_cost:
             whole_numbers("keep_softmax", self.keep_softmax)
         one_of("loss", self.loss, LOSSES)
+        one_of("precision", self.precision, PRECISIONS)
         for name in ("max_length", "batch_size", "eval_rows", "num_features", "window", "accumulate"):
             if getattr(self, name) is not None:
                 at_least_one(name, getattr(self, name))

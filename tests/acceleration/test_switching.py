@@ -13,6 +13,7 @@ import torch
 
 import maclaurin
 from maclaurin.acceleration import ARCHITECTURES, NotAccelerated
+from maclaurin.ops.products import FasterLinear
 from tests.acceleration.test_architectures import tokens
 from tests.acceleration.tiny import TINY, tiny
 
@@ -45,6 +46,13 @@ def test_the_last_of_several_to_be_undone_restores() -> None:
     assert module.mamba2_chunk_scan is not theirs
     outer.undo()
     assert module.mamba2_chunk_scan is theirs
+
+
+def test_projections_multiply_as_ours_do_until_undone() -> None:
+    theirs = torch.nn.Linear.forward
+    with maclaurin.accelerate_transformers():
+        assert torch.nn.Linear.forward is FasterLinear.forward
+    assert torch.nn.Linear.forward is theirs
 
 
 def test_an_error_inside_restores() -> None:

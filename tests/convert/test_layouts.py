@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -183,6 +184,13 @@ def xlstm(x: Tensor, w: Weights) -> Tensor:
     return (torch.sigmoid(x @ w["ogate_preact.weight"].mT) * y) @ w["out_proj.weight"].mT
 
 
+def fused_xlstm(x: Tensor, w: Weights) -> Tensor:
+    own = dict(zip(("q", "k", "v", "ogate_preact"), w["qkv_opreact.weight"].split([16, 16, WIDTH, WIDTH]), strict=True))
+    for part in ("weight", "bias"):
+        own["igate_preact." + part], own["fgate_preact." + part] = w["ifgate_preact." + part].chunk(2)
+    return xlstm(x, w | {name if "." in name else f"{name}.weight": tensor for name, tensor in own.items()})
+
+
 # --- checkpoints: config.json, shapes of a layer's mixer, the mixer, the words of its layout
 
 INNER = 2 * WIDTH
@@ -278,6 +286,12 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], Callabl
         | {"multihead_norm.weight": (WIDTH,)},
         xlstm,
     ),
+    "transformers-xlstm-fused": (
+        XLSTM | {"weight_mode": "fused"},
+        {"qkv_opreact.weight": (2 * 16 + 2 * WIDTH, WIDTH), "ifgate_preact.weight": (8, WIDTH), "ifgate_preact.bias": (8,)}
+        | {"out_proj.weight": (WIDTH, WIDTH), "multihead_norm.weight": (WIDTH,)},
+        fused_xlstm,
+    ),
 }
 
 
@@ -290,14 +304,17 @@ class Words:
     mixer: str
     norm: str
     last_norm: str
-    mlp: tuple[str, ...] = ()  # its norm, then its projections: gate, up, down
+    mlp: tuple[str, ...] = ()  # its norm, then its projections: gate and up, or both in one, and down
 
 
 def words(layout: str) -> Words:
+    if layout.endswith("fused"):
+        mlp = ("norm_ffn", "ffn.proj_up_gate_z", "ffn.proj_down")
+        return dataclasses.replace(words("transformers-xlstm"), mlp=mlp)
     if layout.startswith("fla"):
         mlp = ("mlp_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
         return Words("model.embeddings", "model.layers", "attn", "attn_norm", "model.norm", mlp)
-    if layout.endswith("xlstm"):
+    if layout == "transformers-xlstm":
         mlp = ("norm_ffn", "ffn.proj_up_gate", "ffn.proj_up", "ffn.proj_down")
         return Words("backbone.embeddings", "backbone.blocks", "mlstm_layer", "norm_mlstm", "backbone.out_norm", mlp)
     embeddings = "backbone.embeddings" if layout.startswith("transformers") else "backbone.embedding"
@@ -334,9 +351,9 @@ def shapes_of(layout: str) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{layer}{named.mixer}.{name}": shape for name, shape in mixer.items()}
         shapes[f"{layer}{named.norm}.weight"] = (WIDTH,)
         if named.mlp:
-            norm, gate, up, down = named.mlp
+            norm, *up, down = named.mlp
             shapes |= {f"{layer}{norm}.weight": (WIDTH,), f"{layer}{down}.weight": (WIDTH, 24)}
-            shapes |= {f"{layer}{name}.weight": (24, WIDTH) for name in (gate, up)}
+            shapes |= {f"{layer}{name}.weight": (48 // len(up), WIDTH) for name in up}
     return shapes
 
 
@@ -358,7 +375,8 @@ def logits(layout: str, weights: Weights, ids: Tensor) -> Tensor:
         x = x + mix(rms(x, layer[f"{named.norm}.weight"] - 1, eps), inner)
         if named.mlp:
             norm, *projections = (layer[f"{name}.weight"] for name in named.mlp)
-            gate, up, down = (weight.mT for weight in projections)
+            gate, up = torch.cat(projections[:-1]).mT.chunk(2, dim=-1)
+            down = projections[-1].mT
             y = rms(x, norm - 1, eps)
             x = x + (F.silu(y @ gate) * (y @ up)) @ down
     z = rms(x, w[f"{named.last_norm}.weight"] - 1, eps) @ w.get("lm_head.weight", w[f"{named.embeddings}.weight"]).mT

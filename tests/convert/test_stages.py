@@ -18,13 +18,21 @@ from typer.testing import CliRunner
 
 from maclaurin.cli import app, main
 from maclaurin.commands.convert import plan_of
+from maclaurin.convert import objectives
 from maclaurin.convert.evaluate import fidelity
 from maclaurin.convert.maclaurin_student import OPEN_FORGET
 from maclaurin.convert.objectives import with_low_rank
 from maclaurin.convert.run import convert
 from maclaurin.convert.sources import recognise
 from maclaurin.convert.stage import Stage, rate_factor
-from maclaurin.convert.teacher_student import TracedTeacher, mixing_layers, new_parameters, student_of
+from maclaurin.convert.teacher_student import (
+    TracedTeacher,
+    keep_inputs_alone,
+    mixing_layers,
+    new_parameters,
+    student_of,
+)
+from maclaurin.machine.bfloat16 import has_bf16
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.folder import open_model
 from maclaurin.models.generation import continue_text
@@ -33,7 +41,7 @@ from maclaurin.processes.lock import locked
 from maclaurin.processes.stopping import Terminated
 from maclaurin.report import build
 from maclaurin.training.callbacks import StopOnInterrupt
-from maclaurin.training.conversion import OWN, Plan
+from maclaurin.training.conversion import DECODER, OWN, Plan
 from maclaurin.training.recipe import Recipe
 from tests.convert.conftest import SMALL, TEXT
 
@@ -253,8 +261,70 @@ def test_own_models_are_converted_as_they_were_trained(source, corpus, tmp_path)
     made = plan_of(flags | {"recover_steps": 1})
     assert (made.corpus, made.max_length, made.batch_size, made.loss) == (corpus, 24, 6, "task")
     assert (made.transfer_steps, made.recover_steps, made.transfer_rate, made.recover_rate) == (7, 1, 3e-2, 1e-3)
-    other = plan_of({"source": str(source("llama")), "output": "linear"})
-    assert (other.max_length, other.loss, other.transfer_steps) == (256, "distill", 100)
+
+
+def test_decoders_of_others_are_converted_with_a_window_and_whole_contexts(source):
+    made = plan_of({"source": str(source("llama")), "output": "linear", "student": "hedgehog"})
+    assert (made.max_length, made.loss, made.lora) == (TEXT["max_position_embeddings"], "distill", DECODER["lora"])
+    assert made.options() == {"num_features": 16, "window": 64, "one_sum": True}  # two for each of a head's 8 channels
+    assert made.precision == ("bf16" if has_bf16() else "fp32")
+
+
+@pytest.mark.parametrize("family", ["llama", "maclaurin"])
+def test_logits_in_slices_have_the_divergence_and_the_gradients_of_all(family, source, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(objectives, "SLICE", 5)
+    folder = recognise(str(source(family)))
+    teacher, mine = folder.load().double(), plan(source(family), corpus, tmp_path, student="elu")
+    student = student_of(teacher, mine).double()
+    ids = torch.randint(4, 60, (2, 12), generator=torch.Generator().manual_seed(0))
+    loss = objectives.next_tokens(teacher)(student, {"input_ids": ids})
+    loss.backward()
+    found = {name: p.grad for name, p in student.named_parameters() if p.grad is not None}
+    student.zero_grad()
+    wanted = teacher(ids, use_cache=False).logits.detach().float()
+    expected = objectives.divergence(student(ids, use_cache=False).logits, wanted)
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, student.get_parameter(name).grad, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_recovery_in_bfloat16_loses_no_more_than_rounding_does(lora, source, corpus, tmp_path):
+    folder = recognise(str(source("llama")))
+    teacher = folder.load()
+    mine = plan(source("llama"), corpus, tmp_path, student="hedgehog", window=8, one_sum=True, num_features=16, lora=lora)
+    student = student_of(teacher, mine).train()
+    if lora:
+        with_low_rank(student, lora)
+    ids = torch.randint(4, 60, (2, 24), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for precision in ("fp32", "bf16"):
+        objective = objectives.recover_objective(folder, teacher, dataclasses.replace(mine, precision=precision))
+        losses.append(objective(student, {"input_ids": ids}))
+    losses[1].backward()
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(losses[1], losses[0], rtol=0.05, atol=0)
+    assert all(p.grad.isfinite().all() for p in student.parameters() if p.grad is not None)
+
+
+def test_no_more_than_the_input_of_a_layer_is_kept_and_gradients_are_the_same(source, corpus, tmp_path):
+    teacher = recognise(str(source("llama"))).load()
+    ids = torch.randint(4, 60, (1, 96), generator=torch.Generator().manual_seed(0))
+    kept, gradients = [], []
+    for sparing in (False, True):
+        student = student_of(teacher, plan(source("llama"), corpus, tmp_path, student="hedgehog", num_features=16)).train()
+        if sparing:
+            keep_inputs_alone(student)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x):
+            loss = student(ids, use_cache=False).logits.square().mean()
+        loss.backward()
+        kept.append(sum(sizes))
+        gradients.append([p.grad for p in student.parameters()])
+    assert kept[1] < kept[0] / 2
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @torch.no_grad()

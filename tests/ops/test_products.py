@@ -147,3 +147,15 @@ def test_a_layer_that_was_given_another_forward_keeps_it():
     layer.forward = lambda x: x
     assert products.of_layer(layer, x) is x
     assert products.of_layer(torch.nn.Identity(), x) is x
+
+
+def test_layers_of_other_models_run_as_the_product_under_their_own_names():
+    x, weight, bias = operands()
+    model, calls = torch.nn.Sequential(layer_of(weight, bias), torch.nn.ReLU()), []
+    model[0].register_forward_hook(lambda *_: calls.append("hook"))
+    names, expected = list(model.state_dict()), model(x)
+    assert products.with_faster_products(model) is model
+    got = model(x)
+    assert type(got.grad_fn.next_functions[0][0]).__name__ == "_ProductBackward"
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+    assert list(model.state_dict()) == names and isinstance(model[0], torch.nn.Linear) and len(calls) == 2

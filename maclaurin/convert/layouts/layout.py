@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class Layout:
 
     names: of the tensors that all layers have. mixers: of those of each mixer that a layer may have.
     flat: ends of our names of tensors that have one dimension there and several here. beside: of tensors whose parts are
-    joined along their last dimension, not their first.
+    joined along their last dimension, not their first. shared: theirs -> those of ours whose rows it has, in their order.
     """
 
     recognised: Callable[[Described], bool]
@@ -36,6 +36,7 @@ class Layout:
     mlp: str = "swiglu"
     flat: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def must(described: Described, expected: dict[str, Any]) -> None:

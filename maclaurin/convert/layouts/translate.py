@@ -110,6 +110,17 @@ def _joined(layout: Layout, tensors: dict[str, Tensor], model: MaclaurinForCausa
             )
         given[ours] = made
         used.update(parts)
+    for part, several in _shared(layout, model.config):
+        if part not in tensors:
+            raise ValueError(f"the checkpoint lacks {part}")
+        rows, made = [len(known[ours]) for ours in several], tensors[part]
+        if made.shape != (sum(rows), *known[several[0]].shape[1:]):
+            raise ValueError(
+                f"the checkpoint has {part} of shape {tuple(made.shape)}, "
+                f"its config.json gives {(sum(rows), *known[several[0]].shape[1:])}"
+            )
+        given.update(zip(several, (piece.clone() for piece in made.split(rows)), strict=True))
+        used.add(part)
     if tied and not torch.equal(given[HEAD], given[EMBEDDINGS]):
         raise ValueError(f"config.json says that {HEAD} is the embeddings, the checkpoint has another one")
     return given, used
@@ -155,7 +166,15 @@ def _cut(layout: Layout, tensors: dict[str, Tensor], config: MaclaurinConfig) ->
         elif len(parts) > 1:
             pieces = tensor.split(layers[layer].mixer.fused[ours.split(".")[-2]])
         found.update(zip(parts, (piece.contiguous() for piece in pieces), strict=True))
+    for part, several in _shared(layout, config):
+        found[part] = torch.cat([tensors.pop(ours) for ours in several])
     return found, sorted(tensors)
+
+
+def _shared(layout: Layout, config: MaclaurinConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for layer in range(config.num_hidden_layers):
+        for theirs, several in layout.shared.items():
+            yield theirs.format(layer), tuple(ours.format(layer) for ours in several)
 
 
 def _says_all(to: str, described: Described, found: dict[str, Tensor], config: MaclaurinConfig) -> None:

@@ -1,7 +1,12 @@
-"""xLSTM-7B, as it is published and as transformers has it: mLSTM layers, MLPs, logits below a soft cap."""
+"""xLSTM-7B, as it is published and as transformers has it: mLSTM layers, MLPs, logits below a soft cap.
+
+With weight_mode "fused" a layer has one matrix for q, k, v and the output gate, one for both other gates, and one for both
+halves of the MLP.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from maclaurin.convert.layouts.layout import (
@@ -12,7 +17,6 @@ from maclaurin.convert.layouts.layout import (
     Names,
     Shapes,
     must,
-    of_type,
     options_of,
     real,
     shared_out,
@@ -45,12 +49,31 @@ MLSTM: Names = {
 }
 
 
+GATE_AND_UP = (f"{OURS}mlp.gate_proj.weight", f"{OURS}mlp.up_proj.weight")
+QKV_AND_GATE = (f"{OURS}mixer.qkv_proj.weight", f"{OURS}mixer.out_gate.weight")
+FUSED = {f"{FEED_FORWARD}proj_up_gate_z.weight": GATE_AND_UP, f"{LAYER}qkv_opreact.weight": QKV_AND_GATE}
+FUSED_NAMES: Names = {ours: theirs for ours, theirs in NAMES.items() if ours not in GATE_AND_UP}
+FUSED_MLSTM: Names = {ours: theirs for ours, theirs in MLSTM.items() if ours not in QKV_AND_GATE} | {
+    f"{OURS}mixer.gates.weight": f"{LAYER}ifgate_preact.weight",
+    f"{OURS}mixer.gates.bias": f"{LAYER}ifgate_preact.bias",
+}
+SINGLE_WEIGHTS, FUSED_WEIGHTS = "single", "fused"
+
+
 def _cap(described: Described, name: str, usual: float) -> float | None:
     return None if name in described and described[name] is None else real(described, name, usual)
 
 
 def _fields(described: Described, shapes: Shapes) -> dict[str, Any]:
-    must(described, {"use_bias": False, "weight_mode": "single", "add_out_norm": True})
+    return _common(described, shapes[f"{FEED_FORWARD}proj_up.weight".format(0)][0])
+
+
+def _fused_fields(described: Described, shapes: Shapes) -> dict[str, Any]:
+    return _common(described, shapes[f"{FEED_FORWARD}proj_up_gate_z.weight".format(0)][0] // 2)
+
+
+def _common(described: Described, intermediate_size: int) -> dict[str, Any]:
+    must(described, {"use_bias": False, "add_out_norm": True})
     norm_eps = real(described, "norm_eps", 1e-6)
     options = {
         "key_dim": shared_out(described, "qk_dim_factor", 0.5),
@@ -64,7 +87,7 @@ def _fields(described: Described, shapes: Shapes) -> dict[str, Any]:
         "hidden_size": size(described, "hidden_size"),
         "num_hidden_layers": size(described, layers),
         "num_attention_heads": size(described, "num_heads", 8),
-        "intermediate_size": shapes[f"{FEED_FORWARD}proj_up.weight".format(0)][0],
+        "intermediate_size": intermediate_size,
         "rms_norm_eps": norm_eps,
         "logit_cap": _cap(described, "output_logit_soft_cap", 30.0),
         "tie_word_embeddings": described.get("tie_word_embeddings", False),
@@ -90,11 +113,29 @@ def _described(config: MaclaurinConfig) -> Described:
         "norm_eps": config.rms_norm_eps,
         "eps": options["eps"],
         "use_bias": False,
-        "weight_mode": "single",
+        "weight_mode": SINGLE_WEIGHTS,
         "add_out_norm": True,
     }
 
 
+def _fused_described(config: MaclaurinConfig) -> Described:
+    return _described(config) | {"weight_mode": FUSED_WEIGHTS}
+
+
+def _with_weights(mode: str) -> Callable[[Described], bool]:
+    return lambda described: described.get("model_type") == "xlstm" and described.get("weight_mode", SINGLE_WEIGHTS) == mode
+
+
+FLAT = ("mixer.norm_weight",)
 XLSTM_LAYOUTS = {
-    "transformers-xlstm": Layout(of_type("xlstm"), _fields, _described, NAMES, {"mlstm": MLSTM}, flat=("mixer.norm_weight",))
+    "transformers-xlstm": Layout(_with_weights(SINGLE_WEIGHTS), _fields, _described, NAMES, {"mlstm": MLSTM}, flat=FLAT),
+    "transformers-xlstm-fused": Layout(
+        _with_weights(FUSED_WEIGHTS),
+        _fused_fields,
+        _fused_described,
+        FUSED_NAMES,
+        {"mlstm": FUSED_MLSTM},
+        flat=FLAT,
+        shared=FUSED,
+    ),
 }

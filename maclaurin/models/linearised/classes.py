@@ -28,6 +28,7 @@ from maclaurin.models.checked import load_checked
 from maclaurin.models.decoder import MaclaurinForCausalLM
 from maclaurin.models.linearised.attention import NAME, hand_over, own_cache
 from maclaurin.models.linearised.students import SOFTMAX, Shape, build_student, is_new
+from maclaurin.ops.products import with_faster_products
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Linearised(PreTrainedModel):
             module.register_forward_pre_hook(hand_over, with_kwargs=True)
         if shape.causal:
             self.base_model.register_forward_pre_hook(own_cache, with_kwargs=True)
+        with_faster_products(self)
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
