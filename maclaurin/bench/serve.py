@@ -59,6 +59,9 @@ class ServeRow(Record):
     ratio: float | None = None
 
 
+Part = Callable[[], list[ServeRow]]
+
+
 def model_of(size: str, mixer: str) -> MaclaurinForCausalLM:
     torch.manual_seed(0)
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -215,24 +218,33 @@ def http() -> list[ServeRow]:
     return rows
 
 
+def behind_contexts() -> list[ServeRow]:
+    found = {mixer: context(mixer) for mixer in (PEER, *MIXERS)}
+    peer = found[PEER].value
+    return [replace(row, ratio=None if mixer == PEER else row.value / peer) for mixer, row in found.items()]
+
+
 def run(console: Console, *, long: bool) -> list[ServeRow]:
+    """A table as soon as it is measured: all of them take minutes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    of_each: list[Part] = [partial(part, mixer) for part in (sessions, prefix, rows) for mixer in MIXERS]
+    found: list[ServeRow] = []
     try:
-        found = http()
-        found += [row for mixer in MIXERS for row in sessions(mixer)]
-        found += [row for mixer in MIXERS for row in prefix(mixer)]
-        found += [row for mixer in MIXERS for row in rows(mixer)]
-        behind = {mixer: context(mixer) for mixer in (PEER, *MIXERS)}
-        for mixer, row in behind.items():
-            found.append(replace(row, ratio=None if mixer == PEER else row.value / behind[PEER].value))
+        for part in (http, behind_contexts, *of_each):
+            measured = part()
+            console.print(_table(measured))
+            found += measured
     finally:
         torch.set_num_threads(threads)
-    table = Table(title="serving, in process, CPU time of one thread")
+    return found
+
+
+def _table(found: list[ServeRow]) -> Table:
+    table = Table(title="serving, CPU time of one thread")
     for column in ("what", "mixer", "way", "value", "unit", "ratio"):
         table.add_column(column)
     for row in found:
         times = "" if row.ratio is None else f"{row.ratio:.2f}x"
         table.add_row(row.what, row.mixer, row.way, f"{row.value:.4g}", row.unit, times)
-    console.print(table)
-    return found
+    return table
