@@ -20,7 +20,7 @@ import aiohttp
 
 from maclaurin.bench.servers import Server, make_model, ours, serving
 
-REQUEST = aiohttp.ClientTimeout(total=300)
+REQUEST = aiohttp.ClientTimeout(total=900)  # seconds: of a machine that does other things too
 BEGUN = 40  # tokens of a session at least, before its first answer
 PREFIXES = "64MB"  # full before the clock starts
 

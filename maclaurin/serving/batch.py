@@ -1,7 +1,7 @@
 """What an engine needs of a model: prompts read from the states before them, and a step of all sequences that run.
 
 Sequences that run have a row each, in the order in which they were put; a row that leaves is replaced by the last one.
-`SlotBatch` is that of models of this package, `ConvertedBatch` (`converted.py`) that of converted ones.
+`SlotBatch` is that of models of this package; `converted.py` has those of converted ones.
 """
 
 from __future__ import annotations
@@ -34,12 +34,24 @@ class Batch(ABC):
         size: int = self.model.config.vocab_size
         return size
 
-    @abstractmethod
     def read(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
         """Logits behind the last token of every sequence (N, vocabulary), and the states there.
 
         before: states of the same parts and sizes. starts: how many tokens are in them.
         """
+        logits: list[Any] = [None] * len(tokens)
+        after: list[States] = [[]] * len(tokens)
+        for places in in_buckets([len(one) for one in tokens]):
+            found = self._read_padded(
+                [tokens[place] for place in places], [before[place] for place in places], [starts[place] for place in places]
+            )
+            for place, *of_one in zip(places, *found, strict=True):
+                logits[place], after[place] = of_one
+        return torch.stack(logits), after
+
+    @abstractmethod
+    def _read_padded(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
+        """Sequences of similar length, the longest first, padded on the right to its length."""
 
     @abstractmethod
     def put(self, states: States, length: int) -> None:
@@ -87,9 +99,9 @@ def batch_of(model: Any, capacity: int) -> Batch:
     if isinstance(model, MaclaurinForCausalLM):
         return SlotBatch(model, capacity)
     if str(model.config.model_type).startswith("maclaurin-") and model.can_generate():
-        from maclaurin.serving.converted import ConvertedBatch  # imports every family of transformers that is converted
+        from maclaurin.serving.converted import converted_batch  # imports every family of transformers that is converted
 
-        return ConvertedBatch(model, capacity)
+        return converted_batch(model, capacity)
     raise ValueError(
         f"model must be a language model of this package or a decoder that `maclaurin convert` made, got a "
         f"{type(model).__name__}"
@@ -135,17 +147,7 @@ class SlotBatch(Batch):
         self.layers = len(self._layers)
         self._slots = [slots_of(layer.mixer, capacity) for layer in self._layers]
 
-    def read(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
-        logits: list[Any] = [None] * len(tokens)
-        after: list[States] = [[]] * len(tokens)
-        for places in in_buckets([len(one) for one in tokens]):
-            found = self._read_padded([tokens[place] for place in places], [before[place] for place in places])
-            for place, *of_one in zip(places, *found, strict=True):
-                logits[place], after[place] = of_one
-        return torch.stack(logits), after
-
-    def _read_padded(self, tokens: list[list[int]], before: list[States]) -> tuple[Tensor, list[States]]:
-        """Sequences of similar length, padded on the right to that of the first."""
+    def _read_padded(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
         longest = len(tokens[0])
         counts = torch.tensor([len(one) for one in tokens], dtype=torch.long, device=self.model.device)
         lengths = None if len(tokens[-1]) == longest else counts
@@ -153,7 +155,7 @@ class SlotBatch(Batch):
 
         def attend(index: int, x: Tensor) -> Tensor:
             mixer, state = self._layers[index].mixer, joined([one[index] for one in before])
-            y, after = mixer(x, state if state is None else known(mixer, state), lengths=lengths)
+            y, after = mixer(x, state if state is None else known(state, mixer.trust), lengths=lengths)
             states.append(after)
             return y
 
@@ -167,9 +169,11 @@ class SlotBatch(Batch):
         hidden = model.embed_tokens(self.ids(tokens))
         for index, layer in enumerate(self._layers):
             hidden = hidden + attend(index, layer.input_layernorm(hidden))
+            if index == self.layers - 1:
+                hidden = hidden[last]  # nobody reads the others any more
             if layer.mlp is not None:
                 hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        logits: Tensor = self.model.lm_head(model.norm(hidden[last]))
+        logits: Tensor = self.model.lm_head(model.norm(hidden))
         return logits
 
     def put(self, states: States, length: int) -> None:

@@ -1,7 +1,7 @@
-"""The sequences of a converted model: states of all layers, joined beside those of sequences of similar length.
+"""The sequences of a converted model, whose layers are those of transformers: they are told the position of every token.
 
-Its layers are those of transformers, which are told the position of every token. A step calls the whole model once for each
-group of rows.
+A step calls the whole model. Where every layer has its states in slots, it is one call for all rows; otherwise states of all
+layers are joined beside those of sequences of similar length, and there is a call for each group of rows.
 """
 
 from __future__ import annotations
@@ -16,27 +16,50 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from maclaurin.mixers import MixerState
 from maclaurin.models import StateCache
 from maclaurin.models.linearised.classes import attention_modules
+from maclaurin.ops.states import LinearState
 from maclaurin.serving.batch import Batch, States, apart, joined
-from maclaurin.serving.slots import Groups
+from maclaurin.serving.slots import Groups, Places, scores_of
 
 
-class ConvertedBatch(Batch):
+def converted_batch(model: Any, capacity: int) -> Batch:
+    places = [places_of(module, capacity, model) for module in attention_modules(model)]
+    found = [one for one in places if one is not None]
+    if len(found) == len(places):
+        return ConvertedSlots(model, capacity, found)
+    return ConvertedGroups(model, capacity)
+
+
+def places_of(module: Any, capacity: int, model: Any) -> Places | None:
+    """Slots for the states of an attention module's student; None where it keeps tokens that no kernel steps in rows."""
+    window = getattr(module, "sliding_window", getattr(module.config, "sliding_window", None))  # Mistral's has no own
+    mechanism = module.student.mechanism.within(window)
+    kept = _state_of(module.student).attention
+    scores = scores_of(mechanism, kept, next(model.parameters()))
+    return None if scores is None and not isinstance(kept, LinearState) else Places(capacity, scores)
+
+
+@torch.inference_mode()
+def _state_of(student: Any) -> MixerState:
+    state: MixerState = student.on_zeros(1, None, return_state=True)[1]
+    return state
+
+
+class Converted(Batch):
     def __init__(self, model: Any, capacity: int) -> None:
         super().__init__(model, capacity)
         self._students: list[Any] = [module.student for module in attention_modules(model)]
         self.layers = len(self._students)
-        self._groups = Groups()
         self._lengths: list[int] = []  # of every row
         self._shapes: list[MixerState] = []
 
-    def read(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
-        """Sequences of different length are padded on the right."""
+    def _read_padded(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
+        longest = len(tokens[0])
         counts = torch.tensor([len(one) for one in tokens], dtype=torch.long, device=self.model.device)
-        slots = torch.arange(int(counts.max()), dtype=torch.long, device=self.model.device)
-        ids = self.ids([one + [0] * (len(slots) - len(one)) for one in tokens])
-        real = slots < counts[:, None]
+        slots = torch.arange(longest, dtype=torch.long, device=self.model.device)
+        ids = self.ids([one + [0] * (longest - len(one)) for one in tokens])
+        real = None if len(tokens[-1]) == longest else slots < counts[:, None]
         states = [joined(many) for many in zip(*before, strict=True)]
-        logits, after = self._run(ids, states, starts, None if bool(real.all()) else real, counts - 1)
+        logits, after = self._run(ids, states, starts, real, counts - 1)
         return logits, [after] if len(tokens) == 1 else apart(after, len(tokens))
 
     def _run(
@@ -54,13 +77,67 @@ class ConvertedBatch(Batch):
         return logits, [layer.state for layer in cache.layers]
 
     def put(self, states: States, length: int) -> None:
-        self._groups.put(states)
         self._lengths.append(length)
 
     def drop(self, row: int) -> None:
-        self._groups.drop(row)
         self._lengths[row] = self._lengths[-1]
         self._lengths.pop()
+
+    def state_nbytes(self, length: int) -> int:
+        """Of a run without numbers: what a layer keeps depends on its student, its window and the length."""
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            _, states = self._run(self.ids([[0] * length]), [None] * self.layers, [0], None, -1)
+            return sum(state.nbytes for state in states)
+
+    def shapes(self) -> Sequence[MixerState]:
+        if not self._shapes:
+            self._shapes = [_state_of(student) for student in self._students]
+        return self._shapes
+
+
+class ConvertedSlots(Converted):
+    def __init__(self, model: Any, capacity: int, places: list[Places]) -> None:
+        super().__init__(model, capacity)
+        self._places = places
+
+    def put(self, states: States, length: int) -> None:
+        super().put(states, length)
+        for places, state in zip(self._places, states, strict=True):
+            places.put(state)
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        for places in self._places:
+            places.drop(row)
+
+    def take(self, row: int) -> States:
+        return [places.take(row) for places in self._places]
+
+    def step(self, tokens: list[int]) -> Tensor:
+        states = [places.state for places in self._places]
+        logits, after = self._run(self.ids([[token] for token in tokens]), states, self._lengths, None, -1)
+        for places, state in zip(self._places, after, strict=True):
+            places.write(state)
+        self._lengths = [length + 1 for length in self._lengths]
+        return logits
+
+    @property
+    def nbytes(self) -> int:
+        return sum(places.nbytes for places in self._places)
+
+
+class ConvertedGroups(Converted):
+    def __init__(self, model: Any, capacity: int) -> None:
+        super().__init__(model, capacity)
+        self._groups = Groups()
+
+    def put(self, states: States, length: int) -> None:
+        super().put(states, length)
+        self._groups.put(states)
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        self._groups.drop(row)
 
     def take(self, row: int) -> States:
         return self._groups.take(row)
@@ -81,16 +158,3 @@ class ConvertedBatch(Batch):
     @property
     def nbytes(self) -> int:
         return self._groups.nbytes
-
-    def state_nbytes(self, length: int) -> int:
-        """Of a run without numbers: what a layer keeps depends on its student, its window and the length."""
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            _, states = self._run(self.ids([[0] * length]), [None] * self.layers, [0], None, -1)
-            return sum(state.nbytes for state in states)
-
-    def shapes(self) -> Sequence[MixerState]:
-        if not self._shapes:
-            with torch.inference_mode():
-                made = (student.on_zeros(1, None, return_state=True)[1] for student in self._students)
-                self._shapes = [state for state in made if state is not None]
-        return self._shapes

@@ -126,7 +126,15 @@ class Engine:
 
     def state_nbytes(self, length: int) -> int:
         """Of the state of so many tokens, or of some more."""
-        length = -(-length // LENGTHS) * LENGTHS
+        return self._nbytes_of(-(-length // LENGTHS) * LENGTHS)
+
+    def state_nbytes_about(self, length: int) -> int:
+        """As if a state grew evenly between the lengths that are looked at: exact where it does, or has one size."""
+        begin, end = max(1, (length - 1) // LENGTHS * LENGTHS), -(-length // LENGTHS) * LENGTHS
+        small, large = self._nbytes_of(begin), self._nbytes_of(end)
+        return small + (large - small) * (length - begin) // (end - begin)
+
+    def _nbytes_of(self, length: int) -> int:
         if length not in self._sizes:
             self._sizes[length] = self._batch.state_nbytes(length)
         return self._sizes[length]

@@ -18,6 +18,7 @@ from maclaurin.mixers import Mixer, MixerState
 from maclaurin.mixers.base import Zeros
 from maclaurin.mixers.mechanisms import Power, Softmax
 from maclaurin.ops.features import Kernel
+from maclaurin.ops.folding import fold_length_of
 from maclaurin.ops.native import library
 from maclaurin.ops.native.in_place import InPlace
 from maclaurin.ops.native.rows import Rows, RowState, Scores
@@ -25,17 +26,12 @@ from maclaurin.ops.power import SERIES
 from maclaurin.ops.states import LinearState, PowerState, State, TokenState
 
 SHORT, LONG = 70, 3000  # tokens: a state that has the same shapes after either is of constant size
-NEVER = 2**62  # tokens: where a mechanism folds none
 SQUARE = Kernel.of(2)
 FEWEST = 4  # rows of a storage, which doubles when it is full
 
 
 class Slots:
-    """What a layer does with the rows. `capacity` is how many there may be."""
-
-    def __init__(self, mixer: Mixer, capacity: int) -> None:
-        self.mixer, self.capacity = mixer, capacity
-        self.count = 0
+    """What a layer does with the rows."""
 
     def put(self, state: MixerState) -> None:
         """One more row, behind the others: the state of one sequence, copied."""
@@ -59,10 +55,10 @@ class Slots:
 
 
 def slots_of(mixer: Mixer, capacity: int) -> Slots:
-    scores = scores_of(mixer)
+    scores = scores_of(getattr(mixer, "mechanism", None), mixer.shapes().attention, next(mixer.parameters()))
     if scores is not None or _is_constant(mixer):
-        return Places(mixer, capacity, None if scores is None else Rows(capacity, scores))
-    return Joined(mixer, capacity)
+        return Stepped(mixer, Places(capacity, scores, mixer.trust))
+    return Joined(mixer)
 
 
 def _is_constant(mixer: Mixer) -> bool:
@@ -76,16 +72,14 @@ def _keeps_tokens(state: State) -> bool:
     return isinstance(state, TokenState) or any(map(_keeps_tokens, held))
 
 
-def scores_of(mixer: Mixer) -> Scores | None:
-    """What a mixer does with the tokens that it keeps, if a kernel steps rows of them."""
-    mechanism: Any = getattr(mixer, "mechanism", None)
-    parameter = next(mixer.parameters())
-    if library.step_rows is None or not parameter.is_cpu or parameter.dtype is not torch.float32:
+def scores_of(mechanism: Any, kept: State, like: Tensor) -> Scores | None:
+    """What a mechanism does with the tokens that it keeps, if a kernel steps rows of them. kept: a state of it, whose shapes
+    are looked at. like: of the device and the dtype of the inputs."""
+    if library.step_rows is None or not _is_plain(like):
         return None
-    kept = mixer.shapes().attention
     if type(kept) not in (TokenState, PowerState) or not isinstance(kept, TokenState):
         return None
-    G, K = kept.keys.shape[2:]
+    (G, K), V = kept.keys.shape[2:], kept.values.shape[3]
     if kept.log_decay is not None and kept.log_decay.shape[2] != G:
         return None
     scale = K**-0.5 if getattr(mechanism, "scale", None) is None else mechanism.scale
@@ -98,7 +92,10 @@ def scores_of(mixer: Mixer) -> Scores | None:
     plain = kernel == SQUARE and weights is None
     if not (plain or kernel == SERIES) or mechanism.state_dtype != "float32":
         return None
-    fold_at = NEVER if mechanism.fold_at is None else mechanism.fold_at(torch.float32)
+    if mechanism.fold_at is None:
+        fold_at = fold_length_of(kernel, K, V, mechanism.normalize, torch.float32)
+    else:
+        fold_at = mechanism.fold_at(torch.float32)
     orders = None if weights is None else weights.detach().float().contiguous()
     return Scores(False, scale, mechanism.normalize, None, fold_at, mechanism.fold_every, not plain, orders)
 
@@ -107,28 +104,35 @@ def _is_plain(x: Tensor) -> bool:
     return x.is_cpu and x.dtype is torch.float32
 
 
-def known(mixer: Mixer, state: MixerState) -> MixerState:
-    """Marked as made by the mixer and its ops, which therefore do not look at it again."""
-    mixer.trust(state)
-    device = next(mixer.parameters()).device
+def known(state: MixerState, trust: Callable[[MixerState], None] | None = None) -> MixerState:
+    """Marked as made by the ops, and by the mixer whose `trust` it is: they do not look at it again."""
+    if trust is not None:
+        trust(state)
+    device = next((x.device for x in state.tensors().values()), torch.device("cpu"))  # rows are stepped on a CPU
     for part in (state, *vars(state).values()):
         if isinstance(part, State):
             object.__setattr__(part, "sound_on", device)
     return state
 
 
-class Places(Slots):
-    """States of constant size, all rows of a tensor in one storage; kept tokens, if any, in `rows`."""
+class Places:
+    """States of constant size, all rows of a tensor in one storage; kept tokens, if there are scores of any, in `rows`.
 
-    def __init__(self, mixer: Mixer, capacity: int, rows: Rows | None) -> None:
-        super().__init__(mixer, capacity)
-        self.rows = rows
+    state: of all rows, for a step of the layer; `write` takes what the step made of it. trust: of the mixer.
+    """
+
+    state: MixerState
+
+    def __init__(self, capacity: int, scores: Scores | None, trust: Callable[[MixerState], None] | None = None) -> None:
+        self.capacity, self.trust = capacity, trust
+        self.rows = None if scores is None else Rows(capacity, scores)
+        self.count = 0
         self.storage: list[Tensor] = []
         self.views: dict[str, Tensor] = {}  # the rows in use
         self.template: MixerState | None = None
-        self.state: MixerState
 
     def put(self, state: MixerState) -> None:
+        """One more row, behind the others: the state of one sequence, copied."""
         if self.rows is not None:
             assert isinstance(state.attention, TokenState)
             self.rows.put(state.attention)
@@ -149,6 +153,7 @@ class Places(Slots):
         return larger
 
     def drop(self, row: int) -> None:
+        """The last row takes its place."""
         if self.rows is not None:
             self.rows.drop(row)
         if row < self.count - 1:
@@ -163,18 +168,18 @@ class Places(Slots):
         self.views = state.tensors()
         if library.available() and type(state.attention) is LinearState and _is_plain(state.attention.recurrent):
             state = replace(state, attention=InPlace.of(state.attention.recurrent))
-        self.state = known(self.mixer, state)
+        self.state = known(state, self.trust)
 
     def take(self, row: int) -> MixerState:
+        """The state of one row, copied."""
         assert self.template is not None
         state = self.template.with_tensors(storage[row : row + 1].clone() for storage in self.storage)
         return state if self.rows is None else replace(state, attention=self.rows.take(row))
 
-    def step(self, x: Tensor) -> Tensor:
-        y, after = self.mixer(x, self.state)
+    def write(self, after: MixerState) -> None:
+        """The state after one more token of every row; what was stepped in place is there already."""
         for name, new in after.tensors().items():
             self.views[name].copy_(new)
-        return y
 
     @property
     def nbytes(self) -> int:
@@ -182,12 +187,37 @@ class Places(Slots):
         return held if self.rows is None else held + self.rows.nbytes
 
 
+class Stepped(Slots):
+    """Rows in places, all of them one call of the mixer."""
+
+    def __init__(self, mixer: Mixer, places: Places) -> None:
+        self.mixer, self.places = mixer, places
+
+    def put(self, state: MixerState) -> None:
+        self.places.put(state)
+
+    def drop(self, row: int) -> None:
+        self.places.drop(row)
+
+    def take(self, row: int) -> MixerState:
+        return self.places.take(row)
+
+    def step(self, x: Tensor) -> Tensor:
+        y: Tensor
+        y, after = self.mixer(x, self.places.state)
+        self.places.write(after)
+        return y
+
+    @property
+    def nbytes(self) -> int:
+        return self.places.nbytes
+
+
 class Joined(Slots):
     """States of other kinds, so that a step calls the mixer once for each group of rows."""
 
-    def __init__(self, mixer: Mixer, capacity: int) -> None:
-        super().__init__(mixer, capacity)
-        self.groups = Groups()
+    def __init__(self, mixer: Mixer) -> None:
+        self.mixer, self.groups = mixer, Groups()
 
     def put(self, state: MixerState) -> None:
         self.groups.put([state])

@@ -112,6 +112,14 @@ def test_a_long_prompt_makes_nobody_wait(model):
     assert len(short.output) == 11 + 1
 
 
+def test_the_size_that_is_shown_is_that_of_the_state():
+    engine = Engine(small_model(["softmax", "gla"]))
+    for tokens in (1, 2, 63, 64, 65, 100):
+        request = engine.submit([1] * tokens, Sampling(1), keep_state=True)
+        engine.run()
+        assert engine.state_nbytes_about(tokens) == request.state.nbytes <= engine.state_nbytes(tokens)
+
+
 def test_a_converted_model_knows_the_size_and_the_layout_of_its_states():
     converted = converted_model("mistral", ["2mamba", "softmax"], sliding_window=11)
     engine = Engine(converted)

@@ -14,6 +14,7 @@ HYBRIDS = [["softmax", "2mamba"], ["sliding-window", "gla"], ["mamba2", "fox"]]
 CONVERTED = {
     "llama": {"students": ["2mamba", "softmax"]},
     "mistral": {"students": ["softmax", "hedgehog"], "sliding_window": 11, "num_features": 16},
+    "qwen2": {"students": ["taylor", "elu"]},
     "qwen3": {"students": ["taylor", "sliding-window"], "window": 8},
 }
 

@@ -55,7 +55,7 @@ class Served:
 
     def sizes(self, tokens: int) -> dict[str, int]:
         """Bytes of the state of a sequence, and of a KV cache of as many layers and heads."""
-        return {"state_bytes": self.engine.state_nbytes(max(tokens, 1)), "kv_cache_bytes": self._kv_bytes * tokens}
+        return {"state_bytes": self.engine.state_nbytes_about(max(tokens, 1)), "kv_cache_bytes": self._kv_bytes * tokens}
 
 
 def opened(folders: Sequence[str], settings: Settings) -> dict[str, Served]:

@@ -9,7 +9,7 @@ function size(bytes) {
   const units = ["B", "KiB", "MiB", "GiB"];
   let unit = 0;
   while (bytes >= 1024 && unit < 3) { bytes /= 1024; unit += 1; }
-  return `${unit ? bytes.toPrecision(3) : bytes} ${units[unit]}`;
+  return `${unit && bytes < 1000 ? bytes.toPrecision(3) : Math.round(bytes)} ${units[unit]}`;
 }
 
 function ask(path, options = {}) {
