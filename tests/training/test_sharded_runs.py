@@ -80,7 +80,7 @@ def test_processes_that_share_sequences_share_parameters_too(folder):
         assert losses(folder, "run", figure) == pytest.approx(losses(folder, "one", figure), abs=1e-5), figure
 
 
-@pytest.mark.parametrize(("ranks", "heads"), [(2, 2), (4, 2)])
+@pytest.mark.parametrize(("ranks", "heads"), [pytest.param(2, 2, marks=pytest.mark.slow), (4, 2)])
 def test_processes_that_share_heads_take_the_steps_of_one_and_go_on_in_any_layout(folder, ranks, heads):
     """A mixer whose projections are fused, one that stays whole, softmax; each process has one head."""
     one = {"num_hidden_layers": 3, "mixer": "2mamba,s6,softmax", "eval_every": 6}
