@@ -29,10 +29,9 @@ from maclaurin.processes.children import end_with_parent, lifeline
 LENGTHS = (2048, 8192)  # tokens of a slice
 AT_BOTH = ("2mamba", "mamba2", "gla", "gated-delta", "mlstm")
 SOFTMAX_LENGTHS = (1024, 4096)
-SLOW = ("2mamba-delta", "taylor")  # minutes each
 D_MODEL, HEADS = 256, 4
 PROCESSES = 2
-REPEATS = 3
+REPEATS = 7  # turns, after one that is not counted
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,7 @@ class SequenceRow(Record):
 def run(console: Console, *, long: bool) -> list[SequenceRow]:
     with tempfile.TemporaryDirectory() as folder, lifeline() as stdin:
         quiet = ["-W", "ignore::RuntimeWarning:runpy"]  # the package imports what is run here as a script
-        command = [
-            sys.executable,
-            *quiet,
-            "-m",
-            "maclaurin.bench.sequences",
-            f"{folder}/store",
-            *(["--long"] if long else []),
-        ]
+        command = [sys.executable, *quiet, "-m", "maclaurin.bench.sequences", f"{folder}/store"]
         first = subprocess.Popen([*command, "0"], stdin=stdin, stdout=subprocess.DEVNULL)
         answer = subprocess.run([*command, "1"], stdin=stdin, check=True, capture_output=True, text=True).stdout
         first.wait()
@@ -75,32 +67,32 @@ def run(console: Console, *, long: bool) -> list[SequenceRow]:
     return rows
 
 
-def cases(*, long: bool) -> list[tuple[str, int]]:
-    """All mixers whose state stops growing at the longer slice, some of them at both, and softmax. long: slow ones too."""
+def cases() -> list[tuple[str, int]]:
+    """All mixers whose state stops growing at the longer slice, some of them at both, and softmax."""
     mixers = {name: build_mixer(name, D_MODEL, HEADS) for name in available_mixers()}
     finite = [name for name, mixer in mixers.items() if mixer.has_states and mixer.finite_state]
-    finite = [name for name in finite if long or name not in SLOW]
     short = [(name, LENGTHS[0]) for name in AT_BOTH]
     return [*short, *((name, LENGTHS[1]) for name in finite), *(("softmax", tokens) for tokens in SOFTMAX_LENGTHS)]
 
 
-def _measured(store: str, rank: int, *, long: bool) -> Iterator[SequenceRow]:
+def _measured(store: str, rank: int) -> Iterator[SequenceRow]:
     """In the second process, whose rows are the answer, the slice is also computed alone."""
     torch.set_num_threads(1)
     files = distributed.FileStore(store, PROCESSES)
     distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES, store=files)
-    for name, tokens in cases(long=long):
+    for name, tokens in cases():
         torch.manual_seed(0)
         mixer = build_mixer(name, D_MODEL, HEADS)
         x = torch.randn(1, tokens, D_MODEL, dtype=torch.float32, device="cpu", requires_grad=True)
         received, slices, alone = 0, [], []
-        for _ in range(REPEATS):
+        for _ in range(1 + REPEATS):
             with sequence_parallel() as chain:
                 slices.append(_cpu_seconds(mixer, x))
             received = chain.received_bytes
             if rank:
                 alone.append(_cpu_seconds(mixer, x))
         of_all: list[float] = [0.0] * PROCESSES
+        slices, alone = slices[1:], alone[1:]
         distributed.all_gather_object(of_all, min(slices))
         if rank:
             ratio = statistics.median(one / other for one, other in zip(slices, alone, strict=True))
@@ -116,6 +108,5 @@ def _cpu_seconds(mixer: Mixer, x: Tensor) -> float:
 
 if __name__ == "__main__":
     end_with_parent()
-    store, *flags, rank = sys.argv[1:]
-    for one in _measured(store, int(rank), long=bool(flags)):
+    for one in _measured(sys.argv[1], int(sys.argv[2])):
         print(json.dumps(one.to_json()), flush=True)

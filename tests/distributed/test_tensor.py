@@ -10,6 +10,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from transformers.distributed import DistributedConfig
 
 from maclaurin.distributed import clip_gradients
+from maclaurin.distributed.sharded import shard_and_split
 from maclaurin.distributed.tensor import SplitHeads, tensor_plan
 from maclaurin.mixers import available_mixers, build_mixer
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
@@ -99,6 +100,29 @@ def test_every_mixer_on_two_processes_has_the_gradients_of_one():
         return worst
 
     for worst in on_ranks(2, work, group=True):
+        assert {name: found for name, found in worst.items() if not found <= 1e-9} == {}
+
+
+@pytest.mark.slow
+def test_two_groups_that_share_heads_spread_the_parameters_of_every_mixer():
+    """Each group has one of the two sequences; FSDP2 takes the mean of their gradients."""
+
+    def work(rank):
+        worst = {}
+        for case, (mixer, options) in CASES.items():
+            model = model_of(mixer, options)
+            *_, expected = results(model)
+            whole = sum(parameter.numel() for parameter in model.parameters())
+            model.zero_grad()
+            shard_and_split(model, 2, "cpu")
+            assert sum(_local(parameter).numel() for parameter in model.parameters()) < 0.5 * whole, case
+            ids = batch()[rank // 2][None]
+            model(input_ids=ids, labels=ids).loss.backward()
+            found = whole_gradients(model)
+            worst[case] = max(difference(found[name], gradient) for name, gradient in expected.items())
+        return worst
+
+    for worst in on_ranks(4, work, group=True):
         assert {name: found for name, found in worst.items() if not found <= 1e-9} == {}
 
 

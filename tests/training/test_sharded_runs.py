@@ -80,12 +80,12 @@ def test_processes_that_share_sequences_share_parameters_too(folder):
         assert losses(folder, "run", figure) == pytest.approx(losses(folder, "one", figure), abs=1e-5), figure
 
 
-@pytest.mark.parametrize(("ranks", "heads"), [(2, 2), (4, 2)])
+@pytest.mark.parametrize(("ranks", "heads"), [pytest.param(2, 2, marks=pytest.mark.slow), (4, 2)])
 def test_processes_that_share_heads_take_the_steps_of_one_and_go_on_in_any_layout(folder, ranks, heads):
     """A mixer whose projections are fused, one that stays whole, softmax; each process has one head."""
     one = {"num_hidden_layers": 3, "mixer": "2mamba,s6,softmax", "eval_every": 6}
     train(recipe(folder, **one, batch_size=4, output=str(folder / "one")))
-    split = {"shard_parameters": True, "tensor_parallel": heads}
+    split = {"shard_parameters": True, "tensor_parallel": heads, "gradient_checkpointing": ranks == 4}
     on_ranks(ranks, lambda rank: train(recipe(folder, **one, **split, batch_size=4 * heads // ranks)))
     for figure in ("loss", "eval_loss", "eval_tokens", "grad_norm"):
         assert losses(folder, "run", figure) == pytest.approx(losses(folder, "one", figure), abs=1e-5), figure
