@@ -14,23 +14,26 @@ constexpr float ENOUGH_FOR_HALVES = 1.0f / 256;
 
 struct StepBuffers {
     float *q, *features, *read;     // of every query head: q, φ(q), φ(q)ᵀS
+    float* in_order;                // of one query head, read from halves
     float* sums;                    // Σ w v, and Σ w
     float* left;                    // [keys]: the decay from a key to the query
     float *k_channels, *v, *panel;  // a fold's keys [channel][token], its decayed values, the monomials of a tile
     float* counts;                  // [keys]: what is left of a one beside each value
     float *whole, *new_whole;       // rows of a state in halves, joined, and of the new one
-    int64_t k_row, v_row, w_row, s_row, keys;
+    int64_t k_row, v_row, w_row, read_row, s_row, keys;
 
     StepBuffers(Arena& arena, const MaclaurinAttention& call)
         : k_row(round_up(call.K, LANES)),
           v_row(round_up(call.V, LANES)),
           w_row(round_up(call.V + 1, LANES)),
+          read_row(round_up(call.V + 1, 2 * LANES)),
           s_row(v_row + LANES),
           keys(round_up(call.S, LANES)) {
         const int64_t R = call.H / call.G, tokens = call.folded ? keys : 0;
         q = arena.take(R * k_row);
         features = arena.take(R * monomial_count(call.K));
-        read = arena.take(R * w_row);
+        read = arena.take(R * read_row);
+        in_order = arena.take(read_row);
         sums = arena.take(R * s_row);
         left = arena.take(keys);
         k_channels = arena.take(call.K * tokens);
@@ -60,30 +63,59 @@ inline void step_orders(float* features, int64_t K, const Orders& orders) {
     for (int64_t f = K; f < monomial_count(K); ++f) features[f] *= orders.two;
 }
 
-// read += Σ_f φ_f S_f over `rows` rows, N vectors of columns. Loads may run into the next row, whose numbers fill lanes
-// that nobody reads; hence not in the last rows of all.
+// sums += φ S of a row: one vector of its columns, or two of a state in halves.
+MACLAURIN_INLINE void step_add(vec (&sums)[1], const float* row, float feature) { sums[0] += load(row) * feature; }
+MACLAURIN_INLINE void step_add(vec (&sums)[2], const uint16_t* row, float feature) {
+    const uvec pairs = load_pairs(row);
+    sums[0] += first_of(pairs) * feature;
+    sums[1] += second_of(pairs) * feature;
+}
+
+template <class Number>
+constexpr int PARTS = sizeof(float) / sizeof(Number);  // vectors in what is loaded at a time
+
+// read += Σ_f φ_f S_f over `rows` rows, N loads of columns. Loads may run into the next row, whose numbers fill lanes that
+// nobody reads; hence not in the last rows of all. As many rows at once as give both multipliers of a core eight sums.
 template <int N, class Number>
 MACLAURIN_INLINE void step_read(float* read, const float* features, const Number* state, int64_t W, int64_t rows) {
-    vec even[N], odd[N] = {};
-    for (int n = 0; n < N; ++n) even[n] = load(read + n * LANES);
+    constexpr int P = PARTS<Number>, LOAD = P * LANES, AT_ONCE = N * P >= 8 ? 1 : (7 + N * P) / (N * P);
+    vec sums[AT_ONCE][N][P] = {};
+    for (int n = 0; n < N; ++n)
+        for (int p = 0; p < P; ++p) sums[0][n][p] = load(read + n * LOAD + p * LANES);
     int64_t f = 0;
-    for (; f + 2 <= rows; f += 2)
-        for (int n = 0; n < N; ++n) {
-            even[n] += load(state + f * W + n * LANES) * features[f];
-            odd[n] += load(state + (f + 1) * W + n * LANES) * features[f + 1];
-        }
+    for (; f + AT_ONCE <= rows; f += AT_ONCE)
+        for (int a = 0; a < AT_ONCE; ++a)
+            for (int n = 0; n < N; ++n) step_add(sums[a][n], state + (f + a) * W + n * LOAD, features[f + a]);
     for (; f < rows; ++f)
-        for (int n = 0; n < N; ++n) even[n] += load(state + f * W + n * LANES) * features[f];
-    for (int n = 0; n < N; ++n) store(read + n * LANES, even[n] + odd[n]);
+        for (int n = 0; n < N; ++n) step_add(sums[0][n], state + f * W + n * LOAD, features[f]);
+    for (int n = 0; n < N; ++n)
+        for (int p = 0; p < P; ++p) {
+            for (int a = 1; a < AT_ONCE; ++a) sums[0][n][p] += sums[a][n][p];
+            store(read + n * LOAD + p * LANES, sums[0][n][p]);
+        }
 }
 
 template <class Number>
 MACLAURIN_INLINE void step_read(float* read, const float* features, const Number* state, int64_t W, int64_t rows,
-                                int64_t vectors) {
-    constexpr int MOST = LANES == 16 ? 5 : 4;
-    int64_t n = 0;
-    for (; n + MOST <= vectors; n += MOST) step_read<MOST>(read + n * LANES, features, state + n * LANES, W, rows);
-    for (; n < vectors; ++n) step_read<1>(read + n * LANES, features, state + n * LANES, W, rows);
+                                int64_t loads) {
+    constexpr int MOST = LANES == 16 || PARTS<Number> == 2 ? 5 : 4, LOAD = PARTS<Number> * LANES;
+    for (int64_t n = 0; n < loads; n += MOST) {
+        float* sums = read + n * LOAD;
+        const Number* columns = state + n * LOAD;
+        switch (smaller(MOST, loads - n)) {
+            case 1: step_read<1>(sums, features, columns, W, rows); break;
+            case 2: step_read<2>(sums, features, columns, W, rows); break;
+            case 3: step_read<3>(sums, features, columns, W, rows); break;
+            case 4: step_read<4>(sums, features, columns, W, rows); break;
+            default: step_read<MOST>(sums, features, columns, W, rows);
+        }
+    }
+}
+
+// Where a column stands in what has been read.
+MACLAURIN_INLINE int64_t place(const float*, int64_t column) { return column; }
+MACLAURIN_INLINE int64_t place(const uint16_t*, int64_t column) {
+    return column / (2 * LANES) * (2 * LANES) + column % 2 * LANES + column % (2 * LANES) / 2;
 }
 
 // ROWS rows of keep·S + Σ_j φ(k_j) (v_j, 1)ᵀ, from the first of `pairs`. Values that do not fill a vector go through a copy.
@@ -135,13 +167,21 @@ inline void pack_fold(const StepBuffers& at, const MaclaurinAttention& call, int
 template <class Number>
 inline void step_read_rows(const MaclaurinAttention& call, const StepBuffers& at, const Number* state, int64_t begin,
                            int64_t rows, int64_t fast) {
-    const int64_t W = state_width(call), F = monomial_count(call.K), vectors = round_up(W, LANES) / LANES;
+    const int64_t W = state_width(call), F = monomial_count(call.K), at_once = PARTS<Number> * LANES;
     for (int64_t r = 0; r < call.H / call.G; ++r) {
-        float* read = at.read + r * at.w_row;
+        float* read = at.read + r * at.read_row;
         const float* features = at.features + r * F + begin;
-        step_read(read, features, state, W, fast, vectors);
+        step_read(read, features, state, W, fast, round_up(W, at_once) / at_once);
         for (int64_t f = fast; f < rows; ++f)
-            for (int64_t c = 0; c < W; ++c) read[c] += features[f] * number(state[f * W + c]);
+            for (int64_t c = 0; c < W; ++c) read[place(state, c)] += features[f] * number(state[f * W + c]);
+    }
+}
+
+inline void step_in_order(const MaclaurinAttention& call, const StepBuffers& at) {
+    for (int64_t r = 0; r < call.H / call.G; ++r) {
+        float* read = at.read + r * at.read_row;
+        for (int64_t c = 0; c < state_width(call); ++c) at.in_order[c] = read[place(call.halves.upper, c)];
+        std::memcpy(read, at.in_order, state_width(call) * sizeof(float));
     }
 }
 
@@ -149,32 +189,33 @@ inline void step_read_rows(const MaclaurinAttention& call, const StepBuffers& at
 inline void step_state(const MaclaurinAttention& call, const StepBuffers& at, const Pairs& pairs, int64_t b, int64_t g,
                        Left left, bool joined) {
     const int64_t R = call.H / call.G, W = state_width(call), F = monomial_count(call.K), head = b * call.G + g;
-    // rows at the end from which whole vectors would reach out
-    const int64_t careful = (round_up(W, LANES) + W - 1) / W - 1;
     const bool in_halves = call.halves.upper != nullptr;
+    // rows at the end from which whole vectors would reach out
+    const int64_t careful = (round_up(W, in_halves ? 2 * LANES : LANES) + W - 1) / W - 1;
     for (int64_t r = 0; r < R; ++r) {
         step_features(at.features + r * F, at.q + r * at.k_row, call.K);
         if (call.constant) step_orders(at.features + r * F, call.K, Orders(call, g * R + r));
     }
-    fill(at.read, R * at.w_row, 0);
+    fill(at.read, R * at.read_row, 0);
     if (call.folded) pack_fold(at, call, b, g, left.first);
     for (int64_t begin = 0; begin < F; begin += STEP_ROWS) {
         const int64_t rows = smaller(STEP_ROWS, F - begin), fast = larger(0, smaller(rows, F - careful - begin));
-        const int64_t place = head * F * W + begin * W;
+        const int64_t start = head * F * W + begin * W;
         if (in_halves && !joined) {
-            step_read_rows(call, at, call.halves.upper + place, begin, rows, fast);
+            step_read_rows(call, at, call.halves.upper + start, begin, rows, fast);
             continue;
         }
         const float* state = in_halves ? at.whole : call.state + head * call.state_head + begin * W;
-        if (in_halves) join(at.whole, call.halves, place, rows * W);
+        if (in_halves) join(at.whole, call.halves, start, rows * W);
         step_read_rows(call, at, state, begin, rows, in_halves ? rows : fast);
         if (!call.folded) continue;
-        float* new_state = in_halves ? at.new_whole : call.new_state + place;
+        float* new_state = in_halves ? at.new_whole : call.new_state + start;
         for (int64_t f = 0; f < rows; f += ROWS)
             step_fold(new_state + f * W, state + f * W, call.V, W, left.state, at, pairs.data + begin + f,
                       smaller(ROWS, rows - f));
-        if (in_halves) split(call.new_halves, place, at.new_whole, rows * W);
+        if (in_halves) split(call.new_halves, start, at.new_whole, rows * W);
     }
+    if (in_halves && !joined) step_in_order(call, at);
 }
 
 // Σ_j w_j |k_j|², which stands in the state.
@@ -192,7 +233,7 @@ inline float step_trace(const MaclaurinAttention& call, int64_t b, int64_t g) {
 // Whether the total that a query head has read is more than this part of its largest term.
 inline bool step_exceeds(const MaclaurinAttention& call, const StepBuffers& at, int64_t r, float trace, float part) {
     const float* q = at.q + r * at.k_row;
-    return at.read[r * at.w_row + call.V] > part * static_cast<float>(dot(q, q, call.K)) * trace;
+    return at.read[r * at.read_row + call.V] > part * static_cast<float>(dot(q, q, call.K)) * trace;
 }
 
 // Reads the state, of one in halves the upper ones, and both where these leave a query of the head too few digits.
@@ -206,7 +247,7 @@ inline void step_read_state(const MaclaurinAttention& call, const StepBuffers& a
 
 // What a query head has read goes to its sums, unless it is rounding error: then false.
 inline bool step_use(const MaclaurinAttention& call, const StepBuffers& at, int64_t r, float keep, float trace) {
-    const float* read = at.read + r * at.w_row;
+    const float* read = at.read + r * at.read_row;
     float* sums = at.sums + r * at.s_row;
     if (call.normalize) {
         if (call.order_weights == nullptr && !step_exceeds(call, at, r, trace, ROUNDING)) return false;

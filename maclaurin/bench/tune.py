@@ -57,7 +57,7 @@ def _races() -> Iterator[_Race]:
         yield _Race("triton", shapes, lambda K, _: monomial_count(K, 2), 512, 32768, _second_order("triton"), "cuda")
     decayed = "native decay" if native.available() else "torch decay"
     for name in ("one state", decayed):
-        yield _Race(name, ((32, 32), (512, 64)), side, 8, 1024, _first_order(name == decayed))
+        yield _Race(name, ((32, 32), (128, 128)), side, 8, 1024, _first_order(name == decayed))
 
 
 def _second_order(backend: str) -> Attend:

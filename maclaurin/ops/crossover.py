@@ -42,7 +42,7 @@ class Line:
 # channels cross at about 8000 tokens, and AVX2 on one that has AVX-512 (4200). NEON has not been measured.
 # Those of a GPU, which has a name of its own, are a model until `--tune` has run on it (`gpu/work.py`).
 # First order over whole sequences, where `side` counts the features: one state of all tokens, or a pass in either direction
-# where there is a decay. `maclaurin doctor --tune` prints such crossovers.
+# where there is a decay, which crosses earlier with AVX-512. `maclaurin doctor --tune` prints such crossovers.
 DIRECT_QUERIES = {
     "torch": Line(0, 0.25),
     "native, avx512": Line(256, 1.8),
@@ -50,7 +50,10 @@ DIRECT_QUERIES = {
     "native, neon": Line(256, 1.8),
     "native, portable": Line(256, 1.8),
     "one state": Line(-6, 0.78),
-    "native decay": Line(6, 1.8),
+    "native decay, avx512": Line(6, 1.0),
+    "native decay, avx2": Line(6, 1.8),
+    "native decay, neon": Line(6, 1.8),
+    "native decay, portable": Line(6, 1.8),
     "torch decay": Line(100, 3.5),
 }
 
@@ -76,8 +79,8 @@ def longest_direct(
 def name_here(rival: str) -> str:
     """The kernels of a CPU are measured by its instruction set, whichever is in use: on one machine, all cross at about the
     same length. Those of a GPU are measured by its name."""
-    if rival == "native":
-        return f"native, {_instructions()}"
+    if rival in ("native", "native decay"):
+        return f"{rival}, {_instructions()}"
     return _on_this_gpu() if rival == "triton" else rival
 
 

@@ -119,7 +119,7 @@ def test_every_crossover_is_looked_for_under_the_name_that_ops_know(monkeypatch)
     monkeypatch.setattr(tune, "_direct_wins", lambda attend, K, V, T, backward: T <= 2 * math.sqrt(K * V))
     heard = []
     lines = tune.measure(heard.append)
-    decays = {name_here("native"), "native decay"} if native.available() else {"torch decay"}
+    decays = {name_here("native"), name_here("native decay")} if native.available() else {"torch decay"}
     assert lines.keys() == {"torch", "one state", *decays} <= DIRECT_QUERIES.keys()
     assert len(heard) == 2 * len(lines)
     first_order = lines["one state"]  # to the quarter of an octave to which it is found
