@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from maclaurin.convert.data import Batch
 from maclaurin.convert.maclaurin_student import is_softmax
-from maclaurin.convert.objectives import divergence, layer_errors, pooled
+from maclaurin.convert.objectives import SLICE, before_head, layer_errors, pooled, summed_divergence
 from maclaurin.convert.result import Agreement, LayerAgreement, TokenAgreement, VectorAgreement
 from maclaurin.convert.sources import Source
 from maclaurin.convert.teacher_student import Call, TracedTeacher, mixing_layers
@@ -92,14 +92,18 @@ def _tokens(
     same, tokens, kl = 0, 0, []
     for batch in batches:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
-        logits = [model(**inputs, use_cache=False).logits[:, :-1].float() for model in (teacher, student)]
         targets = batch["labels"][:, 1:]
         counted = targets != -100
-        for values, some in zip(losses, logits, strict=True):
-            values.append(F.cross_entropy(some[counted], targets[counted], reduction="sum").item())
-        same += int((logits[0].argmax(-1) == logits[1].argmax(-1))[counted].sum())
+        hidden = [before_head(model, inputs)[:, :-1].split(SLICE, dim=1) for model in (teacher, student)]
+        sums = []
+        for *some, target, real in zip(*hidden, targets.split(SLICE, dim=1), counted.split(SLICE, dim=1), strict=True):
+            logits = [model.get_output_embeddings()(x).float() for model, x in zip((teacher, student), some, strict=True)]
+            for values, own in zip(losses, logits, strict=True):
+                values.append(F.cross_entropy(own[real], target[real], reduction="sum").item())
+            same += int((logits[0].argmax(-1) == logits[1].argmax(-1))[real].sum())
+            sums.append(summed_divergence(logits[1], logits[0]).item())
         tokens += int(counted.sum())
-        kl.append(divergence(logits[1], logits[0]).item())
+        kl.append(sum(sums) / targets.numel())
     return TokenAgreement(
         rows=tokens,
         layers=layers,

@@ -110,8 +110,8 @@ def next_tokens(teacher: PreTrainedModel) -> Objective:
     def objective(student: Any, batch: Batch) -> Tensor:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         with torch.no_grad():
-            wanted = _before_head(teacher, inputs)
-        got = _before_head(student, inputs)
+            wanted = before_head(teacher, inputs)
+        got = before_head(student, inputs)
 
         def summed(got: Tensor, wanted: Tensor) -> Tensor:
             return summed_divergence(student.get_output_embeddings()(got), teacher.get_output_embeddings()(wanted))
@@ -123,7 +123,8 @@ def next_tokens(teacher: PreTrainedModel) -> Objective:
     return objective
 
 
-def _before_head(model: Any, inputs: Batch) -> Tensor:
+def before_head(model: Any, inputs: Batch) -> Tensor:
+    """What the head of a decoder makes logits of."""
     hidden: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
     return hidden
 

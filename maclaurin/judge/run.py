@@ -15,6 +15,7 @@ from maclaurin.judge.result import FILE, Judged, Judgement
 from maclaurin.judge.task import task_score
 from maclaurin.judge.text import held_out_rows, on_text
 from maclaurin.models.folder import open_model, tokenizer_in
+from maclaurin.ops.products import with_faster_products
 from maclaurin.processes.lock import locked
 
 
@@ -49,7 +50,9 @@ def judge(teacher: str, folders: Sequence[str], asked: Question, output: Path, s
     with locked(output / "run.lock", f"output {str(output)!r}"):
         judgement = _begun(output, asked, dict(zip(names, [teacher, *folders], strict=True)))
         tokenizer = tokenizer_in(source.path)
-        models = dict(zip(names, [source.load(), *(open_model(folder)[0] for folder in folders)], strict=True))
+        models = dict(
+            zip(names, [with_faster_products(source.load()), *(open_model(folder)[0] for folder in folders)], strict=True)
+        )
         for part, find in _parts(asked, models, models[names[0]], tokenizer).items():
             missing = [name for name in names if getattr(judgement.models[name], part) is None]
             for name, found in find(missing):

@@ -65,6 +65,7 @@ def _cap(described: Described, name: str, usual: float) -> float | None:
 
 
 def _fields(described: Described, shapes: Shapes) -> dict[str, Any]:
+    must(described, {"weight_mode": SINGLE_WEIGHTS})
     return _common(described, shapes[f"{FEED_FORWARD}proj_up.weight".format(0)][0])
 
 
@@ -122,15 +123,17 @@ def _fused_described(config: MaclaurinConfig) -> Described:
     return _described(config) | {"weight_mode": FUSED_WEIGHTS}
 
 
-def _with_weights(mode: str) -> Callable[[Described], bool]:
-    return lambda described: described.get("model_type") == "xlstm" and described.get("weight_mode", SINGLE_WEIGHTS) == mode
+def _recognised(*, fused: bool) -> Callable[[Described], bool]:
+    return lambda described: (
+        described.get("model_type") == "xlstm" and (described.get("weight_mode") == FUSED_WEIGHTS) == fused
+    )
 
 
 FLAT = ("mixer.norm_weight",)
 XLSTM_LAYOUTS = {
-    "transformers-xlstm": Layout(_with_weights(SINGLE_WEIGHTS), _fields, _described, NAMES, {"mlstm": MLSTM}, flat=FLAT),
+    "transformers-xlstm": Layout(_recognised(fused=False), _fields, _described, NAMES, {"mlstm": MLSTM}, flat=FLAT),
     "transformers-xlstm-fused": Layout(
-        _with_weights(FUSED_WEIGHTS),
+        _recognised(fused=True),
         _fused_fields,
         _fused_described,
         FUSED_NAMES,
