@@ -45,7 +45,8 @@ test-all: .venv/.ready-test
 FLOOR := 'torch==2.9.*' 'transformers==5.14.*'
 FLOOR_TESTS := tests/models tests/mixers/test_laws.py $(addprefix tests/mixers/test_,graphs.py onnx.py torch_func.py) \
 	$(addprefix tests/ops/test_,forms.py gradients.py handover.py native.py transforms.py) \
-	$(addprefix tests/training/test_,card.py names.py streamed.py train.py) tests/data/test_hub.py tests/serving/http/test_seam.py
+	$(addprefix tests/training/test_,card.py names.py streamed.py train.py) tests/data/test_hub.py \
+	$(addprefix tests/serving/http/test_,client.py seam.py)
 test-floor:
 	$(PYTHON) -m venv .venv-floor
 	.venv-floor/bin/python -m pip install --editable '.[test]' $(FLOOR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Unpack
 
 import torch
@@ -19,6 +20,21 @@ CHUNK = 4096
 ACTIVATIONS = ("identity", "silu")
 
 
+@dataclass(frozen=True)
+class ConvInPlace(ConvState):
+    """Of sequences in slots, dense: one more token of each is written where the inputs before it are."""
+
+    def step(self, x_B1C: Tensor, weight_CW: Tensor, bias_C: Tensor | None, activation: str) -> Tensor:
+        x_BC, last = x_B1C[:, 0], self.inputs.shape[1]
+        y_BC = x_BC * weight_CW[:, last] if bias_C is None else torch.addcmul(bias_C, x_BC, weight_CW[:, last])
+        for tap in range(last):
+            y_BC = torch.addcmul(y_BC, self.inputs[:, tap], weight_CW[:, tap])
+        if last > 1:
+            self.inputs[:, :-1] = self.inputs[:, 1:].clone()
+        self.inputs[:, -1] = x_BC
+        return (silu(y_BC) if activation == "silu" else y_BC)[:, None]
+
+
 @with_options
 def short_conv(
     x: Tensor,
@@ -33,6 +49,8 @@ def short_conv(
 
     activation: "silu" returns y·σ(y). The forms differ only in how many tokens are taken at a time, and natively not at all.
     """
+    if isinstance(state, ConvInPlace) and x.shape[1] == 1:
+        return state.step(x, weight, bias, activation), state
     call = Options.of(short_conv, options)
     call.check()
     checks.tensor("x", x, "batch, time, channels")

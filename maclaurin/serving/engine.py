@@ -264,15 +264,23 @@ class Engine:
         """Whether somebody still reads a beginning that both have, longer than any that is known. Its state is then kept."""
         if self.prefixes is None or request._given is not None:
             return False
-        known = self.prefixes.longest(request.tokens, self._salt)
+        known, block = self.prefixes.longest(request.tokens, self._salt), self.prefixes.block
         for reading in self._reading:
-            common = 0 if reading.request._given is not None else self._common(reading.request.tokens, request.tokens)
-            if common > reading.at and common - known >= WORTH_KEEPING * self.prefixes.block:
-                reading.marks = sorted({*reading.marks, common})
+            others = reading.request.tokens
+            if reading.request._given is not None:
+                continue
+            worth = max(reading.at + 1, known + WORTH_KEEPING * block)
+            if self._begin_alike(others, request.tokens, -(-worth // block) * block):
+                reading.marks = sorted({*reading.marks, self._common(others, request.tokens)})
                 return True
-            if any(known < mark <= common for mark in reading.marks):
+            if any(known < mark and self._begin_alike(others, request.tokens, mark) for mark in reading.marks):
                 return True
         return False
+
+    @staticmethod
+    def _begin_alike(tokens: list[int], others: list[int], count: int) -> bool:
+        """Whether so many tokens begin both prompts and leave one to read in each."""
+        return count < min(len(tokens), len(others)) and tokens[:count] == others[:count]
 
     def _common(self, tokens: list[int], others: list[int]) -> int:
         """How many tokens, in whole blocks, begin both prompts and leave one to read in each."""

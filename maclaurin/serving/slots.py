@@ -17,6 +17,7 @@ from torch import Tensor
 from maclaurin.mixers import Mixer, MixerState
 from maclaurin.mixers.base import Zeros
 from maclaurin.mixers.mechanisms import Power, Softmax
+from maclaurin.ops.conv import ConvInPlace
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.folding import fold_length_of
 from maclaurin.ops.native import library
@@ -168,6 +169,8 @@ class Places:
         self.views = state.tensors()
         if library.available() and type(state.attention) is LinearState and _is_plain(state.attention.recurrent):
             state = replace(state, attention=InPlace.of(state.attention.recurrent))
+        if state.conv is not None and _is_plain(state.conv.inputs):
+            state = replace(state, conv=ConvInPlace(state.conv.inputs))
         self.state = known(state, self.trust)
 
     def take(self, row: int) -> MixerState:
@@ -179,7 +182,8 @@ class Places:
     def write(self, after: MixerState) -> None:
         """The state after one more token of every row; what was stepped in place is there already."""
         for name, new in after.tensors().items():
-            self.views[name].copy_(new)
+            if new is not self.views[name]:
+                self.views[name].copy_(new)
 
     @property
     def nbytes(self) -> int:

@@ -50,3 +50,4 @@ async def unless_gone(request: Request, work: Awaitable[T], leave: Callable[[], 
         watch.cancel()
         answer.cancel()
         leave()
+        await asyncio.gather(answer, watch, return_exceptions=True)  # asyncio logs an end that nobody looked at

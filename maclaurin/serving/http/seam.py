@@ -32,6 +32,7 @@ class RequestManager:
     """What transformers calls a continuous batching manager, for one request."""
 
     batch_processor = None
+    fatal_error = None  # asked for by the oldest versions; later ones ask `background_thread_status`
 
     def __init__(self, served: Served, options: Any, settings: Settings) -> None:
         self.served, self.options, self.settings = served, options, settings

@@ -1,5 +1,6 @@
 """Who may ask, how much, and what becomes of what they leave behind."""
 
+import gc
 import json
 import socket
 import threading
@@ -110,7 +111,7 @@ def slow_down(engine, monkeypatch, seconds):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_frees_its_slot(server, monkeypatch, stream, path):
+def test_a_client_that_goes_away_frees_its_slot(server, monkeypatch, caplog, stream, path):
     slow_down(server.engine, monkeypatch, 0.05)
     before = server.engine.stats()
     body = {**LONG, "stream": stream} if path.endswith("completions") else {"input": "ab", "stream": stream}
@@ -123,6 +124,9 @@ def test_a_client_that_goes_away_frees_its_slot(server, monkeypatch, stream, pat
     until(lambda: server.engine.stats()["active"] == 0)
     after = server.engine.stats()
     assert after["cancelled"] == before["cancelled"] + 1 and after["tokens"] < before["tokens"] + 50
+    assert server.ask("GET", "/health")[0] == 200  # the loop has come past it
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_beyond_the_queue_clients_are_told_to_come_back(folder, monkeypatch):

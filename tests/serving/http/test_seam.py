@@ -21,7 +21,7 @@ def test_transformers_has_the_seam():
     for name in (
         "add_request",
         "register_result_handler",
-        "background_thread_status",
+        "fatal_error",
         ".start()",
         "init_continuous_batching",
     ):
