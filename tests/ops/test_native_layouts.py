@@ -31,7 +31,9 @@ LINEAR = {"q": "BTHK", "k": "BTGK", "v": "BTGV", "log_decay": "BTGK", "state": "
 DELTA = {"q": "BTHK", "k": "BTGK", "v": "BTGV", "beta": "BTG", "log_decay": "BTG", "state": "BGFV"}
 CONV = {"x": "BTC", "weight": "C4", "bias": "C", "before": "B3C"}
 SCAN = {"log_decay": "BTC", "start": "BC"}
+GATED = {"u": "BTC", "gates": "BTE", "g": "BTC", "start": "BC"}
 SELECTIVE = {"x": "BTC", "dt": "BTC", "rate": "CN", "b": "BTN", "c": "BTN", "start": "BCN"}
+TURN = {"x": "BTHD", "cos": "BTHL", "sin": "BTHL"}
 PIECEWISE = {"u": "n", "knots": "P", "table": "RD"}
 OUTPUTS = {"y": "BTHV", "total": "BTH"}
 
@@ -67,10 +69,13 @@ OPERATORS = {
     "short_conv_backward": ({"dy": "BTC", **CONV}, (True,)),
     "linear_scan": ({"x": "BTC", **SCAN}, ()),
     "linear_scan_backward": ({"dy": "BTC", "y": "BTC", **SCAN}, ()),
+    "gated_scan": (GATED, ()),
+    "gated_scan_backward": ({**GATED, "h": "BTC", "dy": "BTC", "dend": "BC"}, ()),
     "selective_scan": (SELECTIVE, ()),
     "selective_scan_backward": ({"dy": "BTC", "dnew_state": "BCN", **SELECTIVE}, ()),
     "piecewise": (PIECEWISE, (True,)),
     "piecewise_backward": ({"dy": "nL", **PIECEWISE}, (True,)),
+    "turn": (TURN, (True, False)),
 }
 FREE = {
     ("quadratic", "v", 3),
@@ -86,7 +91,7 @@ every_operator = pytest.mark.parametrize("name", OPERATORS)
 def arguments(name, **changed):
     words, options = OPERATORS[name]
     sizes = {**SIZES, **changed}
-    sizes |= {"F": sizes["K"] * (sizes["K"] + 1) // 2, "W": sizes["V"] + 1, "3": 3, "4": 4}
+    sizes |= {"F": sizes["K"] * (sizes["K"] + 1) // 2, "W": sizes["V"] + 1, "E": 3 * sizes["C"], "3": 3, "4": 4}
     return {argument: torch.rand([sizes[letter] for letter in word]) for argument, word in words.items()}, options
 
 

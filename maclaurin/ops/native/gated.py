@@ -15,7 +15,10 @@ from maclaurin.ops.native.operators import operator
 
 SHAPES = Shapes(
     {"u": "BTC", "gates": "BTD", "g": "BTC", "start": "BC", "h": "BTC", "dy": "BTC", "dend": "BC"},
-    rules={"three gates for each channel": lambda size: size["D"] == 3 * size["C"]},
+    rules={
+        "three gates for each channel": lambda size: size["D"] == 3 * size["C"],
+        "at least one token": lambda size: size["T"] > 0,
+    },
 )
 INPUTS = "Tensor u, Tensor gates, Tensor g, Tensor? start"
 
