@@ -49,7 +49,7 @@ def test_outputs_and_gradients_are_those_of_torch(layout, with_bias):
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(16, 144), (144, 16), (64, 64)])
 def test_gradients_of_wide_and_of_high_weights(inputs, outputs):
-    """The narrower factor is the one that is transposed, unless the result would have to be turned over: dense either way."""
+    """The narrower factor is the one that is transposed, and the result turned over if need be: dense either way."""
     torch.manual_seed(0)
     x, weight = torch.randn(480, inputs), torch.randn(outputs, inputs, requires_grad=True)
     dy = torch.randn(480, outputs)
