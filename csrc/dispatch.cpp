@@ -53,7 +53,7 @@ int64_t maclaurin_layout() {
     uint64_t layout = 0;
     for (const uint64_t size : {sizeof(MaclaurinAttention), sizeof(MaclaurinLinear), sizeof(MaclaurinDelta),
                                 sizeof(MaclaurinConv), sizeof(MaclaurinScan), sizeof(MaclaurinGated),
-                                sizeof(MaclaurinSelective), sizeof(MaclaurinPiecewise)})
+                                sizeof(MaclaurinSelective), sizeof(MaclaurinPiecewise), sizeof(MaclaurinTurn)})
         layout = (layout * 1021 + size) % (uint64_t{1} << 53);
     return static_cast<int64_t>(layout);
 }
@@ -102,6 +102,7 @@ int32_t maclaurin_selective_forward(const MaclaurinSelective* call) { return !ch
 int32_t maclaurin_selective_backward(const MaclaurinSelective* call) { return !chosen().load()->selective_backward(*call); }
 int32_t maclaurin_piecewise_forward(const MaclaurinPiecewise* call) { return !chosen().load()->piecewise_forward(*call); }
 int32_t maclaurin_piecewise_backward(const MaclaurinPiecewise* call) { return !chosen().load()->piecewise_backward(*call); }
+int32_t maclaurin_turn_forward(const MaclaurinTurn* call) { return !chosen().load()->turn_forward(*call); }
 int32_t maclaurin_any_nan(const float* numbers, int64_t count) {
     return chosen().load()->any_nan(numbers, count);
 }

@@ -37,29 +37,6 @@ MACLAURIN_INLINE Gelu gelu(vec x) {
     return {x * below, below + x * e * 0.398942280401432678f};
 }
 
-// Some channels of a token: a whole vector, or what is left at the end.
-struct WholeVector {
-    MACLAURIN_INLINE vec read(const float* p) const { return load(p); }
-    MACLAURIN_INLINE void write(float* p, vec x) const { store(p, x); }
-};
-struct PartOfVector {
-    int64_t count;
-    MACLAURIN_INLINE vec read(const float* p) const {
-        vec x{};
-        std::memcpy(&x, p, count * sizeof(float));
-        return x;
-    }
-    MACLAURIN_INLINE void write(float* p, vec x) const { std::memcpy(p, &x, count * sizeof(float)); }
-};
-
-// use(c, vector) for the channels from `first` to `end`.
-template <class Use>
-MACLAURIN_INLINE void over_vectors(int64_t first, int64_t end, const Use& use) {
-    int64_t c = first;
-    for (; c + LANES <= end; c += LANES) use(c, WholeVector{});
-    if (c < end) use(c, PartOfVector{end - c});
-}
-
 // The state before token t: of the token before it, of the caller, or zero.
 MACLAURIN_INLINE const float* state_before(const MaclaurinGated& call, int64_t b, int64_t t) {
     if (t > 0) return row(call.h, b, t - 1, 0);

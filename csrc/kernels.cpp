@@ -19,6 +19,7 @@
 #include "step.h"
 #include "step_softmax.h"
 #include "step_state.h"
+#include "turn.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
@@ -64,6 +65,7 @@ const Kernels kernels = {
     selective_backward,
     piecewise_forward,
     piecewise_backward,
+    turn_forward,
     any_nan,
 };
 

@@ -25,6 +25,7 @@ struct Kernels {
     bool (*selective_backward)(const MaclaurinSelective&);
     bool (*piecewise_forward)(const MaclaurinPiecewise&);
     bool (*piecewise_backward)(const MaclaurinPiecewise&);
+    bool (*turn_forward)(const MaclaurinTurn&);
     bool (*any_nan)(const float* numbers, int64_t count);
 };
 

@@ -192,6 +192,15 @@ struct MaclaurinPiecewise {
     int32_t relu;  // y where it is positive, else 0
     int32_t threads;
 };
+
+// One call that turns P pairs of 2P channels by their angles: x, y (B,T,H,2P), cos, sin (B,T,H,P).
+struct MaclaurinTurn {
+    int64_t B, T, H, P;
+    MaclaurinTensor x, cos, sin, y;
+    int32_t interleaved;  // pairs of channels 2p and 2p + 1 instead of p and p + P
+    int32_t back;         // by the opposite angles
+    int32_t threads;
+};
 }
 
 // All return 0, or 1 where memory ran out.
@@ -216,6 +225,7 @@ MACLAURIN_EXPORT int32_t maclaurin_selective_forward(const MaclaurinSelective* c
 MACLAURIN_EXPORT int32_t maclaurin_selective_backward(const MaclaurinSelective* call);
 MACLAURIN_EXPORT int32_t maclaurin_piecewise_forward(const MaclaurinPiecewise* call);
 MACLAURIN_EXPORT int32_t maclaurin_piecewise_backward(const MaclaurinPiecewise* call);
+MACLAURIN_EXPORT int32_t maclaurin_turn_forward(const MaclaurinTurn* call);
 
 // 1 where one of the numbers is NaN.
 MACLAURIN_EXPORT int32_t maclaurin_any_nan(const float* numbers, int64_t count);

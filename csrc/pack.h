@@ -19,6 +19,29 @@ MACLAURIN_INLINE void fill(float* to, int64_t count, float value) {
     for (int64_t i = 0; i < count; ++i) to[i] = value;
 }
 
+// Some channels of a token: a whole vector, or what is left at the end.
+struct WholeVector {
+    MACLAURIN_INLINE vec read(const float* p) const { return load(p); }
+    MACLAURIN_INLINE void write(float* p, vec x) const { store(p, x); }
+};
+struct PartOfVector {
+    int64_t count;
+    MACLAURIN_INLINE vec read(const float* p) const {
+        vec x{};
+        std::memcpy(&x, p, count * sizeof(float));
+        return x;
+    }
+    MACLAURIN_INLINE void write(float* p, vec x) const { std::memcpy(p, &x, count * sizeof(float)); }
+};
+
+// use(c, vector) for the channels from `first` to `end`.
+template <class Use>
+MACLAURIN_INLINE void over_vectors(int64_t first, int64_t end, const Use& use) {
+    int64_t c = first;
+    for (; c + LANES <= end; c += LANES) use(c, WholeVector{});
+    if (c < end) use(c, PartOfVector{end - c});
+}
+
 // to[i,c] = from[i,c] · times for i < rows, c < columns; the rest of padded_rows x to_row is zero.
 inline void copy_rows(float* to, int64_t to_row, int64_t padded_rows, const float* from, int64_t from_row, int64_t rows,
                       int64_t columns, float times) {

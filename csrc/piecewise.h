@@ -11,13 +11,25 @@ namespace maclaurin::MACLAURIN_VARIANT {
 
 constexpr int64_t PIECE = 8192;  // numbers a task looks up
 constexpr int SEARCHED = 16;     // numbers that are searched side by side: each hides the latency of the others
+constexpr int SHARED = 32;       // stretches of knots among which each number is compared with the ends of all
 
-// How many knots lie below each number: a binary search without branches. NaN lies above no knot.
+// How many knots lie below each number: its stretch by comparing all, then a binary search without branches, whose knots every
+// number has to fetch for itself. NaN lies above no knot.
 inline void knots_below(int32_t (&below)[SEARCHED], const MaclaurinPiecewise& call, const float* u, int64_t count) {
+    constexpr int VECTORS = SEARCHED / LANES;
     float numbers[SEARCHED] = {};
     std::memcpy(numbers, u, count * sizeof(float));
-    for (int32_t& place : below) place = 0;
-    for (int32_t step = static_cast<int32_t>((call.knots + 1) / 2); step > 0; step /= 2)
+    const int32_t rows = static_cast<int32_t>(call.knots + 1), stretch = rows > SHARED ? rows / SHARED : 1;
+    vec number[VECTORS];
+    ivec stretches[VECTORS] = {};
+    for (int v = 0; v < VECTORS; ++v) number[v] = load(numbers + v * LANES);
+    for (int32_t end = stretch; end < rows; end += stretch) {
+        const vec knot = all(call.knot[end - 1]);
+        for (int v = 0; v < VECTORS; ++v) stretches[v] -= number[v] > knot;
+    }
+    for (int v = 0; v < VECTORS; ++v) stretches[v] *= stretch;
+    std::memcpy(below, stretches, sizeof below);
+    for (int32_t step = stretch / 2; step > 0; step /= 2)
         for (int n = 0; n < SEARCHED; ++n)
             below[n] += step & -static_cast<int32_t>(numbers[n] > call.knot[below[n] + step - 1]);
 }
@@ -33,31 +45,64 @@ MACLAURIN_INLINE void over_rows(const MaclaurinPiecewise& call, int64_t begin, i
     }
 }
 
-// L: known when this is compiled, or 0. RELU is known as well: a branch for each number would be guessed wrongly.
+typedef float four __attribute__((vector_size(16)));
+typedef float eight __attribute__((vector_size(32)));
+
+// The numbers of all functions side by side, as one vector where L is known when this is compiled; one by one where it is 0.
+template <int64_t L>
+struct Functions {
+    using row = std::conditional_t<L == 4, four, eight>;
+    static constexpr int64_t step = L;
+    static MACLAURIN_INLINE row read(const float* p) {
+        row x;
+        std::memcpy(&x, p, sizeof x);
+        return x;
+    }
+    static MACLAURIN_INLINE void write(float* p, row x) { std::memcpy(p, &x, sizeof x); }
+    static MACLAURIN_INLINE row where_positive(row z, row x) { return z <= 0 ? row{} : x; }  // NaN stays NaN
+    static MACLAURIN_INLINE float sum(row x) {
+        float total = 0;
+        for (int64_t l = 0; l < L; ++l) total += x[l];
+        return total;
+    }
+};
+template <>
+struct Functions<0> {
+    using row = float;
+    static constexpr int64_t step = 1;
+    static MACLAURIN_INLINE float read(const float* p) { return *p; }
+    static MACLAURIN_INLINE void write(float* p, float x) { *p = x; }
+    static MACLAURIN_INLINE float where_positive(float z, float x) { return z <= 0 ? 0 : x; }
+    static MACLAURIN_INLINE float sum(float x) { return x; }
+};
+
+// RELU is known as well: a branch for each number would be guessed wrongly.
 template <int64_t KNOWN, bool RELU>
 inline void piecewise_outputs(const MaclaurinPiecewise& call, int64_t begin, int64_t end) {
+    using F = Functions<KNOWN>;
     const int64_t L = KNOWN ? KNOWN : call.L;
     over_rows(call, begin, end, L, [&](int64_t i, int64_t at) {
-        const float u = call.u[i], *slope = call.table + at, *intercept = slope + L;
-        float* y = call.y + i * L;
-        for (int64_t l = 0; l < L; ++l) {
-            const float z = slope[l] * u + intercept[l];
-            y[l] = RELU && z <= 0 ? 0 : z;  // NaN stays NaN
+        const float *slope = call.table + at, *intercept = slope + L;
+        for (int64_t l = 0; l < L; l += F::step) {
+            const auto z = F::read(slope + l) * call.u[i] + F::read(intercept + l);
+            F::write(call.y + i * L + l, RELU ? F::where_positive(z, z) : z);
         }
     });
 }
 
 template <int64_t KNOWN, bool RELU>
 inline void piecewise_gradients(const MaclaurinPiecewise& call, float* dtable, int64_t begin, int64_t end) {
+    using F = Functions<KNOWN>;
     const int64_t L = KNOWN ? KNOWN : call.L;
     over_rows(call, begin, end, L, [&](int64_t i, int64_t at) {
-        const float u = call.u[i], *dy = call.dy + i * L, *slope = call.table + at, *intercept = slope + L;
+        const float u = call.u[i], *slope = call.table + at, *intercept = slope + L;
         float *dslope = dtable + at, *dintercept = dslope + L, du = 0;
-        for (int64_t l = 0; l < L; ++l) {
-            const float dz = RELU && slope[l] * u + intercept[l] <= 0 ? 0 : dy[l];
-            du += slope[l] * dz;
-            dslope[l] += dz * u;
-            dintercept[l] += dz;
+        for (int64_t l = 0; l < L; l += F::step) {
+            const auto a = F::read(slope + l), dy = F::read(call.dy + i * L + l);
+            const auto dz = RELU ? F::where_positive(a * u + F::read(intercept + l), dy) : dy;
+            du += F::sum(a * dz);
+            F::write(dslope + l, F::read(dslope + l) + dz * u);
+            F::write(dintercept + l, F::read(dintercept + l) + dz);
         }
         call.du[i] = du;
     });

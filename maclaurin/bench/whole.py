@@ -173,8 +173,11 @@ def apart(names: Sequence[str], shape: Shape, job: Job) -> list[Spent]:
 def by_layers(name: str, shape: Shape, job: Job) -> Spent:
     """Of all layers, from models of one period of layers and of two: each further period takes as long as the second."""
     period = len(name.split("+"))
-    one, two = (apart([name], replace(shape, layers=layers), job)[0] for layers in (period, 2 * period))
+    one = apart([name], replace(shape, layers=period), job)[0]
     more = shape.fields["num_hidden_layers"] / period - 1
+    if more == 0:
+        return one
+    two = apart([name], replace(shape, layers=2 * period), job)[0]
     return Spent(one.ms + more * (two.ms - one.ms), round(one.peak + more * (two.peak - one.peak)))
 
 

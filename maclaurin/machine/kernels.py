@@ -277,7 +277,21 @@ def _network(size: Sizes) -> Tensors:
     return drawn | {"weight_out": normal(N, L), "bias_out": normal(L)}
 
 
+def _angles(size: Sizes) -> Tensors:
+    """Of pairs of channels, one for all heads."""
+    normal = _normals(size.T)
+    return {"x": normal(size.B, size.T, size.G, 2 * size.K), "angles": 3 * normal(size.B, size.T, 1, size.K)}
+
+
 # --- what it must be
+
+
+def _turned(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:
+    """Pairs as complex numbers."""
+    parts = x.unflatten(-1, (-1, 2)) if interleaved else x.unflatten(-1, (2, -1)).mT
+    pairs = torch.view_as_complex(parts.contiguous())
+    turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles))
+    return (turned if interleaved else turned.mT).flatten(-2)
 
 
 def _silu_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -317,6 +331,7 @@ _whole = partial(_attention_case, "bidirectional_power", oracle=_both_ways, caus
 _both_linear = partial(_attention_case, "bidirectional_linear", oracle=partial(_both_ways, order=1), causal=False)
 _conv = partial(Case, "short_conv", shared=("weight", "bias"), chunks=False)
 
+_neighbours = partial(_turned, interleaved=True)
 _WEIGHTS = ("weight_in", "bias_in", "weight_out", "bias_out")
 
 CASES = (
@@ -346,4 +361,8 @@ CASES = (
     Case("gated_scan", "gate per channel", _gated, reference.gated_scan),
     Case("selective_scan", "state per channel", _selective, reference.selective_scan, shared=("rate",)),
     Case("scalar_mlp", "by its table", _network, reference.scalar_mlp, shared=_WEIGHTS, causal=False, forms=False),
+    Case("rotate", "pairs in halves", _angles, _turned, causal=False, forms=False),
+    Case(
+        "rotate", "neighbours", _angles, partial(_turned, interleaved=True), {"interleaved": True}, causal=False, forms=False
+    ),
 )

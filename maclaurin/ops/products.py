@@ -25,6 +25,7 @@ from maclaurin.ops.transforms import is_transformed
 M = TypeVar("M", bound=nn.Module)
 _CALLED_AROUND = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks", "_compiled_call_impl")
 LEAST_SIDE, LEAST_SIZE = 16, 2**20  # rows, inputs or outputs, and multiply-adds: below, a call costs more than it saves
+TURNING = 3  # copies of a number in place of which one in another order is written
 
 
 def of_layer(layer: nn.Module, x: Tensor) -> Tensor:
@@ -109,8 +110,9 @@ class _Product(torch.autograd.Function):
 
 
 def _of_columns(times: Callable[[Tensor, Tensor], Tensor], rows: Tensor, columns: Tensor) -> Tensor:
-    """rowsᵀ·columns. oneDNN copies the transpose of its first factor: that had better be the narrow one."""
-    if rows.shape[1] < 3 * columns.shape[1]:
+    """rowsᵀ·columns. oneDNN copies the transpose of its first factor: that had better be the narrow one, unless turning
+    the result over, which is slower, costs more."""
+    if rows.numel() <= columns.numel() + TURNING * rows.shape[1] * columns.shape[1]:
         return times(rows.T, columns.T)
     return times(columns.T, rows.T).T.contiguous()
 

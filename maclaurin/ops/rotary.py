@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.ops import native
 from maclaurin.ops.arithmetic import repeat_heads
+from maclaurin.ops.backends import reason_for_torch
 from maclaurin.ops.checks import shape, tensor
 from maclaurin.ops.decay import widest
+from maclaurin.ops.native.turn import pairs
 from maclaurin.ops.transforms import is_transformed
 
 
@@ -42,18 +45,17 @@ def rotate(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:
         raise ValueError(f"angles must match x {shape(x)} in batch, time, heads and pairs of channels, got {shape(angles)}")
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = (repeat_heads(part.to(dtype), H) for part in (angles.cos(), angles.sin()))
-    plain = not (angles.requires_grad or torch.compiler.is_compiling() or is_transformed())
-    turn = _Turn.apply if plain and type(x) is Tensor else _turned
-    turned: Tensor = turn(x.to(dtype), cos, sin, interleaved)
+    plain = type(x) is Tensor and not (torch.compiler.is_compiling() or is_transformed())
+    if plain and reason_for_torch("auto", x, dtype) is None:
+        turned: Tensor = native.call("turn", x.to(dtype), cos, sin, interleaved, False)
+    else:
+        turn = _Turn.apply if plain and not angles.requires_grad else _turned
+        turned = turn(x.to(dtype), cos, sin, interleaved)
     return turned.to(x.dtype)
 
 
-def _pairs(x: Tensor, interleaved: bool) -> tuple[Tensor, ...]:
-    return x.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else x.chunk(2, dim=-1)
-
-
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    first, second = _pairs(x, interleaved)
+    first, second = pairs(x, interleaved)
     turned = (first * cos - second * sin, second * cos + first * sin)
     return torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
 
@@ -66,7 +68,7 @@ class _Turn(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
         turned = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        (first, second), (to_first, to_second) = _pairs(x, interleaved), _pairs(turned, interleaved)
+        (first, second), (to_first, to_second) = pairs(x, interleaved), pairs(turned, interleaved)
         torch.mul(first, cos, out=to_first).addcmul_(second, sin, value=-1)
         torch.mul(second, cos, out=to_second).addcmul_(first, sin)
         return turned

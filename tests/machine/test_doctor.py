@@ -26,6 +26,7 @@ OPS_OF = {  # which ops run a kernel
     "gated": {"gated_scan"},
     "selective": {"selective_scan"},
     "piecewise": {"scalar_mlp"},
+    "turn": {"rotate"},
 }
 OUTPUTS = {
     "forward": ("y", "total", "new_state"),

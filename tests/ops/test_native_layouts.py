@@ -33,6 +33,7 @@ CONV = {"x": "BTC", "weight": "C4", "bias": "C", "before": "B3C"}
 SCAN = {"log_decay": "BTC", "start": "BC"}
 GATED = {"u": "BTC", "gates": "BTE", "g": "BTC", "start": "BC"}
 SELECTIVE = {"x": "BTC", "dt": "BTC", "rate": "CN", "b": "BTN", "c": "BTN", "start": "BCN"}
+TURN = {"x": "BTHD", "cos": "BTHL", "sin": "BTHL"}
 PIECEWISE = {"u": "n", "knots": "P", "table": "RD"}
 OUTPUTS = {"y": "BTHV", "total": "BTH"}
 
@@ -74,6 +75,7 @@ OPERATORS = {
     "selective_scan_backward": ({"dy": "BTC", "dnew_state": "BCN", **SELECTIVE}, ()),
     "piecewise": (PIECEWISE, (True,)),
     "piecewise_backward": ({"dy": "nL", **PIECEWISE}, (True,)),
+    "turn": (TURN, (True, False)),
 }
 FREE = {
     ("quadratic", "v", 3),

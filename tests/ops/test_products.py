@@ -47,6 +47,17 @@ def test_outputs_and_gradients_are_those_of_torch(layout, with_bias):
         torch.testing.assert_close(gradient.double(), of_torch, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 144), (144, 16), (64, 64)])
+def test_gradients_of_wide_and_of_high_weights(inputs, outputs):
+    """The narrower factor is the one that is transposed, and the result turned over if need be: dense either way."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(480, inputs), torch.randn(outputs, inputs, requires_grad=True)
+    dy = torch.randn(480, outputs)
+    (gradient,) = torch.autograd.grad(products.linear(x, weight), weight, dy)
+    torch.testing.assert_close(gradient.double(), dy.double().T @ x.double(), rtol=1e-5, atol=1e-3)
+    assert gradient.is_contiguous()
+
+
 def test_second_derivatives_are_those_of_torch():
     def norm_of_gradients(linear):
         x, weight, bias = given = operands()

@@ -3,7 +3,7 @@
 To add one: its struct and functions in `library.py`, its `operator` in a file beside `attention.py`.
 """
 
-from maclaurin.ops.native import attention, conv, delta, gated, linear, piecewise, scan, selective, series
+from maclaurin.ops.native import attention, conv, delta, gated, linear, piecewise, scan, selective, series, turn
 from maclaurin.ops.native.library import available, isa, refusal, using_backend, using_isa
 from maclaurin.ops.native.operators import call
 from maclaurin.ops.native.step import plain_step
@@ -25,6 +25,7 @@ __all__ = [
     "scan",
     "selective",
     "series",
+    "turn",
     "using_backend",
     "using_isa",
 ]

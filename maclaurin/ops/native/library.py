@@ -143,6 +143,16 @@ class Piecewise(ctypes.Structure):
     ]
 
 
+class Turn(ctypes.Structure):
+    """MaclaurinTurn, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "T", "H", "P")),
+        *((name, Strided) for name in ("x", "cos", "sin", "y")),
+        *((name, ctypes.c_int32) for name in ("interleaved", "back", "threads")),
+    ]
+
+
 KERNELS = {  # by what they take
     Attention: ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward"),
     Linear: ("linear_forward", "linear_backward"),
@@ -152,6 +162,7 @@ KERNELS = {  # by what they take
     Gated: ("gated_forward", "gated_backward"),
     Selective: ("selective_forward", "selective_backward"),
     Piecewise: ("piecewise_forward", "piecewise_backward"),
+    Turn: ("turn_forward",),
 }
 
 

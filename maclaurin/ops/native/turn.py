@@ -1,0 +1,66 @@
+"""Pairs of channels turned by angles as a torch operator; its gradient is the same by the opposite angles."""
+
+# B batch, T time, H heads, P pairs, K = 2P channels
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.ops.native.layouts import Shapes
+from maclaurin.ops.native.library import Strided, Turn, buffer, rows, run
+from maclaurin.ops.native.operators import operator
+
+SHAPES = Shapes(
+    {"x": "BTHK", "cos": "BTHP", "sin": "BTHP"},
+    rules={"two channels for each pair": lambda size: size["K"] == 2 * size["P"]},
+)
+
+
+def _fake(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def pairs(x: Tensor, interleaved: bool) -> tuple[Tensor, ...]:
+    """The channels 2p and 2p + 1, or p and p + P."""
+    return x.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else x.chunk(2, dim=-1)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, cos, sin, *ctx.options = inputs
+    ctx.save_for_backward(cos, sin, x if any(ctx.needs_input_grad[1:3]) else None)
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    cos, sin, x = ctx.saved_tensors
+    interleaved, back = ctx.options
+    dx = torch.ops.maclaurin.turn(dy, cos, sin, interleaved, not back)
+    if x is None:
+        return dx, None, None, None, None
+    (a, b), (da, db) = pairs(x, interleaved), pairs(dy, interleaved)
+    dsin = a * db - b * da
+    return dx, a * da + b * db, -dsin if back else dsin, None, None
+
+
+def _flops(x: Any, *_: Any, **__: Any) -> int:
+    return int(3 * x[0] * x[1] * x[2] * x[3])
+
+
+@operator(
+    "turn(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool back) -> Tensor",
+    shapes=SHAPES,
+    fake=_fake,
+    flops=_flops,
+    save=_keep,
+    backward=_gradients,
+)
+def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
+    """x (B,T,H,2P) by angles (B,T,H,P), whose rows may be one; back: by the opposite ones. Pairs as in `ops.rotary`."""
+    x, cos, sin = rows(x), rows(cos), rows(sin)
+    y = buffer(*x.shape)
+    B, T, H, P = cos.shape
+    tensors = {name: Strided.of(z) for name, z in {"x": x, "cos": cos, "sin": sin, "y": y}.items()}
+    run("turn_forward", Turn(B, T, H, P, **tensors, interleaved=interleaved, back=back))
+    return y
