@@ -2,7 +2,8 @@
 
 A model of `maclaurin train` is converted with the text, the batches and a fifth of the steps of its training, and at
 learning rates relative to its own. It is undertrained, so transfer trains its projections too, and the loss on the text
-works better than distillation. Measured in docs/convert.md.
+works better than distillation. A decoder of transformers reads whole contexts, one sequence a step, with a window beside its
+students. Measured in docs/convert.md.
 """
 
 from __future__ import annotations

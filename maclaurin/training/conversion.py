@@ -28,7 +28,7 @@ DECODER: dict[str, Any] = {
     "transfer_steps": 12,
     "transfer_rows": 12,
     "transfer_rate": 1e-2,
-    "recover_steps": 8,
+    "recover_steps": 16,
     "recover_rate": 1e-3,
     "lora": 16,
     "eval_rows": 2,
