@@ -65,7 +65,8 @@ def _in_fork(rank: int, count: int, port: int, work: Callable[[int], Any], group
     try:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
         os.environ |= {name: str(value) for name, value in (place | {"MASTER_PORT": port}).items()}
-        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        # as torchrun sets it: accelerate would take more threads, for which a fork waits in vain if its parent had them
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
         if group:
             torch.distributed.init_process_group("gloo")
         work(rank)
