@@ -54,9 +54,10 @@ def shard_and_split(model: nn.Module, processes: int, device_type: str) -> nn.Mo
     """The heads of mixers and the channels of MLPs split over so many processes that follow one another (`tensor.py`), and
     what each of these has spread over the others with the same part; in place. Batches are those of the latter.
     """
+    plan = tensor_plan(model)  # first: a process that refuses must not leave others waiting for it in a mesh
     groups = distributed.get_world_size() // processes
     mesh = init_device_mesh(device_type, (groups, processes), mesh_dim_names=("data", "heads"))
-    parallelize_module(model, mesh["heads"], tensor_plan(model))
+    parallelize_module(model, mesh["heads"], plan)
     return shard(model, mesh["data"])
 
 

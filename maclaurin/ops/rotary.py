@@ -47,7 +47,8 @@ def rotate(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:
     cos, sin = (repeat_heads(part.to(dtype), H) for part in (angles.cos(), angles.sin()))
     plain = type(x) is Tensor and not (torch.compiler.is_compiling() or is_transformed())
     if plain and reason_for_torch("auto", x, dtype) is None:
-        turned: Tensor = native.call("turn", x.to(dtype), cos, sin, interleaved, False)
+        of_all = (part.expand(B, -1, -1, -1) for part in (cos, sin))
+        turned: Tensor = native.call("turn", x.to(dtype), *of_all, interleaved, False)
     else:
         turn = _Turn.apply if plain and not angles.requires_grad else _turned
         turned = turn(x.to(dtype), cos, sin, interleaved)

@@ -79,6 +79,32 @@ def test_turning_back_is_the_gradient(interleaved):
     assert_close(found, rotary(grad, -positions, interleaved=interleaved), 1e-14)
 
 
+@PAIRINGS
+@settings(max_examples=25)
+@given(
+    B=st.integers(1, 3),
+    T=st.integers(1, 70),
+    groups=st.sampled_from([(1, 1), (4, 4), (4, 2), (3, 1)]),
+    half=st.integers(1, 20),
+    shared=st.booleans(),
+    learnt=st.booleans(),
+)
+def test_the_kernel_turns_as_float64_does(interleaved, B, T, groups, half, shared, learnt):
+    """Angles of all sequences or of each, of every head or of some; gradients too."""
+    H, G = groups
+    x = torch.randn(B, T, H, 2 * half)
+    angles, grad = torch.randn(1 if shared else B, T, G, half) * 5, torch.randn_like(x)
+
+    def found(dtype):
+        inputs = [x.to(dtype).requires_grad_(), angles.to(dtype).requires_grad_(learnt)]
+        y = rotate(*inputs, interleaved=interleaved)
+        wanted = [z for z in inputs if z.requires_grad]
+        return [y.detach(), *torch.autograd.grad(y, wanted, grad.to(dtype))]
+
+    for own, exact in zip(found(torch.float32), found(torch.float64), strict=True):
+        assert_close(own.double(), exact, 1e-5)
+
+
 def test_bad_positions_are_refused():
     x = torch.randn(2, 5, 2, 6)
     with pytest.raises(ValueError, match="even number of channels"):
