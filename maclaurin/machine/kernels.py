@@ -331,7 +331,6 @@ _whole = partial(_attention_case, "bidirectional_power", oracle=_both_ways, caus
 _both_linear = partial(_attention_case, "bidirectional_linear", oracle=partial(_both_ways, order=1), causal=False)
 _conv = partial(Case, "short_conv", shared=("weight", "bias"), chunks=False)
 
-_neighbours = partial(_turned, interleaved=True)
 _WEIGHTS = ("weight_in", "bias_in", "weight_out", "bias_out")
 
 CASES = (
