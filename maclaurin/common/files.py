@@ -16,15 +16,22 @@ KINDS: dict[type, str] = {dict: "a JSON object", list: "a JSON list"}
 LONGEST_REASON = 300  # characters of somebody else's message: some quote the whole file
 
 
-def write_text(path: Path, text: str) -> None:
-    """The old file stays until the new one is complete. Folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write, which takes its place when it is complete; the old one stays until then."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        temporary.write_text(text, encoding="utf-8", errors="replace")  # JSON may hold halves of characters
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="replace")  # JSON may hold halves of characters
 
 
 def write_json(path: Path, content: Any) -> None:

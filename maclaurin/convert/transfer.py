@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
+from maclaurin.common.files import replacing
 from maclaurin.common.progress import Status
 from maclaurin.common.sizes import size_text
 from maclaurin.convert.data import Batch
@@ -143,13 +144,8 @@ class LayerTransfer:
 
     def _save(self, layer: int, values: dict[str, Tensor]) -> None:
         file = self._file(layer)
-        temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-        try:
-            with writing(file):
-                save_file({name: value.contiguous() for name, value in values.items()}, temporary)
-                temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with writing(file), replacing(file) as temporary:
+            save_file({name: value.contiguous() for name, value in values.items()}, temporary)
 
     @property
     def _states(self) -> Path:

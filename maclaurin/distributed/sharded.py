@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.optim import Optimizer
 
+from maclaurin.common.files import replacing
 from maclaurin.distributed.heads import shares_of, spread
 from maclaurin.distributed.tensor import tensor_plan
 
@@ -123,7 +124,8 @@ def consolidate(folder: Path, output: Path) -> Path:
     }
     _read(weights, folder)
     output.mkdir(parents=True, exist_ok=True)
-    save_file(weights, output / WEIGHTS, {"format": "pt"})
+    with replacing(output / WEIGHTS) as temporary:
+        save_file(weights, temporary, {"format": "pt"})
     if (folder / CONFIG).is_file() and folder.resolve() != output.resolve():
         shutil.copyfile(folder / CONFIG, output / CONFIG)
     return output / WEIGHTS

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.common.files import replacing
 from maclaurin.ops.fields import fields_of
 from maclaurin.ops.states import State
 
@@ -87,14 +87,8 @@ def _write(tensors: dict[str, Tensor], text: str, path: str | os.PathLike[str]) 
 
     # copies, because safetensors refuses tensors that share memory, as keys and values of one tensor do
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    try:
+    with replacing(Path(path)) as temporary:
         save_file(copies, temporary, metadata={"state": text})
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _described(state: State) -> dict[str, Any]:

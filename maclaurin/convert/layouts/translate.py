@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from maclaurin.common.arguments import one_of
-from maclaurin.common.files import naming, write_text
+from maclaurin.common.files import naming, replacing, write_text
 from maclaurin.convert.layouts.files import apart, copy_tokenizer, described_by, shapes_of, tensors_of
 from maclaurin.convert.layouts.fla import FLA_LAYOUTS
 from maclaurin.convert.layouts.layout import EMBEDDINGS, HEAD, Described, Layout, Shapes, options_of
@@ -141,7 +141,8 @@ def export_layout(folder: Path, output: Path, to: str) -> Iterator[str]:
     described = layout.described(config)
     _says_all(to, described, found, config)
     output.mkdir(parents=True, exist_ok=True)
-    save_file(found, output / "model.safetensors", metadata={"format": "pt"})
+    with replacing(output / "model.safetensors") as temporary:
+        save_file(found, temporary, metadata={"format": "pt"})
     write_text(output / "config.json", json.dumps(described, indent=2) + "\n")
     copy_tokenizer(folder, output)
     yield str(output)
