@@ -158,7 +158,8 @@ class Attention(ProjectedMixer):
         p = super().project(x, state, call)
         if self.feature_map != OVER_HEADS:
             return p
-        return replace(p, q=F.normalize(p.q, dim=2), k=F.normalize(p.k, dim=2))
+        q, k = (F.normalize(wide(x), dim=2).to(x.dtype) for x in (p.q, p.k))  # float16 has no room for the eps
+        return replace(p, q=q, k=k)
 
     @property
     def folds(self) -> bool:

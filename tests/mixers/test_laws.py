@@ -284,7 +284,7 @@ def test_low_precision_loses_no_more_than_twice_what_rounding_the_parts_loses(na
     assert recurrent is None or recurrent.dtype == torch.float32
 
 
-@pytest.mark.parametrize("feature_map", ["cosine", "exp", "elu"])
+@pytest.mark.parametrize("feature_map", ["cosine", "cosine-over-heads", "exp", "elu"])
 def test_features_of_nothing_are_finite_in_float16(feature_map):
     mixer = build("linear", torch.float16, feature_map=feature_map)
     with torch.no_grad():
