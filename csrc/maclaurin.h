@@ -182,7 +182,7 @@ struct MaclaurinSelective {
 
 // One call of L piecewise linear functions of the same number, for `count` numbers.
 struct MaclaurinPiecewise {
-    int64_t count, knots, L;  // knots: 2^n - 1
+    int64_t count, knots, L;  // knots: a multiple of 16
     const float *u, *knot;    // (count) and (knots), sorted
     const float* table;       // (knots + 1, 2L): slopes and intercepts, by how many knots lie below
     float* y;                 // (count, L)

@@ -20,8 +20,8 @@ SIZES = {
     "C": 7,
     "N": 2,
     "n": 9,
-    "P": 3,
-    "R": 4,
+    "P": 16,
+    "R": 17,
     "D": 10,
     "L": 5,
 }  # and the width 4 of a convolution
