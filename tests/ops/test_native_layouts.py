@@ -76,6 +76,7 @@ OPERATORS = {
     "piecewise": (PIECEWISE, (True,)),
     "piecewise_backward": ({"dy": "nL", **PIECEWISE}, (True,)),
     "turn": (TURN, (True, False)),
+    "turned_back": ({"dq": "BTHD", "dk": "BTGD", "dv": "BTGV", "cos": "BT1L", "sin": "BT1L"}, (True,)),
 }
 FREE = {
     ("quadratic", "v", 3),
@@ -83,6 +84,10 @@ FREE = {
     ("whole", "v", 3),
     ("short_conv", "x", 1),
     ("piecewise", "u", 0),
+    ("turned_back", "dq", 2),
+    ("turned_back", "dk", 2),
+    ("turned_back", "dv", 2),
+    ("turned_back", "dv", 3),
 }  # sizes that no other tensor of theirs knows
 
 every_operator = pytest.mark.parametrize("name", OPERATORS)
@@ -91,7 +96,7 @@ every_operator = pytest.mark.parametrize("name", OPERATORS)
 def arguments(name, **changed):
     words, options = OPERATORS[name]
     sizes = {**SIZES, **changed}
-    sizes |= {"F": sizes["K"] * (sizes["K"] + 1) // 2, "W": sizes["V"] + 1, "E": 3 * sizes["C"], "3": 3, "4": 4}
+    sizes |= {"F": sizes["K"] * (sizes["K"] + 1) // 2, "W": sizes["V"] + 1, "E": 3 * sizes["C"], "1": 1, "3": 3, "4": 4}
     return {argument: torch.rand([sizes[letter] for letter in word]) for argument, word in words.items()}, options
 
 
