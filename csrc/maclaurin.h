@@ -201,6 +201,19 @@ struct MaclaurinTurn {
     int32_t back;         // by the opposite angles
     int32_t threads;
 };
+
+// One call of a causal filter of W taps over V channels of each head, made from the mean of the I inputs so far by way of C
+// hidden numbers. first (H,I,C), first_bias (H,C), second (H,C,W·V), second_bias (H,W·V), all dense; tap W-1 is the token.
+struct MaclaurinMeanFilter {
+    int64_t B, T, H, I, C, V, W;
+    MaclaurinTensor x, v, y;
+    MaclaurinTensor dy, dx, dv;
+    const float *first, *first_bias, *second, *second_bias;
+    float* sum;         // dense (B,H,I): of all inputs
+    const float* dsum;  // absent for zeros
+    float *dfirst, *dfirst_bias, *dsecond, *dsecond_bias;  // (B, as the weights)
+    int32_t threads;
+};
 }
 
 // All return 0, or 1 where memory ran out.
@@ -226,6 +239,8 @@ MACLAURIN_EXPORT int32_t maclaurin_selective_backward(const MaclaurinSelective* 
 MACLAURIN_EXPORT int32_t maclaurin_piecewise_forward(const MaclaurinPiecewise* call);
 MACLAURIN_EXPORT int32_t maclaurin_piecewise_backward(const MaclaurinPiecewise* call);
 MACLAURIN_EXPORT int32_t maclaurin_turn_forward(const MaclaurinTurn* call);
+MACLAURIN_EXPORT int32_t maclaurin_mean_filter_forward(const MaclaurinMeanFilter* call);
+MACLAURIN_EXPORT int32_t maclaurin_mean_filter_backward(const MaclaurinMeanFilter* call);
 
 // 1 where one of the numbers is NaN.
 MACLAURIN_EXPORT int32_t maclaurin_any_nan(const float* numbers, int64_t count);

@@ -35,6 +35,7 @@ GATED = {"u": "BTC", "gates": "BTE", "g": "BTC", "start": "BC"}
 SELECTIVE = {"x": "BTC", "dt": "BTC", "rate": "CN", "b": "BTN", "c": "BTN", "start": "BCN"}
 TURN = {"x": "BTHD", "cos": "BTHL", "sin": "BTHL"}
 PIECEWISE = {"u": "n", "knots": "P", "table": "RD"}
+FILTER = {"x": "BTHP", "v": "BTHC", "first": "HPL", "first_bias": "HL", "second": "HLE", "second_bias": "HE"}
 OUTPUTS = {"y": "BTHV", "total": "BTH"}
 
 # the tensors of each operator, and the options behind them
@@ -76,6 +77,8 @@ OPERATORS = {
     "piecewise": (PIECEWISE, (True,)),
     "piecewise_backward": ({"dy": "nL", **PIECEWISE}, (True,)),
     "turn": (TURN, (True, False)),
+    "mean_filter": (FILTER, ()),
+    "mean_filter_backward": ({"dy": "BTHC", "dsum": "BHP", **FILTER}, ()),
     "turned_back": ({"dq": "BTHD", "dk": "BTGD", "dv": "BTGV", "cos": "BT1L", "sin": "BT1L"}, (True,)),
 }
 FREE = {

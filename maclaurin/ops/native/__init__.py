@@ -3,7 +3,7 @@
 To add one: its struct and functions in `library.py`, its `operator` in a file beside `attention.py`.
 """
 
-from maclaurin.ops.native import attention, conv, delta, gated, linear, piecewise, scan, selective, series, turn
+from maclaurin.ops.native import attention, conv, delta, gated, linear, mean_filter, piecewise, scan, selective, series, turn
 from maclaurin.ops.native.library import available, isa, refusal, using_backend, using_isa
 from maclaurin.ops.native.operators import call
 from maclaurin.ops.native.step import plain_step
@@ -18,6 +18,7 @@ __all__ = [
     "gated",
     "isa",
     "linear",
+    "mean_filter",
     "needs_gradients",
     "piecewise",
     "plain_step",
