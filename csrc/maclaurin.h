@@ -106,6 +106,7 @@ struct MaclaurinLinear {
     MaclaurinTensor y;
     MaclaurinTensor total;  // (B,T,H): the divisor of every row
     MaclaurinTensor dy, dq, dk, dv, dlog_decay;
+    MaclaurinTensor dtotal;           // (B,T,H), where centred: a backward writes and reads it
     const float *state, *dnew_state;  // (B,G,K,W), absent or present
     float *new_state, *dstate;
     int32_t* nan;            // becomes 1 if a forward writes a NaN into y; absent where nobody asks
@@ -114,6 +115,7 @@ struct MaclaurinLinear {
     float q_scale, k_scale;  // the state holds scaled keys
     int32_t per_channel;
     int32_t normalize;  // divide by the sum of the weights
+    int32_t centred;    // instead, subtract their mean, add 1 and divide by the tokens so far; normalize is 1, the state absent
     int32_t threads;
 };
 

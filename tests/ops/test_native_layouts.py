@@ -35,6 +35,7 @@ GATED = {"u": "BTC", "gates": "BTE", "g": "BTC", "start": "BC"}
 SELECTIVE = {"x": "BTC", "dt": "BTC", "rate": "CN", "b": "BTN", "c": "BTN", "start": "BCN"}
 TURN = {"x": "BTHD", "cos": "BTHL", "sin": "BTHL"}
 PIECEWISE = {"u": "n", "knots": "P", "table": "RD"}
+QKV = {"q": "BTHK", "k": "BTGK", "v": "BTGV"}
 FILTER = {"x": "BTHP", "v": "BTHC", "first": "HPL", "first_bias": "HL", "second": "HLE", "second_bias": "HE"}
 OUTPUTS = {"y": "BTHV", "total": "BTH"}
 
@@ -77,6 +78,8 @@ OPERATORS = {
     "piecewise": (PIECEWISE, (True,)),
     "piecewise_backward": ({"dy": "nL", **PIECEWISE}, (True,)),
     "turn": (TURN, (True, False)),
+    "inline": (QKV, (1.0, 2, True)),
+    "inline_backward": ({"dy": "BTHV", "dnew_state": "BGKW", **QKV, **OUTPUTS, "new_state": "BGKW"}, (1.0, 2, True)),
     "mean_filter": (FILTER, ()),
     "mean_filter_backward": ({"dy": "BTHC", "dsum": "BHP", **FILTER}, ()),
     "turned_back": ({"dq": "BTHD", "dk": "BTGD", "dv": "BTGV", "cos": "BT1L", "sin": "BT1L"}, (True,)),
@@ -87,6 +90,7 @@ FREE = {
     ("whole", "v", 3),
     ("short_conv", "x", 1),
     ("piecewise", "u", 0),
+    ("inline", "v", 3),
     ("turned_back", "dq", 2),
     ("turned_back", "dk", 2),
     ("turned_back", "dv", 2),

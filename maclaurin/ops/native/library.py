@@ -67,10 +67,11 @@ class Linear(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("B", "T", "H", "G", "K", "V")),
         *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
+        ("dtotal", Strided),
         *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate", "nan")),
         *((name, ctypes.c_int64) for name in ("chunk", "state_head")),
         *((name, ctypes.c_float) for name in ("q_scale", "k_scale")),
-        *((name, ctypes.c_int32) for name in ("per_channel", "normalize", "threads")),
+        *((name, ctypes.c_int32) for name in ("per_channel", "normalize", "centred", "threads")),
     ]
 
 
