@@ -50,8 +50,9 @@ def split_and_turned(
     if not plain or qkv.dtype != torch.float32 or reason_for_torch("auto", qkv, qkv.dtype) is not None:
         q, k, v = _split(qkv, heads, widths)
         return *(rotary(part, positions, theta=theta, interleaved=interleaved) for part in (q, k)), v
-    angles = _angles(qkv, positions, widths[0], theta).expand(qkv.shape[0], -1, -1, -1)
-    q, k, v = _SplitAndTurned.apply(qkv, heads, widths, angles.cos().float(), angles.sin().float(), interleaved)
+    angles = _angles(qkv, positions, widths[0], theta)
+    cos, sin = (part.float().expand(qkv.shape[0], -1, -1, -1) for part in (angles.cos(), angles.sin()))
+    q, k, v = _SplitAndTurned.apply(qkv, heads, widths, cos, sin, interleaved)
     return q, k, v
 
 
