@@ -73,7 +73,10 @@ class HeadwiseLinear(nn.Conv1d):
     def of_heads(self, last: int = 1) -> tuple[Tensor, Tensor]:
         """Weights (heads, outputs, inputs) and bias (heads, outputs) of what `forward` returns."""
         assert self.bias is not None
-        weight_HOLI, bias_HOL = self.weight.view(self.groups, -1, last, self.weight.shape[1]), self.bias.view(self.groups, -1, last)
+        weight_HOLI, bias_HOL = (
+            self.weight.view(self.groups, -1, last, self.weight.shape[1]),
+            self.bias.view(self.groups, -1, last),
+        )
         return weight_HOLI.transpose(1, 2).flatten(1, 2), bias_HOL.transpose(1, 2).flatten(1, 2)
 
 

@@ -309,8 +309,8 @@ class ProjectedMixer(Mixer):
     def _split_and_turned(self, qkv: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, of which queries and keys are rotated by their positions as a whole."""
         heads, widths = (self.num_heads, self.num_kv_heads), (self.key_dim, self.head_dim)
-        options = {"theta": self.rope_theta, "interleaved": self.rotary_interleaved}
-        return split_and_turned(qkv, heads, widths, self._rounded(positions), **options)
+        positions, theta = self._rounded(positions), self.rope_theta
+        return split_and_turned(qkv, heads, widths, positions, theta=theta, interleaved=self.rotary_interleaved)
 
     def _rounded(self, positions: Tensor | None) -> Tensor:
         assert positions is not None

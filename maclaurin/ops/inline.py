@@ -102,9 +102,7 @@ class _Engine:
             return self._at_once(inputs, lengths, return_state)
         return _causal(inputs, state, lengths, return_state, scale=self.scale, chunk_size=self.chunk_size, call=self.call)
 
-    def _at_once(
-        self, inputs: Inputs, lengths: Tensor | None, return_state: bool
-    ) -> tuple[Tensor, InlineState | None]:
+    def _at_once(self, inputs: Inputs, lengths: Tensor | None, return_state: bool) -> tuple[Tensor, InlineState | None]:
         """In the kernel, which centres the weights of a whole sequence."""
         q, k, v = (x for x in inputs if x is not None)
         chunk = {"chunked": self.chunk_size, "recurrent": 1}.get(self.call.form, native.linear.LONGEST_BLOCK)

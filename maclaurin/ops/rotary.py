@@ -49,7 +49,8 @@ def split_and_turned(
     plain = type(qkv) is Tensor and qkv.requires_grad and not (torch.compiler.is_compiling() or is_transformed())
     if not plain or qkv.dtype != torch.float32 or reason_for_torch("auto", qkv, qkv.dtype) is not None:
         q, k, v = _split(qkv, heads, widths)
-        return *(rotary(part, positions, theta=theta, interleaved=interleaved) for part in (q, k)), v
+        q, k = (rotary(part, positions, theta=theta, interleaved=interleaved) for part in (q, k))
+        return q, k, v
     angles = _angles(qkv, positions, widths[0], theta)
     cos, sin = (part.float().expand(qkv.shape[0], -1, -1, -1) for part in (angles.cos(), angles.sin()))
     q, k, v = _SplitAndTurned.apply(qkv, heads, widths, cos, sin, interleaved)
@@ -70,20 +71,20 @@ class _SplitAndTurned(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
         q, k, v = _split(qkv, heads, widths)
-        return *(native.call("turn", x, *_for_heads(x, cos, sin), interleaved, False) for x in (q, k)), v
+        q, k = (
+            native.call("turn", x, *(part.expand(-1, -1, x.shape[2], -1) for part in (cos, sin)), interleaved, False)
+            for x in (q, k)
+        )
+        return q, k, v
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         if torch.is_grad_enabled():
             *turned, dv = gradients
-            parts = *(_turned(x, *_for_heads(x, cos, -sin), ctx.interleaved) for x in turned), dv
+            parts = *(_turned(x, cos, -sin, ctx.interleaved) for x in turned), dv
             return torch.cat([x.flatten(2) for x in parts], dim=-1), *(None,) * 5
         return native.call("turned_back", *gradients, cos, sin, ctx.interleaved), *(None,) * 5
-
-
-def _for_heads(x: Tensor, *parts: Tensor) -> list[Tensor]:
-    return [part.expand(-1, -1, x.shape[2], -1) for part in parts]
 
 
 def rotate(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:

@@ -15,9 +15,9 @@ CHANNELS = st.sampled_from((1, 3, 8, 16, 17, 33, 64))
 NAMES = ("x", "v", "first", "first_bias", "second", "second_bias")
 
 
-def inputs(B, T, H, I, C, V, W, size=1.0):
-    shapes = ((B, T, H, I), (B, T, H, V), (H, I, C), (H, C), (H, C, W * V), (H, W * V))
-    scales = (size, 1.0, I**-0.5, 1.0, C**-0.5, 1.0)
+def inputs(B, T, H, D, C, V, W, size=1.0):
+    shapes = ((B, T, H, D), (B, T, H, V), (H, D, C), (H, C), (H, C, W * V), (H, W * V))
+    scales = (size, 1.0, D**-0.5, 1.0, C**-0.5, 1.0)
     return [scale * torch.randn(shape) for shape, scale in zip(shapes, scales, strict=True)]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maclaurin.ops.native import linear
 from maclaurin.ops.native.layouts import Shapes
-from maclaurin.ops.native.library import Strided, buffer, buffers_like, pointer, rows, run
+from maclaurin.ops.native.library import Linear, buffer, buffers_like, pointer, rows, run
 from maclaurin.ops.native.nan import run_looking
 from maclaurin.ops.native.operators import operator
 
@@ -52,7 +52,7 @@ def _backward_flops(dy: Any, dnew_state: Any, q: Any, k: Any, v: Any, *_: Any, *
     return linear._backward_flops(dy, dnew_state, q, k, v, None)
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], **tensors: Tensor) -> linear.Linear:
+def _call(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], **tensors: Tensor) -> Linear:
     scale, chunk, keep = options
     call = linear.linear_call(q, k, v, None, (scale, 1.0, True, chunk, keep), **tensors)
     call.centred = True
@@ -84,7 +84,9 @@ def inline(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, ...]
     fake=_backward_fake,
     flops=_backward_flops,
 )
-def inline_backward(dy: Tensor, dnew_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *saved: Any) -> tuple[Tensor, ...]:
+def inline_backward(
+    dy: Tensor, dnew_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *saved: Any
+) -> tuple[Tensor, ...]:
     """The gradients of q, k and v."""
     y, total, new_state, *options = saved
     dy, q, k, v, y = rows(dy), rows(q), rows(k), rows(v), rows(y)

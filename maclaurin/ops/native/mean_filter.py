@@ -50,8 +50,7 @@ def _gradients(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Tensor
 
 
 def _products(x: Any, first: Any, second: Any) -> int:
-    B, T, H, I = x
-    return int(B * T * H * first[2] * (I + second[2]))
+    return int(x[0] * x[1] * x[2] * first[2] * (x[3] + second[2]))
 
 
 def _flops(x: Any, v: Any, first: Any, first_bias: Any, second: Any, *_: Any, **__: Any) -> int:
@@ -97,7 +96,7 @@ def mean_filter_backward(dy: Tensor, dsum: Tensor | None, x: Tensor, v: Tensor, 
 
 
 def _call(x: Tensor, v: Tensor, weights: tuple[Tensor, ...], **fields: Any) -> MeanFilter:
-    first, first_bias, second, second_bias = weights
+    first, _, second, _ = weights
     names = ("first", "first_bias", "second", "second_bias")
     inputs = {name: pointer(weight) for name, weight in zip(names, weights, strict=True)}
     sizes = (*x.shape, first.shape[2], v.shape[3], second.shape[2] // v.shape[3])

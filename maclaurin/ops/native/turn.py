@@ -90,9 +90,12 @@ def turned_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, in
     """Side by side (B,T,HK+GK+FV): the gradients of q and k before they were turned by angles (B,T,1,P), and that of v."""
     sizes = [x.shape[2] * x.shape[3] for x in (dq, dk, dv)]
     together = buffer(*dq.shape[:2], sum(sizes))
-    to_q, to_k, to_v = (part.unflatten(-1, x.shape[2:]) for part, x in zip(together.split(sizes, -1), (dq, dk, dv), strict=True))
+    to_q, to_k, to_v = (
+        part.unflatten(-1, x.shape[2:]) for part, x in zip(together.split(sizes, -1), (dq, dk, dv), strict=True)
+    )
     for x, y in ((dq, to_q), (dk, to_k)):
-        _run(x, *(part.expand(-1, -1, x.shape[2], -1) for part in (cos, sin)), y, interleaved, True)
+        of_heads = (-1, -1, x.shape[2], -1)
+        _run(x, cos.expand(of_heads), sin.expand(of_heads), y, interleaved, True)
     to_v.copy_(dv)
     return together
 
