@@ -30,13 +30,13 @@ from maclaurin.mixers import mechanisms
 from maclaurin.mixers.base import Call, MixerState, Zeros, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
-from maclaurin.ops import checks, native
+from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import repeat_heads, running_sum
 from maclaurin.ops.backends import reason_for_torch
 from maclaurin.ops.conv import last_inputs
 from maclaurin.ops.fields import Axes
 from maclaurin.ops.inline import InlineState, counts, mean
-from maclaurin.ops.local import causal_filter, centred_filter, grid_filter
+from maclaurin.ops.local import causal_filter, centred_filter, grid_filter, mean_filter_and_sum
 from maclaurin.ops.products import is_hooked
 from maclaurin.ops.states import ConvState, State
 
@@ -109,7 +109,7 @@ class LocalFilter(nn.Module):
             weight_HOI, bias_HO = layer.of_heads(last)
             weights += [weight_HOI.transpose(1, 2), bias_HO]
         x_BTHI, v_BTHV = x_BTD.unflatten(-1, (self.hidden.groups, -1)), repeat_heads(v_BTGV, self.hidden.groups)
-        y, input_sum = native.call("mean_filter", x_BTHI, v_BTHV, *weights)
+        y, input_sum = mean_filter_and_sum(x_BTHI, v_BTHV, *weights)
         return y, input_sum.flatten(1)
 
 

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from maclaurin.ops import checks, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, running_sum, without_autocast
-from maclaurin.ops.backends import reason_for_torch
 from maclaurin.ops.fields import WHOLE, Axes
 from maclaurin.ops.linear import CHUNK, linear_attention
 from maclaurin.ops.options import CallOptions, Options, with_options
@@ -77,12 +76,9 @@ def inline_attention(
             f"state must be {state_shape} (heads, key channels + 1, value channels) per sequence, "
             f"got {tuple(state.recurrent.shape[1:])}"
         )
-    engine = _Engine(default_scale(scale, q), chunk_size, call, natively=_natively(call, q))
+    natively = state is None and call.natively("inline_attention", q)
+    engine = _Engine(default_scale(scale, q), chunk_size, call, natively)
     return call.causally(engine.run, (q, k, v), state)
-
-
-def _natively(call: Options, q: Tensor) -> bool:
-    return reason_for_torch(call.backend, q, torch.promote_types(q.dtype, torch.float32)) is None
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maclaurin.ops import native
-from maclaurin.ops.local import causal_filter
+from maclaurin.ops import native, reference
+from maclaurin.ops.local import mean_filter_and_sum
 from tests.ops.native_helpers import ISAS
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="built without a C++ compiler")
@@ -28,17 +27,12 @@ def calls(draw):
     T = draw(st.one_of(st.integers(1, 9), st.sampled_from((31, 32, 33, 64, 101))))
     given = inputs(B, T, H, *(draw(CHANNELS) for _ in range(3)), W, draw(st.sampled_from((1.0, 10.0))))
     if draw(st.booleans()):  # tokens of a wider tensor, as parts of a projection are
-        given[:2] = [F.pad(x, (3, 2, 1, 0))[:, :, 1:, 3:-2] for x in given[:2]]
+        given[:2] = [torch.nn.functional.pad(x, (3, 2, 1, 0))[:, :, 1:, 3:-2] for x in given[:2]]
     return given
 
 
-def stated(x, v, first, first_bias, second, second_bias):
-    """The filter as the sums that it stands for."""
-    total = x.cumsum(1)
-    mean = total / torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None, None]
-    active = F.gelu(torch.einsum("bthi,hic->bthc", mean, first) + first_bias)
-    taps = (torch.einsum("bthc,hce->bthe", active, second) + second_bias).unflatten(-1, (-1, v.shape[-1]))
-    return causal_filter(v, taps.transpose(-1, -2))[0], total[:, -1]
+def stated(x, v, *weights):
+    return reference.mean_filter(x, v, *weights), x.sum(1)
 
 
 def by_kernel(*tensors):
@@ -76,6 +70,15 @@ def test_it_is_what_it_states(call):
 def test_every_instruction_set_is_what_it_states(isa, call):
     with native.using_isa(isa):
         assert_as_stated(call)
+
+
+@settings(max_examples=20)
+@given(call=calls())
+def test_torch_computes_the_same(call):
+    wanted = torch.randn(call[1].shape), torch.randn(call[0].shape[0], *call[0].shape[2:])
+    call = [x.double() for x in call]
+    for got, right in zip(*(with_gradients(run, call, wanted) for run in (mean_filter_and_sum, stated)), strict=True):
+        assert (got - right).abs().max() <= 1e-10 * (1 + right.abs().max())
 
 
 def test_threads_change_no_number():
