@@ -1,6 +1,7 @@
 // The gated recurrence h_t = σ(f_t) h_{t-1} + σ(i_t) u_t, y_t = gelu(g_t) σ(o_t) h_t, and its gradient: one pass over the tokens
 // each. Gates are computed where they are used, again in the backward, and never written.
 #pragma once
+#include "gelu.h"
 #include "pack.h"
 #include "pool.h"
 
@@ -13,28 +14,6 @@ struct Sigmoids {
 MACLAURIN_INLINE Sigmoids sigmoids(vec x) {
     const vec e = exp(x < 0 ? x : -x), larger = 1.0f / (1.0f + e), smaller = e * larger;
     return {x < 0 ? smaller : larger, x < 0 ? larger : smaller};
-}
-
-// x Φ(x) and its slope.
-struct Gelu {
-    vec y, slope;
-};
-MACLAURIN_INLINE Gelu gelu(vec x) {
-    const vec z = (x < 0 ? -x : x) * 0.707106781186547524f, e = exp(-z * z), t = 1.0f / (1.0f + 0.5f * z);
-    // erfc(z) exp(z²) / t, a polynomial in t: least squares over Chebyshev nodes, 1.5e-7 of its value
-    vec p = all(0.0431952835f);
-    p = p * t - 0.234732854f;
-    p = p * t + 0.493693389f;
-    p = p * t - 0.454972216f;
-    p = p * t + 0.132175828f;
-    p = p * t - 0.0592108515f;
-    p = p * t + 0.0934623115f;
-    p = p * t + 0.175315991f;
-    p = p * t + 0.246884574f;
-    p = p * t + 0.282093754f;
-    p = p * t + 0.282094795f;
-    const vec tail = 0.5f * t * p * e, below = x < 0 ? tail : 1.0f - tail;
-    return {x * below, below + x * e * 0.398942280401432678f};
 }
 
 // The state before token t: of the token before it, of the caller, or zero.

@@ -11,6 +11,7 @@
 #include "linear_backward.h"
 #include "linear_forward.h"
 #include "linear_step.h"
+#include "mean_filter.h"
 #include "nan.h"
 #include "piecewise.h"
 #include "quadratic_backward.h"
@@ -66,6 +67,8 @@ const Kernels kernels = {
     piecewise_forward,
     piecewise_backward,
     turn_forward,
+    mean_filter_forward,
+    mean_filter_backward,
     any_nan,
 };
 

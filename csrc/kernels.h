@@ -26,6 +26,8 @@ struct Kernels {
     bool (*piecewise_forward)(const MaclaurinPiecewise&);
     bool (*piecewise_backward)(const MaclaurinPiecewise&);
     bool (*turn_forward)(const MaclaurinTurn&);
+    bool (*mean_filter_forward)(const MaclaurinMeanFilter&);
+    bool (*mean_filter_backward)(const MaclaurinMeanFilter&);
     bool (*any_nan)(const float* numbers, int64_t count);
 };
 

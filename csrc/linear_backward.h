@@ -21,6 +21,7 @@ struct LinearBackwardBuffers {
     float *weights, *dweights, *own, *carried;
     float *dq, *dk, *own_dk, *dv;
     float* ones;      // [k_row]
+    float *value_sums, *values_beyond;  // where centred: [token][v_row] sums of values, or their gradients; of other tokens
     double* through;  // [head][k_row]: sums of the decay's gradient over all later tokens
 
     LinearBackwardBuffers(Arena& arena, const LinearShape& shape)
@@ -44,6 +45,8 @@ struct LinearBackwardBuffers {
           own_dk(arena.take(ROW * shape.k_row)),
           dv(arena.take(ROW * shape.v_row)),
           ones(arena.take(shape.k_row)),
+          value_sums(arena.take(ROW * shape.v_row)),
+          values_beyond(arena.take(shape.heads * shape.v_row)),
           through(reinterpret_cast<double*>(arena.take(2 * shape.heads * shape.k_row))) {}
 };
 
@@ -61,16 +64,22 @@ class LinearBackward {
           at_(buffers),
           state_(buffers.states + n * LinearState::floats(shape), shape),
           through_(buffers.through + n * shape.k_row),
+          values_beyond_(buffers.values_beyond + n * shape.v_row),
           b_(b),
           g_(g),
           R_(call.H / call.G) {}
 
     void start_forward() const {
         state_.read(call_.state == nullptr ? nullptr : call_.state + (b_ * call_.G + g_) * call_.state_head, shape_);
+        fill(values_beyond_, shape_.v_row, 0);
     }
 
     void block_forward(int64_t begin, int64_t count) const {
         pack_keys(begin, count);
+        if (call_.centred) {
+            sum_values(at_.value_sums, values_beyond_, at_.v, shape_.v_row, count);
+            for (int64_t r = 0; r < R_; ++r) gradient_of_totals(r, begin, count);
+        }
         transpose_rows(at_.across, shape_.k_row, shape_.k_row, state_.s, shape_.v_row, shape_.k_row, shape_.v_row, 1);
         for (int64_t r = 0; r < R_; ++r) gradient_of_queries(r, begin, count);
         decay_rows(at_.left, at_.k, at_.decay, at_.decay.to_end, count, shape_.k_row);
@@ -81,12 +90,15 @@ class LinearBackward {
         const float* dnew = call_.dnew_state == nullptr ? nullptr : call_.dnew_state + state_at();
         state_.read(dnew, shape_);
         start_decay(dnew);
+        fill(values_beyond_, shape_.v_row, 0);
     }
 
     void block_backward(int64_t begin, int64_t count) const {
         pack_keys(begin, count);
         gradient_through_state(count);
+        if (call_.centred) fill(at_.value_sums, count * shape_.v_row, 0);
         for (int64_t r = 0; r < R_; ++r) gradient_of_pairs(r, begin, count);
+        if (call_.centred) add_value_sums(count);
         write_gradients(begin, count);
     }
 
@@ -113,12 +125,50 @@ class LinearBackward {
         fill(at_.dy, padded * shape_.v_row, 0);
         for (int64_t i = 0; i < count; ++i) {
             const float *dy = row(call_.dy, b_, begin + i, h), *y = row(call_.y, b_, begin + i, h);
-            const float times = call_.normalize ? inverse(*row(call_.total, b_, begin + i, h)) : 1;
+            const float times = times_of(h, begin + i);
             for (int64_t c = 0; c < shape_.V; ++c) at_.dy[i * shape_.v_row + c] = dy[c] * times;
-            if (call_.normalize) at_.dtotal[i] = -dot_product(y, dy, shape_.V) * times;
+            if (call_.centred) at_.dtotal[i] = *row(call_.dtotal, b_, begin + i, h);
+            else if (call_.normalize) at_.dtotal[i] = -dot_product(y, dy, shape_.V) * times;
         }
         transpose_rows(at_.dy_channels, ROW, padded, at_.dy, shape_.v_row, padded, shape_.V, 1);
         weigh_backward(at_.dweights, at_.own, at_.dy_channels, at_.dtotal, at_.v, shape_, at_.decay, count);
+    }
+
+    float times_of(int64_t h, int64_t t) const {
+        if (call_.centred) return 1.0f / static_cast<float>(t + 1);
+        return call_.normalize ? inverse(*row(call_.total, b_, t, h)) : 1;
+    }
+
+    // Where centred, through the sum of the weights; it waits for the walk backward, which has no sums of values.
+    void gradient_of_totals(int64_t r, int64_t begin, int64_t count) const {
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t h = g_ * R_ + r;
+            const float times = times_of(h, begin + i);
+            *row(call_.dtotal, b_, begin + i, h) =
+                -dot_product(row(call_.dy, b_, begin + i, h), at_.value_sums + i * shape_.v_row, shape_.V) * times * times;
+        }
+    }
+
+    // The gradient of the sums of values, of which a value is in its own and all later ones.
+    void gradient_of_value_sums(int64_t h, int64_t begin, int64_t count) const {
+        for (int64_t i = 0; i < count; ++i) {
+            const float share = share_of_values(*row(call_.total, b_, begin + i, h), begin + i);
+            const float* dy = row(call_.dy, b_, begin + i, h);
+            for (int64_t c = 0; c < shape_.V; ++c) at_.value_sums[i * shape_.v_row + c] += share * dy[c];
+        }
+    }
+
+    void add_value_sums(int64_t count) const {
+        for (int64_t c = 0; c < shape_.v_row; c += LANES) {
+            const vec later = load(values_beyond_ + c);
+            vec own{};
+            for (int64_t j = count - 1; j >= 0; --j) {
+                float* dv = at_.dv + j * shape_.v_row + c;
+                own += load(at_.value_sums + j * shape_.v_row + c);
+                store(dv, load(dv) + (later + own));
+            }
+            store(values_beyond_ + c, later + own);
+        }
     }
 
     void gradient_of_queries(int64_t r, int64_t begin, int64_t count) const {
@@ -191,6 +241,7 @@ class LinearBackward {
     void gradient_of_pairs(int64_t r, int64_t begin, int64_t count) const {
         const int64_t k_row = shape_.k_row, v_row = shape_.v_row, padded = round_up(count, larger(LANES, ROWS));
         pack_queries(g_ * R_ + r, begin, count);
+        if (call_.centred) gradient_of_value_sums(g_ * R_ + r, begin, count);
         transpose_rows(at_.q_channels, ROW, padded, at_.q, k_row, padded, shape_.K, 1);
         weigh(at_.weights, at_.q_channels, at_.k, shape_, at_.decay, count, at_.carried);
         over_tiles(round_up(count, ROWS), v_row, [&](int64_t j, int64_t c, auto vectors) {
@@ -232,6 +283,7 @@ class LinearBackward {
     const Buffers& at_;
     const LinearState state_;
     double* const through_;
+    float* const values_beyond_;  // of the tokens before the block, in the walk backward of those after it
     const int64_t b_, g_, R_;
 };
 

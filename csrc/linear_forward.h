@@ -2,8 +2,9 @@
 //     y_i = (d q_i)ᵀ S + Σ_{j<=i} (q_i·d k_j) v_j,      S = d S + Σ_j (d k_j) v_jᵀ
 #pragma once
 #include "attend.h"
-#include "linear_state.h"
+#include "linear_centred.h"
 #include "linear_pairs.h"
+#include "linear_state.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
@@ -16,6 +17,7 @@ struct LinearForwardBuffers {
     float *left_q, *left_k;  // decayed: q from the start, k to the end
     float* q_channels;       // [channel][query]
     float *weights, *y, *total, *carried;
+    float *value_sums, *values_before;  // where centred: up to each token of the block; before it, of every head
 
     LinearForwardBuffers(Arena& arena, const LinearShape& shape)
         : decay(arena, shape),
@@ -29,7 +31,9 @@ struct LinearForwardBuffers {
           weights(arena.take(ROW * ROW)),
           y(arena.take(ROW * shape.v_row)),
           total(arena.take(ROW)),
-          carried(arena.take(PER_CHANNEL ? shape.K * LANES : 0)) {}
+          carried(arena.take(PER_CHANNEL ? shape.K * LANES : 0)),
+          value_sums(arena.take(ROW * shape.v_row)),
+          values_before(arena.take(shape.heads * shape.v_row)) {}
 
     LinearState state(int64_t n, const LinearShape& shape) const { return {states + n * LinearState::floats(shape), shape}; }
 };
@@ -65,20 +69,26 @@ inline void linear_outputs(const MaclaurinLinear& call, const LinearShape& shape
             *row(call.total, b, begin + i, h) = buffers.total[i];
             times = inverse(buffers.total[i]);
         }
+        if (call.centred) {
+            const float share = share_of_values(buffers.total[i], begin + i) * static_cast<float>(begin + i + 1);
+            for (int64_t c = 0; c < shape.v_row; ++c) buffers.y[i * shape.v_row + c] += share * buffers.value_sums[i * shape.v_row + c];
+            times = 1.0f / static_cast<float>(begin + i + 1);
+        }
         nan |= write_row(row(call.y, b, begin + i, h), buffers.y + i * shape.v_row, shape.V, times);
     }
     report_nan(call.nan, nan);
 }
 
-// One block of one key-value head and its queries.
+// One block of one key-value head, the n-th of its task, and its queries.
 template <bool PER_CHANNEL>
 inline void linear_forward_block(const MaclaurinLinear& call, const LinearShape& shape,
                                  const LinearForwardBuffers<PER_CHANNEL>& buffers, const LinearState& state, int64_t b,
-                                 int64_t g, int64_t begin, int64_t count) {
+                                 int64_t g, int64_t n, int64_t begin, int64_t count) {
     const int64_t R = call.H / call.G, padded = round_up(count, larger(LANES, ROWS));
     copy_rows(buffers.k, shape.k_row, padded, row(call.k, b, begin, g), call.k.time, count, shape.K, call.k_scale);
     copy_rows(buffers.v, shape.v_row, padded, row(call.v, b, begin, g), call.v.time, count, shape.V, 1);
     buffers.decay.pack(call.log_decay, shape, b, g, begin, count);
+    if (call.centred) sum_values(buffers.value_sums, buffers.values_before + n * shape.v_row, buffers.v, shape.v_row, count);
     const bool empty = begin == 0 && call.state == nullptr;
     for (int64_t r = 0; r < R; ++r) linear_outputs(call, shape, buffers, state, empty, b, g * R + r, begin, count);
     if (begin + count == call.T && call.new_state == nullptr) return;
@@ -91,11 +101,12 @@ bool linear_forward_of_heads(const MaclaurinLinear& call, const LinearShape& sha
     using Buffers = LinearForwardBuffers<PER_CHANNEL>;
     return with_buffers<Buffers>(shape, [&](const Buffers& buffers) {
         const int64_t step = smaller(call.chunk, Buffers::ROW), at = b * call.G + first;
+        fill(buffers.values_before, heads * shape.v_row, 0);
         for (int64_t n = 0; n < heads; ++n)
             buffers.state(n, shape).read(call.state == nullptr ? nullptr : call.state + (at + n) * call.state_head, shape);
         for (int64_t begin = 0; begin < call.T; begin += step)
             for (int64_t n = 0; n < heads; ++n)
-                linear_forward_block(call, shape, buffers, buffers.state(n, shape), b, first + n, begin,
+                linear_forward_block(call, shape, buffers, buffers.state(n, shape), b, first + n, n, begin,
                                      smaller(step, call.T - begin));
         for (int64_t n = 0; n < heads && call.new_state != nullptr; ++n)
             buffers.state(n, shape).write(call.new_state + (at + n) * shape.state_size(), shape);

@@ -106,6 +106,7 @@ struct MaclaurinLinear {
     MaclaurinTensor y;
     MaclaurinTensor total;  // (B,T,H): the divisor of every row
     MaclaurinTensor dy, dq, dk, dv, dlog_decay;
+    MaclaurinTensor dtotal;           // (B,T,H), where centred: a backward writes and reads it
     const float *state, *dnew_state;  // (B,G,K,W), absent or present
     float *new_state, *dstate;
     int32_t* nan;            // becomes 1 if a forward writes a NaN into y; absent where nobody asks
@@ -114,6 +115,7 @@ struct MaclaurinLinear {
     float q_scale, k_scale;  // the state holds scaled keys
     int32_t per_channel;
     int32_t normalize;  // divide by the sum of the weights
+    int32_t centred;    // instead, subtract their mean, add 1 and divide by the tokens so far; normalize is 1, the state absent
     int32_t threads;
 };
 
@@ -182,7 +184,7 @@ struct MaclaurinSelective {
 
 // One call of L piecewise linear functions of the same number, for `count` numbers.
 struct MaclaurinPiecewise {
-    int64_t count, knots, L;  // knots: 2^n - 1
+    int64_t count, knots, L;  // knots: a multiple of 16
     const float *u, *knot;    // (count) and (knots), sorted
     const float* table;       // (knots + 1, 2L): slopes and intercepts, by how many knots lie below
     float* y;                 // (count, L)
@@ -199,6 +201,19 @@ struct MaclaurinTurn {
     MaclaurinTensor x, cos, sin, y;
     int32_t interleaved;  // pairs of channels 2p and 2p + 1 instead of p and p + P
     int32_t back;         // by the opposite angles
+    int32_t threads;
+};
+
+// One call of a causal filter of W taps over V channels of each head, made from the mean of the I inputs so far by way of C
+// hidden numbers. first (H,I,C), first_bias (H,C), second (H,C,W·V), second_bias (H,W·V), all dense; tap W-1 is the token.
+struct MaclaurinMeanFilter {
+    int64_t B, T, H, I, C, V, W;
+    MaclaurinTensor x, v, y;
+    MaclaurinTensor dy, dx, dv;
+    const float *first, *first_bias, *second, *second_bias;
+    float* sum;         // dense (B,H,I): of all inputs
+    const float* dsum;  // absent for zeros
+    float *dfirst, *dfirst_bias, *dsecond, *dsecond_bias;  // (B, as the weights)
     int32_t threads;
 };
 }
@@ -226,6 +241,8 @@ MACLAURIN_EXPORT int32_t maclaurin_selective_backward(const MaclaurinSelective* 
 MACLAURIN_EXPORT int32_t maclaurin_piecewise_forward(const MaclaurinPiecewise* call);
 MACLAURIN_EXPORT int32_t maclaurin_piecewise_backward(const MaclaurinPiecewise* call);
 MACLAURIN_EXPORT int32_t maclaurin_turn_forward(const MaclaurinTurn* call);
+MACLAURIN_EXPORT int32_t maclaurin_mean_filter_forward(const MaclaurinMeanFilter* call);
+MACLAURIN_EXPORT int32_t maclaurin_mean_filter_backward(const MaclaurinMeanFilter* call);
 
 // 1 where one of the numbers is NaN.
 MACLAURIN_EXPORT int32_t maclaurin_any_nan(const float* numbers, int64_t count);

@@ -3,46 +3,63 @@
 #pragma once
 #include <type_traits>
 
-#include "maclaurin.h"
+#include "pack.h"
 #include "pool.h"
-#include "simd.h"
 
 namespace maclaurin::MACLAURIN_VARIANT {
 
 constexpr int64_t PIECE = 8192;  // numbers a task looks up
-constexpr int SEARCHED = 16;     // numbers that are searched side by side: each hides the latency of the others
-constexpr int SHARED = 32;       // stretches of knots among which each number is compared with the ends of all
+constexpr int SEARCHED = 16;     // numbers that are searched side by side; the knots are a multiple of it
+constexpr int STRETCHES = 32;    // into which the knots are cut, at most
 
-// How many knots lie below each number: its stretch by comparing all, then a binary search without branches, whose knots every
-// number has to fetch for itself. NaN lies above no knot.
-inline void knots_below(int32_t (&below)[SEARCHED], const MaclaurinPiecewise& call, const float* u, int64_t count) {
+// How many of some whole vectors of knots lie below a number.
+MACLAURIN_INLINE int32_t knots_below(float number, const float* knot, int32_t count) {
+    int32_t below = 0;
+#if defined(__AVX2__)
+    for (int32_t k = 0; k < count; k += LANES) below += lanes_of(all(number) > load(knot + k));
+#else
+    ivec lanes{};
+    for (int32_t k = 0; k < count; k += LANES) lanes -= all(number) > load(knot + k);
+    for (int l = 0; l < LANES; ++l) below += lanes[l];
+#endif
+    return below;
+}
+
+// How many knots lie below each number: the stretch it lies in by comparing all numbers with the end of each, then its place by
+// comparing the number with all knots of the stretch. NaN lies above no knot.
+MACLAURIN_INLINE void knots_below(int32_t (&below)[SEARCHED], const MaclaurinPiecewise& call, const float* numbers) {
     constexpr int VECTORS = SEARCHED / LANES;
-    float numbers[SEARCHED] = {};
-    std::memcpy(numbers, u, count * sizeof(float));
-    const int32_t rows = static_cast<int32_t>(call.knots + 1), stretch = rows > SHARED ? rows / SHARED : 1;
+    const int32_t knots = static_cast<int32_t>(call.knots);
+    const int32_t stretch = static_cast<int32_t>(round_up(knots, SEARCHED * STRETCHES) / STRETCHES);
     vec number[VECTORS];
     ivec stretches[VECTORS] = {};
     for (int v = 0; v < VECTORS; ++v) number[v] = load(numbers + v * LANES);
-    for (int32_t end = stretch; end < rows; end += stretch) {
+    for (int32_t end = stretch; end < knots; end += stretch) {
         const vec knot = all(call.knot[end - 1]);
         for (int v = 0; v < VECTORS; ++v) stretches[v] -= number[v] > knot;
     }
     for (int v = 0; v < VECTORS; ++v) stretches[v] *= stretch;
     std::memcpy(below, stretches, sizeof below);
-    for (int32_t step = stretch / 2; step > 0; step /= 2)
-        for (int n = 0; n < SEARCHED; ++n)
-            below[n] += step & -static_cast<int32_t>(numbers[n] > call.knot[below[n] + step - 1]);
+    for (int n = 0; n < SEARCHED; ++n) {
+        const int32_t begin = below[n], left = knots - begin;
+        below[n] += knots_below(numbers[n], call.knot + begin, left < stretch ? left : stretch);
+    }
 }
 
 // use(i, row of the table) for the numbers from `begin` on.
 template <class Use>
 MACLAURIN_INLINE void over_rows(const MaclaurinPiecewise& call, int64_t begin, int64_t end, int64_t L, const Use& use) {
-    for (int64_t i = begin; i < end; i += SEARCHED) {
-        const int64_t count = end - i < SEARCHED ? end - i : SEARCHED;
-        int32_t below[SEARCHED];
-        knots_below(below, call, call.u + i, count);
-        for (int64_t n = 0; n < count; ++n) use(i + n, below[n] * 2 * L);
+    int32_t below[SEARCHED];
+    int64_t i = begin;
+    for (; i + SEARCHED <= end; i += SEARCHED) {
+        knots_below(below, call, call.u + i);
+        for (int64_t n = 0; n < SEARCHED; ++n) use(i + n, below[n] * 2 * L);
     }
+    if (i == end) return;
+    float rest[SEARCHED] = {};
+    std::memcpy(rest, call.u + i, (end - i) * sizeof(float));
+    knots_below(below, call, rest);
+    for (int64_t n = 0; n < end - i; ++n) use(i + n, below[n] * 2 * L);
 }
 
 typedef float four __attribute__((vector_size(16)));

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #if defined(__x86_64__)
-#include <xmmintrin.h>
+#include <immintrin.h>
 #endif
 
 #ifndef MACLAURIN_VARIANT
@@ -43,6 +43,17 @@ MACLAURIN_INLINE float sum(vec x) {
     for (int i = 0; i < LANES; ++i) total += x[i];
     return total;
 }
+
+#if defined(__AVX2__)
+// How many lanes of a comparison are true.
+MACLAURIN_INLINE int32_t lanes_of(ivec compared) {
+#if defined(__AVX512F__)
+    return __builtin_popcount(_mm512_movepi32_mask((__m512i)compared));
+#else
+    return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps((__m256)compared)));
+#endif
+}
+#endif
 
 // exp to about one unit in the last place for x <= 88; exactly 0 below -87, where it would be subnormal. NaN stays NaN.
 MACLAURIN_INLINE vec exp(vec x) {

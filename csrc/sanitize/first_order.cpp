@@ -10,27 +10,31 @@ namespace {
 
 struct LinearCase {
     int64_t B, T, H, G, K, V, chunk;
-    bool decay, per_channel, normalize, state;
+    bool decay, per_channel, normalize, state, centred = false;
 };
 
 // The last query of the last head, token by token.
 bool last_output_is_exact(const LinearCase& c, const Numbers& q, const Numbers& k, const Numbers& v, const Numbers& a,
                           const Numbers& y) {
     const int64_t b = c.B - 1, h = c.H - 1, g = c.G - 1, A = c.per_channel ? c.K : 1;
-    std::vector<double> sum(c.V, 0), decay(c.K, 0);
+    std::vector<double> sum(c.V, 0), values(c.V, 0), decay(c.K, 0);
     double total = 0;
     for (int64_t s = c.T - 1; s >= 0; --s) {
         double weight = 0;
         for (int64_t i = 0; i < c.K; ++i)
             weight += 0.5 * q[((b * c.T + c.T - 1) * c.H + h) * c.K + i] * k[((b * c.T + s) * c.G + g) * c.K + i] *
                       std::exp(decay[i]);
-        for (int64_t i = 0; i < c.V; ++i) sum[i] += weight * v[((b * c.T + s) * c.G + g) * c.V + i];
+        for (int64_t i = 0; i < c.V; ++i) {
+            sum[i] += weight * v[((b * c.T + s) * c.G + g) * c.V + i];
+            values[i] += v[((b * c.T + s) * c.G + g) * c.V + i];
+        }
         total += weight;
         for (int64_t i = 0; i < c.K && c.decay; ++i) decay[i] += a[((b * c.T + s) * c.G + g) * A + (c.per_channel ? i : 0)];
     }
     double error = 0, size = 1e-12;
     for (int64_t i = 0; i < c.V; ++i) {
-        const double exact = c.normalize ? sum[i] / total : sum[i];
+        double exact = c.normalize ? sum[i] / total : sum[i];
+        if (c.centred) exact = (sum[i] + (1 - total / c.T) * values[i]) / c.T;
         error += std::pow(y[((b * c.T + c.T - 1) * c.H + h) * c.V + i] - exact, 2);
         size += exact * exact;
     }
@@ -45,7 +49,7 @@ void run(const LinearCase& c, const char* isa, int threads, int number) {
     const Numbers a = random_numbers(tokens * c.G * A, -0.5f, 0), state = random_numbers(state_size, 0, 1);
     const Numbers y = unwritten(tokens * c.H * c.V), total = unwritten(tokens * c.H), dq = unwritten(q.size()),
                   dk = unwritten(k.size());
-    const Numbers dv = unwritten(v.size()), da = unwritten(a.size());
+    const Numbers dv = unwritten(v.size()), da = unwritten(a.size()), dtotal = unwritten(total.size());
     Numbers new_state = unwritten(state_size), dstate = unwritten(state_size);
     MaclaurinLinear call{};
     call.B = c.B, call.T = c.T, call.H = c.H, call.G = c.G, call.K = c.K, call.V = c.V, call.chunk = c.chunk;
@@ -56,7 +60,7 @@ void run(const LinearCase& c, const char* isa, int threads, int number) {
     if (c.state) call.state = state.data(), call.dstate = dstate.data(), call.state_head = c.K * W;
     call.new_state = new_state.data(), call.dnew_state = state.data();
     call.q_scale = 0.5f, call.k_scale = 1, call.per_channel = c.per_channel, call.normalize = c.normalize,
-    call.threads = threads;
+    call.centred = c.centred, call.dtotal = view(dtotal, c.T, c.H, 1), call.threads = threads;
     const bool done = maclaurin_linear_forward(&call) == 0 && maclaurin_linear_backward(&call) == 0;
     check(done && finite(y) && finite(dq) && finite(dk) && finite(dv) && finite(new_state), "linear", isa, threads, number);
     check((!c.decay || finite(da)) && (!c.state || finite(dstate)), "linear gradients", isa, threads, number);
@@ -196,6 +200,8 @@ int main() {
         {1, 70, 3, 1, 17, 33, 7, true, true, false, true},   {2, 33, 2, 2, 16, 16, 64, true, true, true, false},
         {1, 130, 5, 5, 64, 80, 64, true, false, true, true}, {3, 65, 6, 2, 20, 1, 1, false, false, true, true},
         {1, 16, 1, 1, 9, 31, 64, true, true, true, false},
+        {2, 70, 6, 3, 17, 33, 64, false, false, true, false, true},
+        {1, 33, 1, 1, 64, 5, 7, false, false, true, false, true},
     };
     const ConvCase conv[] = {
         // B, T, C, width, bias, before, silu

@@ -14,7 +14,7 @@ struct PiecewiseCase {
 void run(const PiecewiseCase& c, const char* isa, int threads, int number) {
     Numbers knots = random_numbers(c.knots, -1, 1), u = random_numbers(c.count, -2, 2);
     std::sort(knots.begin(), knots.end());
-    if (c.knots > 2) knots.back() = INFINITY;
+    if (c.knots > 16) knots.back() = INFINITY;
     if (c.count > 3) u[0] = knots.front(), u[1] = -1e30f, u[2] = 1e30f;
     const int64_t size = (c.knots + 1) * 2 * c.L;
     const Numbers table = random_numbers(size, -1, 1), dy = random_numbers(c.count * c.L, -1, 1);
@@ -48,7 +48,7 @@ void run(const PiecewiseCase& c, const char* isa, int threads, int number) {
 int main() {
     const PiecewiseCase cases[] = {
         // count, knots, L, parts, relu
-        {0, 1, 1, 1, true}, {1, 1, 1, 1, false}, {5, 3, 4, 1, true}, {9000, 255, 4, 3, true}, {1000, 63, 7, 16, false},
+        {0, 16, 1, 1, true}, {1, 16, 1, 1, false}, {5, 32, 4, 1, true}, {9000, 256, 4, 3, true}, {1000, 1040, 7, 16, false},
     };
     return over_isas(cases, [](const PiecewiseCase& c, const char* isa, int threads, int number) { run(c, isa, threads, number); });
 }

@@ -277,6 +277,14 @@ def _network(size: Sizes) -> Tensors:
     return drawn | {"weight_out": normal(N, L), "bias_out": normal(L)}
 
 
+def _filter(size: Sizes) -> Tensors:
+    """Three taps from the means of as many inputs as there are key channels."""
+    normal, H, hidden, outputs = _normals(size.T), size.G, size.K, 3 * size.V
+    drawn = {"x_BTHI": normal(size.B, size.T, H, size.K), "v_BTHV": normal(size.B, size.T, H, size.V)}
+    weights = (normal(H, size.K, hidden), normal(H, hidden), normal(H, hidden, outputs), normal(H, outputs))
+    return drawn | dict(zip(_OF_FILTER, weights, strict=True))
+
+
 def _angles(size: Sizes) -> Tensors:
     """Of pairs of channels, one for all heads."""
     normal = _normals(size.T)
@@ -333,6 +341,8 @@ _conv = partial(Case, "short_conv", shared=("weight", "bias"), chunks=False)
 
 _WEIGHTS = ("weight_in", "bias_in", "weight_out", "bias_out")
 
+_OF_FILTER = ("first_HIC", "first_bias_HC", "second_HCE", "second_bias_HE")
+
 CASES = (
     _power(what="order 2"),
     _power(what="order 2 with decay", decay="head"),
@@ -360,6 +370,7 @@ CASES = (
     Case("gated_scan", "gate per channel", _gated, reference.gated_scan),
     Case("selective_scan", "state per channel", _selective, reference.selective_scan, shared=("rate",)),
     Case("scalar_mlp", "by its table", _network, reference.scalar_mlp, shared=_WEIGHTS, causal=False, forms=False),
+    Case("mean_filter", "3 taps", _filter, reference.mean_filter, shared=_OF_FILTER, causal=False, forms=False),
     Case("rotate", "pairs in halves", _angles, _turned, causal=False, forms=False),
     Case(
         "rotate", "neighbours", _angles, partial(_turned, interleaved=True), {"interleaved": True}, causal=False, forms=False

@@ -31,10 +31,13 @@ from maclaurin.mixers.base import Call, MixerState, Zeros, initialise
 from maclaurin.mixers.projected import ProjectedMixer
 from maclaurin.mixers.registry import register
 from maclaurin.ops import checks
-from maclaurin.ops.arithmetic import running_sum
+from maclaurin.ops.arithmetic import repeat_heads, running_sum
+from maclaurin.ops.backends import reason_for_torch
+from maclaurin.ops.conv import last_inputs
 from maclaurin.ops.fields import Axes
 from maclaurin.ops.inline import InlineState, counts, mean
-from maclaurin.ops.local import causal_filter, centred_filter, grid_filter
+from maclaurin.ops.local import causal_filter, centred_filter, grid_filter, mean_filter_and_sum
+from maclaurin.ops.products import is_hooked
 from maclaurin.ops.states import ConvState, State
 
 FEATURE_MAPS = ("identity", "relu", "leaky-relu", "exp")
@@ -64,11 +67,17 @@ class HeadwiseLinear(nn.Conv1d):
 
     def forward(self, x_BTHI: Tensor, last: int = 1) -> Tensor:
         """last: the outputs are a matrix of that many columns, and are returned column by column."""
-        assert self.bias is not None
-        weight_HOI, bias_HO = self.weight.view(self.groups, -1, x_BTHI.shape[-1]), self.bias.view(self.groups, -1)
-        if last > 1:
-            weight_HOI, bias_HO = (x.unflatten(1, (-1, last)).transpose(1, 2).flatten(1, 2) for x in (weight_HOI, bias_HO))
+        weight_HOI, bias_HO = self.of_heads(last)
         return torch.einsum("bthi,hoi->btho", x_BTHI, weight_HOI) + bias_HO
+
+    def of_heads(self, last: int = 1) -> tuple[Tensor, Tensor]:
+        """Weights (heads, outputs, inputs) and bias (heads, outputs) of what `forward` returns."""
+        assert self.bias is not None
+        weight_HOLI, bias_HOL = (
+            self.weight.view(self.groups, -1, last, self.weight.shape[1]),
+            self.bias.view(self.groups, -1, last),
+        )
+        return weight_HOLI.transpose(1, 2).flatten(1, 2), bias_HOL.transpose(1, 2).flatten(1, 2)
 
 
 class LocalFilter(nn.Module):
@@ -85,6 +94,23 @@ class LocalFilter(nn.Module):
         hidden = F.gelu(self.hidden(mean_BTD.unflatten(-1, (self.hidden.groups, -1))))
         taps_BTHWV: Tensor = self.out(hidden, self.taps).unflatten(-1, (self.taps, -1))
         return taps_BTHWV.transpose(-1, -2)
+
+    def by_kernel(self, x_BTD: Tensor, v_BTGV: Tensor) -> bool:
+        """Whether a kernel filters v by taps from the means of x, of which then nothing is written."""
+        layers = (self.hidden, self.out)
+        plain = all(type(layer) is HeadwiseLinear and not is_hooked(layer) for layer in layers) and not is_hooked(self)
+        narrow = any(x.dtype != torch.float32 for x in (x_BTD, v_BTGV, self.hidden.weight))
+        return plain and not narrow and x_BTD.shape[1] > 1 and reason_for_torch("auto", x_BTD, x_BTD.dtype) is None
+
+    def filtered(self, x_BTD: Tensor, v_BTGV: Tensor) -> tuple[Tensor, Tensor]:
+        """The values filtered by the kernel, and the sum of all x."""
+        weights = []
+        for layer, last in ((self.hidden, 1), (self.out, self.taps)):
+            weight_HOI, bias_HO = layer.of_heads(last)
+            weights += [weight_HOI.transpose(1, 2), bias_HO]
+        x_BTHI, v_BTHV = x_BTD.unflatten(-1, (self.hidden.groups, -1)), repeat_heads(v_BTGV, self.hidden.groups)
+        y, input_sum = mean_filter_and_sum(x_BTHI, v_BTHV, *weights)
+        return y, input_sum.flatten(1)
 
 
 class Inline(ProjectedMixer):
@@ -172,6 +198,9 @@ class Inline(ProjectedMixer):
     ) -> tuple[Tensor, Tensor, ConvState]:
         """A filter per token from the mean of the tokens so far: the mean of all would leak the future."""
         assert self.local is not None
+        if state is None and self.local.by_kernel(x, v):
+            local, input_sum = self.local.filtered(x, v)
+            return local, input_sum, ConvState(last_inputs(v.flatten(2), None, self.local.taps - 1, lengths))
         wide = torch.promote_types(x.dtype, torch.float32)
         sums, values, count = running_sum(x.to(wide)), None, None  # padding is zero
         if state is not None:

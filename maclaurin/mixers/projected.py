@@ -25,7 +25,7 @@ from maclaurin.ops.arithmetic import repeat_heads, wide
 from maclaurin.ops.conv import ACTIVATIONS
 from maclaurin.ops.products import of_layer
 from maclaurin.ops.rotary import rotary as turn_by_position
-from maclaurin.ops.rotary import rotate
+from maclaurin.ops.rotary import rotate, split_and_turned
 from maclaurin.ops.states import ConvState, State, TokenState
 from maclaurin.ops.transitions import decay_transition
 
@@ -273,21 +273,22 @@ class ProjectedMixer(Mixer):
 
     def project(self, x: Tensor, state: MixerState | None = None, call: Call = AT_ONCE) -> Projections:
         qkv, conv_state = self.over_time(of_layer(self.qkv_proj, x), x, None if state is None else state.conv, call)
-        widths = (self.key_dim, self.key_dim, self.head_dim)
-        parts = zip(qkv.split(self.qkv_sizes, dim=-1), widths, strict=True)
-        q, k, v = (part.unflatten(-1, (-1, width)) for part, width in parts)
-        q, k = repeat_heads(q, self.num_heads), repeat_heads(k, self.num_kv_heads)
-        if self.activation == "silu-v":
-            v = F.silu(v)
-        if self.qk_norm is not None:
-            q, k = self.qk_norm(q, k)
         positions, position = advanced(state, x, call.lengths) if self._needs_position else (None, None)
         rotation = None
-        if self.rotary == "rope":
-            assert positions is not None
-            angle = positions.to(torch.bfloat16) if self.rounded_positions else positions
-            q, k = self.turned(q, angle), self.turned(k, angle)
-        elif self.selective is not None:
+        if self.turns_whole_heads:
+            q, k, v = self._split_and_turned(qkv, positions)
+        else:
+            widths = (self.key_dim, self.key_dim, self.head_dim)
+            parts = zip(qkv.split(self.qkv_sizes, dim=-1), widths, strict=True)
+            q, k, v = (part.unflatten(-1, (-1, width)) for part, width in parts)
+            q, k = repeat_heads(q, self.num_heads), repeat_heads(k, self.num_kv_heads)
+            if self.qk_norm is not None:
+                q, k = self.qk_norm(q, k)
+            if self.rotary == "rope":
+                q, k = self.turned(q, positions), self.turned(k, positions)
+        if self.activation == "silu-v":
+            v = F.silu(v)
+        if self.selective is not None:
             angles, rotation = self.selective(x, None if state is None else state.rotation, call)
             # autocast rounds q and k to bfloat16; their gradients must stay wide: those of angles are summed over all tokens
             q, k = (rotate(part.to(x.dtype), angles, interleaved=self.rotary_interleaved) for part in (q, k))
@@ -300,8 +301,24 @@ class ProjectedMixer(Mixer):
             call.transitions.append(decay_transition(wide(k[..., 0]) * 0 if log_decay is None else log_decay))
         return Projections(q, k, v, plain_v, dt, log_decay, conv_state, positions, position, rotation)
 
-    def turned(self, part: Tensor, positions: Tensor) -> Tensor:
+    @property
+    def turns_whole_heads(self) -> bool:
+        """Whether queries and keys are rotated as they are projected, head by head."""
+        return self.rotary == "rope" and self.rotary_dim is None and self.qk_norm is None and not self.shared_keys
+
+    def _split_and_turned(self, qkv: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v, of which queries and keys are rotated by their positions as a whole."""
+        heads, widths = (self.num_heads, self.num_kv_heads), (self.key_dim, self.head_dim)
+        positions, theta = self._rounded(positions), self.rope_theta
+        return split_and_turned(qkv, heads, widths, positions, theta=theta, interleaved=self.rotary_interleaved)
+
+    def _rounded(self, positions: Tensor | None) -> Tensor:
+        assert positions is not None
+        return positions.to(torch.bfloat16) if self.rounded_positions else positions
+
+    def turned(self, part: Tensor, positions: Tensor | None) -> Tensor:
         """Queries or keys, rotated by their positions."""
+        positions = self._rounded(positions)
         turning, *fixed = (part,) if self.rotary_dim is None else part.tensor_split([self.rotary_dim], dim=-1)
         turned = turn_by_position(turning, positions, theta=self.rope_theta, interleaved=self.rotary_interleaved)
         return torch.cat([turned, *fixed], dim=-1) if fixed else turned

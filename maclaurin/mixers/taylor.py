@@ -75,7 +75,11 @@ class Taylor(Attention):
         super().__init__(d_model, num_heads, order=orders, **options)
         self.separate = separate
 
-    def turned(self, part: Tensor, positions: Tensor) -> Tensor:
+    @property
+    def turns_whole_heads(self) -> bool:
+        return super().turns_whole_heads and self.separate is None
+
+    def turned(self, part: Tensor, positions: Tensor | None) -> Tensor:
         """Each order by itself: a rotation over channels of several orders would not be one of either."""
         if self.separate is None:
             return super().turned(part, positions)

@@ -10,6 +10,7 @@ from maclaurin.ops.folding import fold_length
 from maclaurin.ops.gated_scan import gated_scan
 from maclaurin.ops.inline import InlineState, bidirectional_inline, inline_attention
 from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.local import mean_filter
 from maclaurin.ops.mlstm import mlstm
 from maclaurin.ops.piecewise import scalar_mlp
 from maclaurin.ops.power import power_attention
@@ -43,6 +44,7 @@ __all__ = [
     "inline_attention",
     "linear_attention",
     "linear_scan",
+    "mean_filter",
     "mlstm",
     "power_attention",
     "reference",

@@ -22,7 +22,7 @@ from typing import Annotated, Self, Unpack
 import torch
 from torch import Tensor
 
-from maclaurin.ops import checks
+from maclaurin.ops import checks, native
 from maclaurin.ops.arithmetic import default_scale, repeat_heads, running_sum, without_autocast
 from maclaurin.ops.fields import WHOLE, Axes
 from maclaurin.ops.linear import CHUNK, linear_attention
@@ -76,13 +76,50 @@ def inline_attention(
             f"state must be {state_shape} (heads, key channels + 1, value channels) per sequence, "
             f"got {tuple(state.recurrent.shape[1:])}"
         )
-    run = partial(_causal, scale=default_scale(scale, q), chunk_size=chunk_size, call=call)
-    return call.over_documents(run, (q, k, v), state)
+    natively = state is None and call.natively("inline_attention", q)
+    engine = _Engine(default_scale(scale, q), chunk_size, call, natively)
+    return call.causally(engine.run, (q, k, v), state)
 
 
-@without_autocast
+@dataclass(frozen=True)
+class _Engine:
+    """One call's options. Lengths make no difference to outputs: padding has the key 0 and the value 0."""
+
+    scale: float
+    chunk_size: int
+    call: Options
+    natively: bool
+
+    @without_autocast
+    def run(
+        self, inputs: Inputs, state: InlineState | None, lengths: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, InlineState | None]:
+        if state is None and self.natively:
+            return self._at_once(inputs, lengths, return_state)
+        return _causal(inputs, state, lengths, return_state, scale=self.scale, chunk_size=self.chunk_size, call=self.call)
+
+    def _at_once(self, inputs: Inputs, lengths: Tensor | None, return_state: bool) -> tuple[Tensor, InlineState | None]:
+        """In the kernel, which centres the weights of a whole sequence."""
+        q, k, v = (x for x in inputs if x is not None)
+        chunk = {"chunked": self.chunk_size, "recurrent": 1}.get(self.call.form, native.linear.LONGEST_BLOCK)
+        y, _, sums_BGKW = native.call("inline", q.float(), k.float(), v.float(), self.scale, chunk, return_state)
+        if not return_state:
+            return y.to(q.dtype), None
+        values_BG1V = v.float().sum(1)[:, :, None]
+        end_B = v.new_full((v.shape[0],), v.shape[1], dtype=torch.long) if lengths is None else lengths.to(torch.long)
+        recurrent = torch.cat([sums_BGKW[..., :-1], values_BG1V], dim=2)
+        return y.to(q.dtype), InlineState(recurrent, sums_BGKW[..., -1].clone(), end_B)
+
+
 def _causal(
-    inputs: Inputs, state: InlineState | None, lengths: Tensor | None, *, scale: float, chunk_size: int, call: Options
+    inputs: Inputs,
+    state: InlineState | None,
+    lengths: Tensor | None,
+    return_state: bool,
+    *,
+    scale: float,
+    chunk_size: int,
+    call: Options,
 ) -> tuple[Tensor, InlineState | None]:
     q, k, v = (x for x in inputs if x is not None)
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -102,7 +139,7 @@ def _causal(
         normalize=False,
         state=None if state is None else LinearState(state.recurrent.to(dtype)),
         chunk_size=chunk_size,
-        **call.without_documents() | {"lengths": lengths},
+        **call.without_documents() | {"lengths": lengths, "return_state": return_state},
     )
     if inner is None:
         return y.to(q.dtype), None

@@ -3,7 +3,7 @@
 Values have G heads and taps H: a key-value head serves the filters of H/G heads. Sums are float32 at least.
 """
 
-# B batch, T time, G key-value heads, H heads, V value channels, W taps
+# B batch, T time, G key-value heads, H heads, I inputs, C hidden numbers, V value channels, W taps, E = W·V
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import gelu, pad
 
-from maclaurin.ops.arithmetic import repeat_heads
+from maclaurin.ops import native
+from maclaurin.ops.arithmetic import repeat_heads, running_sum, without_autocast
+from maclaurin.ops.backends import reason_for_torch
 from maclaurin.ops.conv import last_inputs, with_past
 from maclaurin.ops.states import ConvState
 from maclaurin.ops.tokens import without_padding
@@ -30,6 +32,31 @@ def causal_filter(
     v_BSHV = _repeated(with_past(values, before, W).unflatten(2, (G, -1)), taps_BTHVW)
     y = _slid(v_BSHV, taps_BTHVW.to(v_BSHV.dtype))
     return y.to(v_BTGV.dtype), ConvState(last_inputs(values, before, W - 1, lengths))
+
+
+def mean_filter(
+    x_BTHI: Tensor, v_BTHV: Tensor, first_HIC: Tensor, first_bias_HC: Tensor, second_HCE: Tensor, second_bias_HE: Tensor
+) -> Tensor:
+    """`causal_filter` by taps from the mean so far, gelu(mean(x)·first + first_bias)·second + second_bias, where E = W·V
+    has one tap behind the other. float32 at least."""
+    return mean_filter_and_sum(x_BTHI, v_BTHV, first_HIC, first_bias_HC, second_HCE, second_bias_HE)[0]
+
+
+@without_autocast
+def mean_filter_and_sum(x_BTHI: Tensor, v_BTHV: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, and the sum (B,H,I) of all x."""
+    dtype = torch.promote_types(x_BTHI.dtype, torch.float32)
+    x_BTHI, v_BTHV, *wide_weights = (part.to(dtype) for part in (x_BTHI, v_BTHV, *weights))
+    if reason_for_torch("auto", x_BTHI, dtype) is None:
+        y, total = native.call("mean_filter", x_BTHI, v_BTHV, *wide_weights)
+        return y, total
+    first_HIC, first_bias_HC, second_HCE, second_bias_HE = wide_weights
+    sums_BTHI = running_sum(x_BTHI)
+    count_T11 = torch.arange(1, x_BTHI.shape[1] + 1, dtype=dtype, device=x_BTHI.device)[:, None, None]
+    hidden_BTHC = gelu(torch.einsum("bthi,hic->bthc", sums_BTHI / count_T11, first_HIC) + first_bias_HC)
+    taps_BTHE = torch.einsum("bthc,hce->bthe", hidden_BTHC, second_HCE) + second_bias_HE
+    y, _ = causal_filter(v_BTHV, taps_BTHE.unflatten(-1, (-1, v_BTHV.shape[-1])).transpose(-1, -2))
+    return y, sums_BTHI[:, -1].clone()
 
 
 def centred_filter(v_BTGV: Tensor, taps_B1HVW: Tensor, *, lengths: Tensor | None = None) -> Tensor:

@@ -60,8 +60,8 @@ def _evaluate(u: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor,
 
 
 def _whole_search(knots_N: Tensor, slope_ML: Tensor, intercept_ML: Tensor) -> tuple[Tensor, Tensor]:
-    """Knots for a binary search of whole steps, the last of them infinite, and the table in rows (slopes, intercepts)."""
-    more = 2 ** knots_N.shape[0].bit_length() - 1 - knots_N.shape[0]
+    """Knots for a search in whole vectors, filled up with infinite ones, and the table in rows (slopes, intercepts)."""
+    more = -knots_N.shape[0] % native.piecewise.SEARCHED
     table_MP = torch.cat([slope_ML, intercept_ML], dim=1)
     return pad(knots_N, (0, more), value=torch.inf), pad(table_MP, (0, 0, 0, more))
 

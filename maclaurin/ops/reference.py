@@ -185,6 +185,19 @@ def inline_attention(
     return torch.einsum("bhts,bshv->bthv", weight_BHTS, v_BTHV)
 
 
+def mean_filter(
+    x_BTHI: Tensor, v_BTHV: Tensor, first_HIC: Tensor, first_bias_HC: Tensor, second_HCE: Tensor, second_bias_HE: Tensor
+) -> Tensor:
+    """y_t = Σ_w R_t[w] ⊙ v_{t-(W-1)+w}, R_t = gelu(mean_{s<=t} x_s · first + first_bias) · second + second_bias."""
+    count_T11 = torch.arange(1, x_BTHI.shape[1] + 1, dtype=x_BTHI.dtype, device=x_BTHI.device)[:, None, None]
+    hidden_BTHC = F.gelu(torch.einsum("bthi,hic->bthc", x_BTHI.cumsum(1) / count_T11, first_HIC) + first_bias_HC)
+    taps_BTHE = torch.einsum("bthc,hce->bthe", hidden_BTHC, second_HCE) + second_bias_HE
+    taps_BTHWV = taps_BTHE.unflatten(-1, (-1, v_BTHV.shape[-1]))
+    W = taps_BTHWV.shape[3]
+    windows_BTHVW = F.pad(v_BTHV, (0, 0, 0, 0, W - 1, 0)).unfold(1, W, 1)
+    return torch.einsum("bthwv,bthvw->bthv", taps_BTHWV, windows_BTHVW)
+
+
 def linear_scan(x_BTC: Tensor, log_decay_BTC: Tensor) -> Tensor:
     """h_t = exp(a_t)·h_{t-1} + x_t in every channel, that is h = Λ x with Λ_ts = exp(a_{s+1} + … + a_t) for s <= t."""
     return torch.einsum("bcts,bsc->btc", decay_matrix(log_decay_BTC), x_BTC)

@@ -29,10 +29,62 @@ def rotary(x: Tensor, positions: Tensor, *, theta: float = 10000.0, interleaved:
     if not isinstance(positions, Tensor) or positions.shape != x.shape[1 if positions.dim() == 1 else 0 : 2]:
         got = shape(positions) if isinstance(positions, Tensor) else type(positions).__name__
         raise ValueError(f"positions must have shape ({x.shape[1]},) or {tuple(x.shape[:2])}, got {got}")
+    return rotate(x, _angles(x, positions, K, theta), interleaved=interleaved)
+
+
+def _angles(x: Tensor, positions: Tensor, K: int, theta: float) -> Tensor:
+    """(B or 1, T, 1, K/2)"""
     wide = widest(x.device)
     frequency = theta ** (-torch.arange(0, K, 2, dtype=wide, device=x.device) / K)
-    angles = positions.to(wide)[..., None, None] * frequency  # (..., T, 1, K/2)
-    return rotate(x, angles if angles.dim() == 4 else angles[None], interleaved=interleaved)
+    angles = positions.to(wide)[..., None, None] * frequency
+    return angles if angles.dim() == 4 else angles[None]
+
+
+def split_and_turned(
+    qkv: Tensor, heads: tuple[int, int], widths: tuple[int, int], positions: Tensor, *, theta: float, interleaved: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q (B,T,H,K) and k (B,T,G,K), turned as `rotary` does, and v (B,T,F,V), from qkv (B,T,HK+GK+FV): heads are H and G,
+    widths K and V. Sines are computed once for both, and the gradient of qkv is written where it belongs, not in three
+    parts that are put together."""
+    plain = type(qkv) is Tensor and qkv.requires_grad and not (torch.compiler.is_compiling() or is_transformed())
+    if not plain or qkv.dtype != torch.float32 or reason_for_torch("auto", qkv, qkv.dtype) is not None:
+        q, k, v = _split(qkv, heads, widths)
+        q, k = (rotary(part, positions, theta=theta, interleaved=interleaved) for part in (q, k))
+        return q, k, v
+    angles = _angles(qkv, positions, widths[0], theta)
+    cos, sin = (part.float().expand(qkv.shape[0], -1, -1, -1) for part in (angles.cos(), angles.sin()))
+    q, k, v = _SplitAndTurned.apply(qkv, heads, widths, cos, sin, interleaved)
+    return q, k, v
+
+
+def _split(qkv: Tensor, heads: tuple[int, int], widths: tuple[int, int]) -> list[Tensor]:
+    K, V = widths
+    parts = qkv.split([heads[0] * K, heads[1] * K, qkv.shape[-1] - sum(heads) * K], dim=-1)
+    return [part.unflatten(-1, (-1, width)) for part, width in zip(parts, (K, K, V), strict=True)]
+
+
+class _SplitAndTurned(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, heads: tuple[int, int], widths: tuple[int, int], cos: Tensor, sin: Tensor, interleaved: bool
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        q, k, v = _split(qkv, heads, widths)
+        q, k = (
+            native.call("turn", x, *(part.expand(-1, -1, x.shape[2], -1) for part in (cos, sin)), interleaved, False)
+            for x in (q, k)
+        )
+        return q, k, v
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            *turned, dv = gradients
+            parts = *(_turned(x, cos, -sin, ctx.interleaved) for x in turned), dv
+            return torch.cat([x.flatten(2) for x in parts], dim=-1), *(None,) * 5
+        return native.call("turned_back", *gradients, cos, sin, ctx.interleaved), *(None,) * 5
 
 
 def rotate(x: Tensor, angles: Tensor, *, interleaved: bool = False) -> Tensor:

@@ -14,7 +14,7 @@ from maclaurin.ops import native
 def test_low_precision_runs_in_the_kernels_and_loses_no_more_than_plain_torch(case, monkeypatch):
     monkeypatch.setattr(precision, "interleaved", lambda runs, seconds: {name: _Timing() for name in runs})
     for row in precision._measure(case, SHORT):
-        decides_anew = case.op in ("scalar_mlp", "rotate")  # for every call, without a word
+        decides_anew = case.op in ("scalar_mlp", "mean_filter", "rotate")  # for every call, without a word
         assert row.backend == ("" if decides_anew else "native")
         assert row.error <= 2 * row.of_torch + torch.finfo(torch.float32).eps
 

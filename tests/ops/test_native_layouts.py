@@ -20,8 +20,8 @@ SIZES = {
     "C": 7,
     "N": 2,
     "n": 9,
-    "P": 3,
-    "R": 4,
+    "P": 16,
+    "R": 17,
     "D": 10,
     "L": 5,
 }  # and the width 4 of a convolution
@@ -35,6 +35,8 @@ GATED = {"u": "BTC", "gates": "BTE", "g": "BTC", "start": "BC"}
 SELECTIVE = {"x": "BTC", "dt": "BTC", "rate": "CN", "b": "BTN", "c": "BTN", "start": "BCN"}
 TURN = {"x": "BTHD", "cos": "BTHL", "sin": "BTHL"}
 PIECEWISE = {"u": "n", "knots": "P", "table": "RD"}
+QKV = {"q": "BTHK", "k": "BTGK", "v": "BTGV"}
+FILTER = {"x": "BTHP", "v": "BTHC", "first": "HPL", "first_bias": "HL", "second": "HLE", "second_bias": "HE"}
 OUTPUTS = {"y": "BTHV", "total": "BTH"}
 
 # the tensors of each operator, and the options behind them
@@ -76,6 +78,11 @@ OPERATORS = {
     "piecewise": (PIECEWISE, (True,)),
     "piecewise_backward": ({"dy": "nL", **PIECEWISE}, (True,)),
     "turn": (TURN, (True, False)),
+    "inline": (QKV, (1.0, 2, True)),
+    "inline_backward": ({"dy": "BTHV", "dnew_state": "BGKW", **QKV, **OUTPUTS, "new_state": "BGKW"}, (1.0, 2, True)),
+    "mean_filter": (FILTER, ()),
+    "mean_filter_backward": ({"dy": "BTHC", "dsum": "BHP", **FILTER}, ()),
+    "turned_back": ({"dq": "BTHD", "dk": "BTGD", "dv": "BTGV", "cos": "BT1L", "sin": "BT1L"}, (True,)),
 }
 FREE = {
     ("quadratic", "v", 3),
@@ -83,6 +90,11 @@ FREE = {
     ("whole", "v", 3),
     ("short_conv", "x", 1),
     ("piecewise", "u", 0),
+    ("inline", "v", 3),
+    ("turned_back", "dq", 2),
+    ("turned_back", "dk", 2),
+    ("turned_back", "dv", 2),
+    ("turned_back", "dv", 3),
 }  # sizes that no other tensor of theirs knows
 
 every_operator = pytest.mark.parametrize("name", OPERATORS)
@@ -91,7 +103,7 @@ every_operator = pytest.mark.parametrize("name", OPERATORS)
 def arguments(name, **changed):
     words, options = OPERATORS[name]
     sizes = {**SIZES, **changed}
-    sizes |= {"F": sizes["K"] * (sizes["K"] + 1) // 2, "W": sizes["V"] + 1, "E": 3 * sizes["C"], "3": 3, "4": 4}
+    sizes |= {"F": sizes["K"] * (sizes["K"] + 1) // 2, "W": sizes["V"] + 1, "E": 3 * sizes["C"], "1": 1, "3": 3, "4": 4}
     return {argument: torch.rand([sizes[letter] for letter in word]) for argument, word in words.items()}, options
 
 

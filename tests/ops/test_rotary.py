@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maclaurin.ops import reference, rotary, rotate
+from maclaurin.ops.rotary import split_and_turned
 from tests.ops.helpers import assert_close, distance
 
 PAIRINGS = pytest.mark.parametrize("interleaved", [False, True], ids=["half-split", "interleaved"])
@@ -27,6 +28,49 @@ def test_rotary_is_the_reference(interleaved, B, T, half, theta, start):
     assert_close(rotary(x, positions, theta=theta, interleaved=interleaved), expected, 1e-14)
     one_row = rotary(x, positions[0], theta=theta, interleaved=interleaved)
     assert_close(one_row, reference.rotary(x, positions[:1], theta=theta, interleaved=interleaved), 1e-14)
+
+
+@PAIRINGS
+@settings(max_examples=25)
+@given(
+    B=st.integers(1, 3),
+    T=st.integers(1, 130),
+    heads=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)),
+    half=st.integers(1, 20),
+    V=st.integers(1, 9),
+    rows=st.booleans(),
+)
+def test_parts_that_are_turned_together_are_those_turned_alone(interleaved, B, T, heads, half, V, rows):
+    """Outputs and the gradient of all that they were cut out of, in float32, which the kernels take, and in float64."""
+    sizes = [heads[0] * 2 * half, heads[1] * 2 * half, heads[2] * V]
+    positions = torch.randint(10**5, (B, T) if rows else (T,))
+    qkv = torch.randn(B, T, sum(sizes), dtype=torch.float64)
+    wanted = torch.randn_like(qkv)
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        leaf = qkv.to(dtype).requires_grad_()
+        options = {"theta": 1000.0, "interleaved": interleaved}
+        together = split_and_turned(leaf, heads[:2], (2 * half, V), positions, **options)
+        q, k, v = (part.unflatten(-1, (n, -1)) for part, n in zip(leaf.split(sizes, -1), heads, strict=True))
+        for parts in (together, (*(rotary(x, positions, **options) for x in (q, k)), v)):
+            y = torch.cat([part.flatten(2) for part in parts], dim=-1)
+            results.append((y, *torch.autograd.grad((y * wanted.to(dtype)).sum(), leaf)))
+    for together, alone in ((results[0], results[1]), (results[2], results[3]), (results[2], results[0])):
+        for got, expected in zip(together, alone, strict=True):
+            assert_close(got, expected.to(got.dtype), 1e-6)
+
+
+def test_second_derivatives_of_parts_that_are_turned_together():
+    qkv, positions = torch.randn(1, 5, 26, requires_grad=True), torch.arange(5)
+
+    def penalty(parts):
+        (gradient,) = torch.autograd.grad(sum(part.pow(3).sum() for part in parts), qkv, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), qkv)[0]
+
+    together = split_and_turned(qkv, (2, 1), (6, 4), positions, theta=100.0, interleaved=False)
+    q, k, v = (part.unflatten(-1, (n, -1)) for part, n in zip(qkv.split([12, 6, 8], -1), (2, 1, 2), strict=True))
+    alone = (*(rotary(x, positions, theta=100.0) for x in (q, k)), v)
+    assert_close(penalty(together), penalty(alone), 1e-5)
 
 
 @PAIRINGS

@@ -3,7 +3,20 @@
 To add one: its struct and functions in `library.py`, its `operator` in a file beside `attention.py`.
 """
 
-from maclaurin.ops.native import attention, conv, delta, gated, linear, piecewise, scan, selective, series, turn
+from maclaurin.ops.native import (
+    attention,
+    conv,
+    delta,
+    gated,
+    inline,
+    linear,
+    mean_filter,
+    piecewise,
+    scan,
+    selective,
+    series,
+    turn,
+)
 from maclaurin.ops.native.library import available, isa, refusal, using_backend, using_isa
 from maclaurin.ops.native.operators import call
 from maclaurin.ops.native.step import plain_step
@@ -16,8 +29,10 @@ __all__ = [
     "conv",
     "delta",
     "gated",
+    "inline",
     "isa",
     "linear",
+    "mean_filter",
     "needs_gradients",
     "piecewise",
     "plain_step",

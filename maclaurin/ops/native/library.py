@@ -67,10 +67,11 @@ class Linear(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("B", "T", "H", "G", "K", "V")),
         *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
+        ("dtotal", Strided),
         *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate", "nan")),
         *((name, ctypes.c_int64) for name in ("chunk", "state_head")),
         *((name, ctypes.c_float) for name in ("q_scale", "k_scale")),
-        *((name, ctypes.c_int32) for name in ("per_channel", "normalize", "threads")),
+        *((name, ctypes.c_int32) for name in ("per_channel", "normalize", "centred", "threads")),
     ]
 
 
@@ -153,6 +154,18 @@ class Turn(ctypes.Structure):
     ]
 
 
+class MeanFilter(ctypes.Structure):
+    """MaclaurinMeanFilter, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("B", "T", "H", "I", "C", "V", "W")),
+        *((name, Strided) for name in ("x", "v", "y", "dy", "dx", "dv")),
+        *((name, ctypes.c_void_p) for name in ("first", "first_bias", "second", "second_bias", "sum", "dsum")),
+        *((name, ctypes.c_void_p) for name in ("dfirst", "dfirst_bias", "dsecond", "dsecond_bias")),
+        ("threads", ctypes.c_int32),
+    ]
+
+
 KERNELS = {  # by what they take
     Attention: ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward"),
     Linear: ("linear_forward", "linear_backward"),
@@ -163,6 +176,7 @@ KERNELS = {  # by what they take
     Selective: ("selective_forward", "selective_backward"),
     Piecewise: ("piecewise_forward", "piecewise_backward"),
     Turn: ("turn_forward",),
+    MeanFilter: ("mean_filter_forward", "mean_filter_backward"),
 }
 
 

@@ -1,6 +1,6 @@
 """Piecewise linear functions of one number as a torch operator: forward, backward, shapes for the compiler, flops."""
 
-# n numbers, P knots, padded with infinity to one less than a power of two, R = P + 1 rows of the table, L functions, D = 2L
+# n numbers, P knots, padded with infinity to a multiple of 16, R = P + 1 rows of the table, L functions, D = 2L
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from maclaurin.ops.native.layouts import Shapes
 from maclaurin.ops.native.library import Piecewise, buffer, run
 from maclaurin.ops.native.operators import operator
 
+SEARCHED = 16  # knots that are compared with a number at once
 PART = 2**16  # numbers that share one table of gradients
 SHAPES = Shapes(
     {"u": "n", "knots": "P", "table": "RD", "dy": "nL"},
     derived={"R": lambda size: size["P"] + 1},
     rules={
-        "one knot less than a power of two": lambda size: size["P"] & (size["P"] + 1) == 0,
+        "a multiple of 16 knots": lambda size: size["P"] % SEARCHED == 0,
         "two numbers per function and row": lambda size: size["D"] == 2 * size.get("L", size["D"] // 2),
     },
 )

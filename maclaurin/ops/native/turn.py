@@ -58,9 +58,50 @@ def _flops(x: Any, *_: Any, **__: Any) -> int:
 )
 def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
     """x (B,T,H,2P) by angles (B,T,H,P), whose rows may be one; back: by the opposite ones. Pairs as in `ops.rotary`."""
-    x, cos, sin = rows(x), rows(cos), rows(sin)
     y = buffer(*x.shape)
+    _run(x, cos, sin, y, interleaved, back)
+    return y
+
+
+def _together_fake(dq: Tensor, dk: Tensor, dv: Tensor, *_: Any) -> Tensor:
+    B, T = dq.shape[:2]
+    return dq.new_empty(B, T, _channels(dq.shape, dk.shape, dv.shape))
+
+
+def _together_flops(dq: Any, dk: Any, *_: Any, **__: Any) -> int:
+    return int(_flops(dq) + _flops(dk))
+
+
+def _channels(*shapes: Any) -> int:
+    return sum(heads * channels for _, _, heads, channels in shapes)
+
+
+@operator(
+    "turned_back(Tensor dq, Tensor dk, Tensor dv, Tensor cos, Tensor sin, bool interleaved) -> Tensor",
+    shapes=Shapes(
+        {"dq": "BTHK", "dk": "BTGK", "dv": "BTFV", "cos": "BT1P", "sin": "BT1P"},
+        derived={"1": lambda size: 1},
+        rules=SHAPES.rules,
+    ),
+    fake=_together_fake,
+    flops=_together_flops,
+)
+def turned_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Side by side (B,T,HK+GK+FV): the gradients of q and k before they were turned by angles (B,T,1,P), and that of v."""
+    sizes = [x.shape[2] * x.shape[3] for x in (dq, dk, dv)]
+    together = buffer(*dq.shape[:2], sum(sizes))
+    to_q, to_k, to_v = (
+        part.unflatten(-1, x.shape[2:]) for part, x in zip(together.split(sizes, -1), (dq, dk, dv), strict=True)
+    )
+    for x, y in ((dq, to_q), (dk, to_k)):
+        of_heads = (-1, -1, x.shape[2], -1)
+        _run(x, cos.expand(of_heads), sin.expand(of_heads), y, interleaved, True)
+    to_v.copy_(dv)
+    return together
+
+
+def _run(x: Tensor, cos: Tensor, sin: Tensor, y: Tensor, interleaved: bool, back: bool) -> None:
+    x, cos, sin = rows(x), rows(cos), rows(sin)
     B, T, H, P = cos.shape
     tensors = {name: Strided.of(z) for name, z in {"x": x, "cos": cos, "sin": sin, "y": y}.items()}
     run("turn_forward", Turn(B, T, H, P, **tensors, interleaved=interleaved, back=back))
-    return y
