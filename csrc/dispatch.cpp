@@ -59,6 +59,10 @@ int64_t maclaurin_layout() {
     return static_cast<int64_t>(layout);
 }
 
+void maclaurin_prefer_large_pages(void* data, int64_t bytes) {
+    maclaurin::prefer_large_pages(data, static_cast<size_t>(bytes));
+}
+
 const char* maclaurin_isa() { return maclaurin::chosen().load()->name; }
 
 int32_t maclaurin_choose_isa(const char* name) {

@@ -15,11 +15,6 @@ struct MaclaurinTensor {
     int64_t batch, time, head;
 };
 
-// A state (B,G,F,W) of a decoding step as halves.h has it: dense, both parts present or absent.
-struct MaclaurinHalves {
-    uint16_t *upper, *lower;
-};
-
 // Which keys a query of the chunked form meets. Over whole sequences that is ALL, without decays, T = S, and nothing carried
 // in or out. With decays it takes two calls with the same y and total: one over the reversed sequence, BACK, and then one
 // that adds to its sums and divides them, FORTH.
@@ -42,7 +37,8 @@ struct MaclaurinAttention {
     // Chunked only: the state before the first key and the one after `folded` keys, (B,G,F,W), absent or present.
     const float *state, *dnew_state;
     float *new_state, *dstate;
-    MaclaurinHalves halves, new_halves;  // instead of state and new_state, where T = 1 and none or all of the keys are folded
+    // Instead of state and new_state, as halves.h has them, where T = 1 and none or all of the keys are folded.
+    uint16_t *halves, *new_halves;
     int32_t* nan;  // becomes 1 if a forward writes a NaN into y; absent where nobody asks, and where T = 1
     // (H,3), where T = 1 and `constant`: factors of the orders 0, 1 and 2. Absent for ones. Weights may then be negative.
     const float* order_weights;
@@ -64,7 +60,7 @@ struct MaclaurinBuffer {
     int64_t q_strides[2], k_strides[2], v_strides[2], log_decay_strides[2];  // of a new token: from row to row, head to head
     float *keys, *values, *log_decays;  // dense (B,G,slots,K), (B,G,slots,V), and (B,G,slots) or absent
     const float* state;                // dense (B,G,F,W), or absent
-    MaclaurinHalves halves;            // instead of it
+    uint16_t* halves;                  // instead of it, as halves.h has it
     float scale;
     int32_t normalize;
 };
@@ -74,7 +70,7 @@ struct MaclaurinToken {
     const float *q, *k, *v, *log_decay;
     float* y;           // dense (B,1,H,V)
     float* new_state;  // if present, the state after all S keys
-    MaclaurinHalves new_halves;  // instead of it
+    uint16_t* new_halves;  // instead of it
     int64_t threads;
 };
 
@@ -82,6 +78,7 @@ struct MaclaurinToken {
 struct MaclaurinRow {
     float *keys, *values, *log_decays;  // dense (G,slots,K), (G,slots,V), and (G,slots) or absent
     float* state;                      // dense (G,F,W), or absent
+    uint16_t* halves;                  // instead of it
     int64_t slots;
     int64_t S;      // tokens in the slots; a call counts the new one
     int64_t limit;  // squared scores: so many are folded into the state; exponential: so many a query sees, 0 for all
@@ -246,6 +243,9 @@ MACLAURIN_EXPORT int32_t maclaurin_mean_filter_backward(const MaclaurinMeanFilte
 
 // 1 where one of the numbers is NaN.
 MACLAURIN_EXPORT int32_t maclaurin_any_nan(const float* numbers, int64_t count);
+
+// For memory that nobody has touched yet.
+MACLAURIN_EXPORT void maclaurin_prefer_large_pages(void* data, int64_t bytes);
 
 // The sizes of the structs of calls, as one number: a caller with other ones was made for another build.
 MACLAURIN_EXPORT int64_t maclaurin_layout();

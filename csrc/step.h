@@ -29,7 +29,7 @@ inline void put_token(const MaclaurinBuffer& buffer, const MaclaurinToken& token
         }
 }
 
-inline bool has_state(const MaclaurinAttention& call) { return call.state != nullptr || call.halves.upper != nullptr; }
+inline bool has_state(const MaclaurinAttention& call) { return call.state != nullptr || call.halves != nullptr; }
 
 inline MaclaurinAttention as_attention(const MaclaurinBuffer& buffer, const MaclaurinToken& token) {
     const auto slots_of = [&](float* data, int64_t channels) -> MaclaurinTensor {
@@ -48,7 +48,7 @@ inline MaclaurinAttention as_attention(const MaclaurinBuffer& buffer, const Macl
     call.new_halves = token.new_halves;
     call.chunk = 1;
     call.state_head = buffer.K * (buffer.K + 1) / 2 * (buffer.V + (buffer.normalize ? 1 : 0));
-    call.folded = token.new_state != nullptr || token.new_halves.upper != nullptr ? token.S : 0;
+    call.folded = token.new_state != nullptr || token.new_halves != nullptr ? token.S : 0;
     call.scale = buffer.scale;
     call.normalize = buffer.normalize;
     call.threads = static_cast<int32_t>(token.threads);

@@ -14,7 +14,7 @@ inline MaclaurinBuffer buffer_of_row(const MaclaurinRows& rows, const MaclaurinR
     std::memcpy(buffer.v_strides, rows.v_strides, sizeof rows.v_strides);
     std::memcpy(buffer.log_decay_strides, rows.log_decay_strides, sizeof rows.log_decay_strides);
     buffer.keys = row.keys, buffer.values = row.values, buffer.log_decays = row.log_decays;
-    buffer.state = row.state;
+    buffer.state = row.state, buffer.halves = row.halves;
     buffer.scale = rows.scale;
     buffer.normalize = rows.normalize;
     return buffer;
@@ -28,7 +28,7 @@ inline MaclaurinToken token_of_row(const MaclaurinRows& rows, MaclaurinRow& row,
     token.v = rows.v + b * rows.v_strides[0];
     token.log_decay = row.log_decays == nullptr ? nullptr : rows.log_decay + b * rows.log_decay_strides[0];
     token.y = rows.y + b * rows.H * rows.V;
-    token.new_state = row.state != nullptr && token.S >= row.limit ? row.state : nullptr;
+    if (token.S >= row.limit) token.new_state = row.state, token.new_halves = row.halves;
     token.threads = 1;
     return token;
 }
@@ -54,7 +54,7 @@ inline bool step_of_row(const Kernels& kernels, const MaclaurinRows& rows, int64
     call.exponential = rows.exponential;
     call.constant = rows.constant;
     call.order_weights = rows.order_weights;
-    row.S = token.new_state == nullptr ? token.S : 0;
+    row.S = call.folded ? 0 : token.S;
     if (!rows.exponential) return has_state(call) ? kernels.chunked_forward(call) : kernels.quadratic_forward(call);
     const int64_t unseen = row.limit > 0 && token.S > row.limit ? token.S - row.limit : 0;
     call.S -= unseen;

@@ -57,32 +57,61 @@ class Tensor {
     std::unique_ptr<float[]> data_;
 };
 
-// The numbers of a tensor in halves, each allocated to the byte.
+// A state in halves, as halves.h has it, allocated to the byte.
 class Halves {
   public:
-    explicit Halves(const Tensor& x) : count_(x.count()), upper_(new uint16_t[count_]), lower_(new uint16_t[count_]) {
-        for (int64_t i = 0; i < count_; ++i) {
-            const uint32_t bits = bits_of(x.data()[i]), rounded = (bits + 0x8000) >> 16;
-            upper_[i] = static_cast<uint16_t>(rounded), lower_[i] = static_cast<uint16_t>(bits - (rounded << 16));
-        }
+    Halves(const Tensor& x, const Case& c)
+        : heads_(c.B * c.G),
+          F_(features(c)),
+          V_(c.V),
+          W_(width(c)),
+          columns_((c.V + 31) / 32 * 32),
+          count_((F_ + 15) / 16 * 16 * columns_),
+          size_(2 * count_ + (W_ - V_) * 2 * ((F_ + 15) / 16 * 16)),
+          data_(new (std::align_val_t(64)) uint16_t[heads_ * size_]()) {
+        for (int64_t head = 0; head < heads_; ++head)
+            for (int64_t f = 0; f < F_; ++f)
+                for (int64_t c = 0; c < W_; ++c) put(head, f, c, x.data()[(head * F_ + f) * W_ + c]);
     }
-    MaclaurinHalves view() const { return {upper_.get(), lower_.get()}; }
+    uint16_t* data() const { return data_.get(); }
     // To the bit.
     bool are(const Tensor& x) const {
-        const Halves expected(x);
-        for (int64_t i = 0; i < count_; ++i)
-            if (upper_[i] != expected.upper_[i] || lower_[i] != expected.lower_[i]) return false;
+        for (int64_t head = 0; head < heads_; ++head)
+            for (int64_t f = 0; f < F_; ++f)
+                for (int64_t c = 0; c < W_; ++c) {
+                    const float expected = x.data()[(head * F_ + f) * W_ + c], found = at(head, f, c);
+                    if (std::memcmp(&expected, &found, sizeof found) != 0) return false;
+                }
         return true;
     }
 
   private:
-    static uint32_t bits_of(float x) {
+    struct Aligned {
+        void operator()(uint16_t* data) const { operator delete[](data, std::align_val_t(64)); }
+    };
+    float* total(int64_t head, int64_t f) const {
+        return reinterpret_cast<float*>(data_.get() + head * size_ + 2 * count_) + f;
+    }
+    void put(int64_t head, int64_t f, int64_t c, float x) {
+        if (c == V_) {
+            *total(head, f) = x;
+            return;
+        }
         uint32_t bits;
         std::memcpy(&bits, &x, sizeof bits);
-        return bits;
+        uint16_t* upper = data_.get() + head * size_ + f * columns_ + c;
+        upper[0] = static_cast<uint16_t>((bits + 0x8000) >> 16), upper[count_] = static_cast<uint16_t>(bits);
     }
-    int64_t count_;
-    std::unique_ptr<uint16_t[]> upper_, lower_;
+    float at(int64_t head, int64_t f, int64_t c) const {
+        if (c == V_) return *total(head, f);
+        const uint16_t* upper = data_.get() + head * size_ + f * columns_ + c;
+        const uint32_t bits = (uint32_t{upper[0]} << 16) + static_cast<uint32_t>(static_cast<int16_t>(upper[count_]));
+        float x;
+        std::memcpy(&x, &bits, sizeof x);
+        return x;
+    }
+    int64_t heads_, F_, V_, W_, columns_, count_, size_;
+    std::unique_ptr<uint16_t[], Aligned> data_;
 };
 
 struct Inputs {
@@ -179,7 +208,7 @@ void run_rows(const Case& c, const MaclaurinBuffer& buffer, const MaclaurinToken
         float* decays = buffer.log_decays == nullptr ? nullptr : buffer.log_decays + slot;
         float* state = stateful ? states.data() + b * size : nullptr;
         const int64_t limit = c.folded ? c.S : c.S + 1;
-        table[b] = {buffer.keys + slot * c.K, buffer.values + slot * c.V, decays, state, c.S, c.S - 1, limit};
+        table[b] = {buffer.keys + slot * c.K, buffer.values + slot * c.V, decays, state, nullptr, c.S, c.S - 1, limit};
     }
     MaclaurinRows rows{};
     rows.B = c.B, rows.H = c.H, rows.G = c.G, rows.K = c.K, rows.V = c.V;
@@ -205,11 +234,15 @@ void run_rows(const Case& c, const MaclaurinBuffer& buffer, const MaclaurinToken
 // The same step from a state in halves, whose next state is that of `out`.
 void run_halves(const Case& c, const Inputs& in, MaclaurinBuffer buffer, MaclaurinToken token, const Outputs& out,
                 const Tensor& y, const char* isa, int threads) {
-    const Halves from(in.state), to(in.state);
-    buffer.state = nullptr, token.new_state = nullptr, buffer.halves = from.view();
-    if (c.folded) token.new_halves = to.view();
+    const Halves from(in.state, c), to(in.state, c);
+    buffer.state = nullptr, token.new_state = nullptr, buffer.halves = from.data();
+    if (c.folded) token.new_halves = to.data();
     check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 0.02 && (!c.folded || to.are(out.new_state)),
           "decoding step over halves", c, isa, threads);
+    if (!c.folded) return;
+    token.new_halves = from.data();
+    check(maclaurin_step(&buffer, &token) == 0 && out.y.distance(y) < 0.02 && from.are(out.new_state),
+          "decoding step over halves in place", c, isa, threads);
 }
 
 // A decoding step from buffers of exactly its size: the last key, value and decay come as the new token.

@@ -5,8 +5,9 @@ Tokens are those that sessions asked for, per second of CPU time of one thread. 
 
     http       8 and 32 requests at once: `maclaurin serve` against transformers' server (`serve_http.py`)
     sessions   64 at `tiny`: 8 to 200 tokens of prompt, 8 to 128 new ones; and the same behind 512 tokens in common
-    context    steps of sessions behind 2,048 tokens at `small`, as many as fit into the same bytes of state, at most 64. The
-               states are filled with numbers instead of read: a step takes as long
+    context    steps of sessions behind 2,048 tokens at `small`, as many as fit into the same bytes of state, at most 64. All
+               have the state of one prompt. A fold is one of the 32 steps that are averaged. Second order also with
+               state_dtype="bfloat16", and how far that moves the logits of a step at most
     prefix     the same prompt of 2,048 tokens twice: what is computed until the first token
     rows       one layer of `small` with 32 sessions of 1,100 tokens: a join, a leave, and a step
 """
@@ -24,12 +25,14 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from maclaurin.bench.serve_http import over_http
 from maclaurin.common.records import Record
-from maclaurin.mixers import Mixer, MixerState, build_mixer
-from maclaurin.mixers.base import Zeros
+from maclaurin.mixers import build_mixer
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.models.lighter import lighter
+from maclaurin.ops.native.halves import STATE_DTYPES
 from maclaurin.serving import Engine, PrefixCache, Sampling
 from maclaurin.serving.batch import batch_of
 from maclaurin.serving.slots import slots_of
@@ -39,7 +42,8 @@ SESSIONS, COMMON, PREFILL = 64, 512, 2048
 NEW = (8, 16, 32, 128)
 MIXERS = ("2mamba", "2mamba-orders", "gla", "mamba2")
 PEER = "softmax"
-CONTEXT, CONTEXT_BYTES, CONTEXT_STEPS = 2048, 2**30, 5
+SECOND_ORDER = ("2mamba", "2mamba-orders")
+CONTEXT, CONTEXT_BYTES, CONTEXT_STEPS = 2048, 2**30, 32
 ROWS, ROW_TOKENS = 32, 1100
 REPEATS = 3
 TIE = 1e-5  # of two logits: batches of other sizes round them by about a tenth of it
@@ -143,30 +147,33 @@ def sessions(mixer: str) -> list[ServeRow]:
 
 
 @torch.inference_mode()
-def context(mixer: str) -> ServeRow:
+def context(mixer: str) -> list[ServeRow]:
     """As many sessions as there is room for, each behind a long context."""
     model = model_of("small", mixer)
-    batch = batch_of(model, SESSIONS)
-    layers: Any = model.model.layers
-    states = [filled(layer.mixer) for layer in layers]
+    states = read(model)
     count = min(SESSIONS, CONTEXT_BYTES // sum(state.nbytes for state in states))
-    for _ in range(count):
-        batch.put(states, CONTEXT)
     tokens = list(range(1, count + 1))
-    batch.step(tokens)
-    seconds = [cpu_seconds(lambda: batch.step(tokens)) for _ in range(CONTEXT_STEPS)]
     what = f"behind {CONTEXT} tokens at small, {CONTEXT_BYTES / 2**30:.1f} GiB of states"
-    return ServeRow(what, mixer, f"{count} sessions", count / statistics.median(seconds), "tokens/s")
+    rows: list[ServeRow] = []
+    exact: list[Tensor] = []
+    for dtype in STATE_DTYPES if mixer in SECOND_ORDER else STATE_DTYPES[:1]:
+        batch = batch_of(lighter(model, state_dtype=dtype), SESSIONS)
+        for _ in range(count):
+            batch.put(states, CONTEXT)
+        logits = [batch.step(tokens)]
+        seconds = [cpu_seconds(lambda: logits.append(batch.step(tokens))) for _ in range(CONTEXT_STEPS)]  # noqa: B023
+        exact = exact or logits
+        error = max(float((one - other).norm() / other.norm()) for one, other in zip(logits, exact, strict=True))
+        way = f"{count} sessions" + ("" if dtype == "float32" else f", {dtype} state, off by {error:.1e}")
+        rows.append(ServeRow(what, mixer, way, count / statistics.mean(seconds), "tokens/s"))
+    return rows
 
 
-def filled(mixer: Mixer) -> MixerState:
-    """A state of CONTEXT tokens, of numbers from 0 to 1; decays take as much away."""
-    state = mixer.state_of(CONTEXT, Zeros(1, "cpu", torch.float32))
-    tensors = [
-        torch.full_like(x, CONTEXT) if not x.is_floating_point() else torch.rand_like(x) * (-1 if "decay" in name else 1)
-        for name, x in state.tensors().items()
-    ]
-    return state.with_tensors(tensors)
+def read(model: MaclaurinForCausalLM) -> list[Any]:
+    """The states of all layers after CONTEXT tokens."""
+    rng, batch = random.Random(0), batch_of(model, 1)
+    _, (states,) = batch.read([[rng.randrange(1, WORDS) for _ in range(CONTEXT)]], [[None] * batch.layers], [0])
+    return states
 
 
 def prefix(mixer: str) -> list[ServeRow]:
@@ -221,9 +228,9 @@ def http() -> list[ServeRow]:
 
 
 def behind_contexts() -> list[ServeRow]:
-    found = {mixer: context(mixer) for mixer in (PEER, *MIXERS)}
-    peer = found[PEER].value
-    return [replace(row, ratio=None if mixer == PEER else row.value / peer) for mixer, row in found.items()]
+    found = [row for mixer in (PEER, *MIXERS) for row in context(mixer)]
+    peer = found[0].value
+    return [found[0], *(replace(row, ratio=row.value / peer) for row in found[1:])]
 
 
 def run(console: Console, *, long: bool) -> list[ServeRow]:

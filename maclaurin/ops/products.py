@@ -1,4 +1,4 @@
-"""x·Wᵀ + b for many rows, by the library that is the fastest on this processor.
+"""x·Wᵀ + b for more than a row or two, by the library that is the fastest on this processor.
 
 PyTorch multiplies float32 by MKL, which has AVX-512 for Intel's processors alone and takes AVX2 on all others: half of what
 an AMD core with AVX-512 can do. oneDNN, which PyTorch brings as well, asks for the instruction set and not for the maker.
@@ -24,7 +24,8 @@ from maclaurin.ops.transforms import is_transformed
 
 M = TypeVar("M", bound=nn.Module)
 _CALLED_AROUND = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks", "_compiled_call_impl")
-LEAST_SIDE, LEAST_SIZE = 16, 2**20  # rows, inputs or outputs, and multiply-adds: below, a call costs more than it saves
+# Below, a call costs more than it saves. Few rows gain because MKL reads the weights at half of the memory's speed.
+FEWEST_ROWS, LEAST_SIDE, LEAST_SIZE = 3, 16, 2**20  # rows, inputs or outputs, multiply-adds
 TURNING = 3  # copies of a number in place of which one in another order is written
 
 
@@ -76,7 +77,7 @@ def _by_onednn_is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool
 
 def _is_large(x: Tensor, weight: Tensor) -> bool:
     rows = x.numel() // max(x.shape[-1], 1)
-    return min(rows, *weight.shape) >= LEAST_SIDE and rows * weight.numel() >= LEAST_SIZE
+    return rows >= FEWEST_ROWS and min(weight.shape) >= LEAST_SIDE and rows * weight.numel() >= LEAST_SIZE
 
 
 @cache

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from maclaurin.mixers import MixerState
 from maclaurin.models import MaclaurinForCausalLM, StateCache
+from maclaurin.ops.products import of_layer
 from maclaurin.serving.slots import known, slots_of
 
 States = list[Any]  # of all layers; None where no token was read
@@ -173,8 +174,7 @@ class SlotBatch(Batch):
                 hidden = hidden[last]  # nobody reads the others any more
             if layer.mlp is not None:
                 hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        logits: Tensor = self.model.lm_head(model.norm(hidden))
-        return logits
+        return of_layer(self.model.lm_head, model.norm(hidden))
 
     def put(self, states: States, length: int) -> None:
         for slots, state in zip(self._slots, states, strict=True):

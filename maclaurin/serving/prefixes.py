@@ -38,8 +38,10 @@ class Entry:
 
 
 def fingerprint(model: Any) -> bytes:
-    """Of the weights and the configuration: states of one model mean nothing to another."""
+    """Of the weights and the configuration: states of one model mean nothing to another. And of the dtypes in which steps
+    read states: those behind an output carry their rounding."""
     digest = hashlib.blake2b(model.config.to_json_string(use_diff=False).encode(), digest_size=16)
+    digest.update("".join(getattr(module, "state_dtype", "") for module in model.modules()).encode())
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -91,14 +91,15 @@ def scores_of(mechanism: Any, kept: State, like: Tensor) -> Scores | None:
         return None
     kernel, weights = Kernel.of(mechanism.order), mechanism.order_weights
     plain = kernel == SQUARE and weights is None
-    if not (plain or kernel == SERIES) or mechanism.state_dtype != "float32":
+    if not (plain or kernel == SERIES):
         return None
     if mechanism.fold_at is None:
         fold_at = fold_length_of(kernel, K, V, mechanism.normalize, torch.float32)
     else:
         fold_at = mechanism.fold_at(torch.float32)
     orders = None if weights is None else weights.detach().float().contiguous()
-    return Scores(False, scale, mechanism.normalize, None, fold_at, mechanism.fold_every, not plain, orders)
+    in_halves = mechanism.state_dtype == "bfloat16"
+    return Scores(False, scale, mechanism.normalize, None, fold_at, mechanism.fold_every, not plain, orders, in_halves)
 
 
 def _is_plain(x: Tensor) -> bool:

@@ -35,12 +35,16 @@ def before(x, count):
         (power_attention, Scores(False, SCALE, True, None, 40, 8, series=True), SERIES),
         (power_attention, Scores(False, SCALE, False, None, 40, 8, series=True), SERIES | {"normalize": False}),
         (power_attention, Scores(False, SCALE, True, None, 40, 8, True, FACTORS), SERIES | {"order_weights": FACTORS}),
+        (power_attention, Scores(False, SCALE, True, None, 40, 8, in_halves=True), {"fold_at": 40, "fold_every": 8}),
+        (power_attention, Scores(False, SCALE, False, None, 40, 8, True, in_halves=True), SERIES | {"normalize": False}),
+        (power_attention, Scores(False, SCALE, True, None, 40, 8, True, FACTORS, True), SERIES | {"order_weights": FACTORS}),
         (softmax_attention, Scores(True, K**-0.5), {}),
         (softmax_attention, Scores(True, K**-0.5, window=7), {"window": 7}),
     ],
 )
 def test_each_row_is_what_it_is_alone(op, scores, options, decays):
     rng, rows = random.Random(0), Rows(6, scores)
+    differences, outputs = [], []
     running = []  # (tokens of a row in float64, how many were read)
     for turn in range(120):
         if len(running) == 6 or (running and rng.random() < 0.1):
@@ -63,8 +67,14 @@ def test_each_row_is_what_it_is_alone(op, scores, options, decays):
         for row, (_, S, x) in enumerate(running):
             wide = [None if one is None else one.double() for one in before(x, S + 1)]
             expected = op(*wide, **options)[0][:, -1:]
-            torch.testing.assert_close(y[row : row + 1].double(), expected, rtol=2e-3, atol=2e-4)
+            if scores.in_halves:
+                differences.append(y[row : row + 1] - expected)
+                outputs.append(expected)
+            else:
+                torch.testing.assert_close(y[row : row + 1].double(), expected, rtol=2e-3, atol=2e-4)
         running = [(None, S + 1, x) for _, S, x in running]
+    if scores.in_halves:  # 8 bits of a number
+        assert 0 < torch.cat(differences).norm() < 2**-7 * torch.cat(outputs).norm()
 
 
 def test_a_growing_decay_and_tokens_that_do_not_fit_are_refused():

@@ -124,6 +124,17 @@ def test_where_torchs_own_product_runs(call):
     assert type(call(*operands()).grad_fn).__name__ != of_onednn
 
 
+@pytest.mark.parametrize(("rows", "by_onednn"), [(2, False), (3, True), (15, True)])
+def test_few_rows_of_large_weights(rows, by_onednn):
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, 1024, requires_grad=True), torch.randn(512, 1024, requires_grad=True)
+    got, expected = products.linear(x, weight), F.linear(x.double(), weight.double())
+    assert (type(got.grad_fn).__name__ == "_ProductBackward") is by_onednn
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-3)
+    for gradient, of_torch in zip(*(torch.autograd.grad(y.sum(), (x, weight)) for y in (got, expected)), strict=True):
+        torch.testing.assert_close(gradient, of_torch, rtol=1e-5, atol=1e-3)
+
+
 def test_transforms_see_torchs_own_product():
     x, weight, bias = (t.detach() for t in operands())
     by_row = torch.func.vmap(products.linear, in_dims=(0, None, None))(x, weight, bias)

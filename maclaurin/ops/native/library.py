@@ -52,7 +52,7 @@ class Attention(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("B", "T", "S", "H", "G", "K", "V")),
         *((name, Strided) for name in ("q", "k", "v", "log_decay", "y", "total", "dy", "dq", "dk", "dv", "dlog_decay")),
         *((name, ctypes.c_void_p) for name in ("state", "dnew_state", "new_state", "dstate")),
-        *((name, ctypes.c_void_p) for name in ("upper", "lower", "new_upper", "new_lower")),  # two MaclaurinHalves
+        *((name, ctypes.c_void_p) for name in ("halves", "new_halves")),
         ("nan", ctypes.c_void_p),
         ("order_weights", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("chunk", "folded", "state_head", "constant")),
@@ -193,6 +193,7 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_choose_isa.argtypes = [ctypes.c_char_p]
     library.maclaurin_use_openmp.argtypes = [ctypes.c_void_p]
     library.maclaurin_any_nan.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.maclaurin_prefer_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.maclaurin_step.argtypes = [ctypes.c_char_p, ctypes.c_char_p]  # packed: ctypes structures take longer to fill
     library.maclaurin_step_rows.argtypes = [ctypes.c_char_p]
     for call, names in KERNELS.items():
@@ -295,6 +296,14 @@ def using_backend(name: str) -> Iterator[None]:
 def buffer(*shape: int) -> Tensor:
     """What a kernel fills: float32 on the CPU, whatever torch's defaults are."""
     return torch.empty(*shape, dtype=torch.float32, device=CPU)  # a tuple of sizes would take longer to parse
+
+
+def large_buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """For what stays and is read from beginning to end: in large pages, a sixth faster where it comes from memory."""
+    x = torch.empty(*shape, dtype=dtype, device=CPU)
+    if _LIBRARY is not None:
+        _LIBRARY.maclaurin_prefer_large_pages(x.data_ptr(), x.nbytes)
+    return x
 
 
 def buffers_like(*tensors: Tensor | None) -> tuple[Tensor, ...]:

@@ -20,11 +20,12 @@ from torch.nn.functional import pad
 
 from maclaurin.ops.arithmetic import repeat_heads
 from maclaurin.ops.native import library
-from maclaurin.ops.native.library import buffer
+from maclaurin.ops.native.halves import Halves, Recurrent, places
+from maclaurin.ops.native.library import buffer, large_buffer
 from maclaurin.ops.states import PowerState, StandIn, TokenState
 
 _ROWS = struct.Struct("5q 8q 7q f4i")  # MaclaurinRows
-_KEYS, _VALUES, _DECAYS, _STATE, _SLOTS, _S, _LIMIT = range(7)  # the columns of the table: MaclaurinRow
+_KEYS, _VALUES, _DECAYS, _STATE, _HALVES, _SLOTS, _S, _LIMIT = range(8)  # the columns of the table: MaclaurinRow
 _SPARE = 64  # slots behind the tokens of a row that grows
 _NEVER = 2**62
 _ROOT = 2**-0.25  # of a query's channels and of the scale, where the weights are a series: `series.py`
@@ -35,6 +36,7 @@ class Scores:
     """scale·q·k, squared or exponential. window: of exponential ones; fold_at, fold_every: of squared ones.
 
     series: 1 + x + x²/2 of a score x in place of its square, each term times its factor for the head in `orders` (H, 3).
+    in_halves: the recurrent state, as `halves.py` has it.
     """
 
     exponential: bool
@@ -45,6 +47,7 @@ class Scores:
     fold_every: int = 1
     series: bool = False
     orders: Tensor | None = None
+    in_halves: bool = False
 
     @property
     def first_of_keys(self) -> float:
@@ -57,7 +60,11 @@ class _Row:
     """Tokens (G, slots, K or V) and decays (G, slots), and the recurrent state, where there is one."""
 
     tokens: list[Tensor]
-    recurrent: Tensor | None
+    recurrent: Recurrent
+
+    def fold_into(self, recurrent: Recurrent, entry: Any) -> None:
+        self.recurrent = recurrent
+        entry[_STATE], entry[_HALVES] = places(recurrent)
 
 
 class RowState(StandIn):
@@ -88,7 +95,7 @@ class Rows:
 
     def __init__(self, capacity: int, scores: Scores) -> None:
         self.scores = scores
-        self.table = np.zeros((capacity, 7), np.int64)
+        self.table = np.zeros((capacity, 8), np.int64)
         self.rows: list[_Row] = []
         self._steps = 0  # that the kernel may take before somebody looks at the rows
         self._layout: tuple[Any, ...] = ()
@@ -99,23 +106,20 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        held = (x for row in self.rows for x in (*row.tokens, row.recurrent) if x is not None)
-        return sum(x.numel() * x.element_size() for x in held)
+        return sum(x.nbytes for row in self.rows for x in (*row.tokens, row.recurrent) if x is not None)
 
     def put(self, state: TokenState) -> None:
         """One more row: a state of one sequence, copied."""
         keys = pad(state.keys, (1, 0), value=self.scores.first_of_keys) if self.scores.series else state.keys
         tokens = [x[0].transpose(0, 1) for x in (keys, state.values, state.log_decay) if x is not None]
-        recurrent = state.recurrent if isinstance(state, PowerState) else None
-        if recurrent is not None:
-            recurrent = recurrent.clone(memory_format=torch.contiguous_format)
-        row = _Row(tokens, recurrent)
+        row = _Row(tokens, None)
         self.rows.append(row)
         entry = self.table[len(self.rows) - 1]
         entry[:] = 0
         entry[_S] = tokens[0].shape[1]
         entry[_LIMIT] = (self.scores.window or 0) if self.scores.exponential else self.scores.fold_every
-        entry[_STATE] = 0 if recurrent is None else recurrent.data_ptr()
+        if isinstance(state, PowerState) and state.recurrent is not None:
+            row.fold_into(self._copied(state.recurrent), entry)
         self._move(row, entry, self._slots(row, int(entry[_S])))
         self._steps = 0
 
@@ -136,7 +140,8 @@ class Rows:
         decays = tokens[2] if len(tokens) == 3 else None
         if self.scores.exponential:
             return TokenState(keys, values, decays)
-        return PowerState(keys, values, decays, None, None if row.recurrent is None else row.recurrent.clone())
+        held = row.recurrent.joined() if isinstance(row.recurrent, Halves) else row.recurrent
+        return PowerState(keys, values, decays, None, held.clone() if held is row.recurrent and held is not None else held)
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor:
         """y (B,1,H,V) after one more token of every row; q (B,1,H,K), k, v (B,1,G,K or V), log_decay (B,1,G), in float32."""
@@ -192,8 +197,8 @@ class Rows:
         for row, entry in zip(self.rows, self.table, strict=False):
             S, slots = int(entry[_S]), int(entry[_SLOTS])
             if not self.scores.exponential and row.recurrent is None and S + 1 >= self.scores.fold_at:
-                row.recurrent = self._zeros(row)
-                entry[_STATE], entry[_LIMIT] = row.recurrent.data_ptr(), 1  # all of them, with the next token
+                row.fold_into(self._zeros(row), entry)
+                entry[_LIMIT] = 1  # all of them, with the next token
                 if S == slots:
                     self._move(row, entry, S + 1)
                 steps = min(steps, 1)
@@ -225,7 +230,13 @@ class Rows:
         row.tokens = moved
         entry[_SLOTS] = slots
 
-    def _zeros(self, row: _Row) -> Tensor:
+    def _copied(self, recurrent: Tensor) -> Recurrent:
+        if self.scores.in_halves:
+            return Halves.of(recurrent, self.scores.normalize)
+        return large_buffer(*recurrent.shape).copy_(recurrent)
+
+    def _zeros(self, row: _Row) -> Recurrent:
         keys, values = row.tokens[:2]
         K = keys.shape[2]
-        return keys.new_zeros(1, keys.shape[0], K * (K + 1) // 2, values.shape[2] + self.scores.normalize)
+        shape = torch.Size((1, keys.shape[0], K * (K + 1) // 2, values.shape[2] + self.scores.normalize))
+        return Halves.zeros(shape, self.scores.normalize) if self.scores.in_halves else large_buffer(*shape).zero_()

@@ -24,19 +24,17 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from maclaurin.ops.folding import second_order_fold
 from maclaurin.ops.native import library
-from maclaurin.ops.native.halves import Halves
+from maclaurin.ops.native.halves import Halves, Recurrent, places
 from maclaurin.ops.native.library import buffer
 from maclaurin.ops.states import PowerState
 from maclaurin.ops.token_buffer import SPARE, TokenBuffer
 
-_BUFFER = struct.Struct("6q 8q 6q fi")  # MaclaurinBuffer: sizes and slots, strides of a token, pointers, options
-_TOKEN = struct.Struct("10q")  # MaclaurinToken
-_NOWHERE = (0, 0, 0)  # no state, and no halves of one
+_BUFFER = struct.Struct("6q 8q 5q fi")  # MaclaurinBuffer: sizes and slots, strides of a token, pointers, options
+_TOKEN = struct.Struct("9q")  # MaclaurinToken
 _NARROW = (torch.bfloat16, torch.float16)
 _NO_MEMORY = 1  # an answer of the kernel, which has then done nothing
 
 Step = tuple[Tensor, PowerState]
-Recurrent = Tensor | Halves | None
 Layout = list[Any]  # whether to normalize, and shape and strides of q, k, v and, where there is one, log_decay
 
 
@@ -55,12 +53,12 @@ class StepBuffer(TokenBuffer):
         self.packed: tuple[Layout, bytes] = ([], b"")  # for tokens of the last layout: they all have the same
 
     @classmethod
-    def of(cls, state: PowerState, slots: int, in_halves: bool) -> StepBuffer:
+    def of(cls, state: PowerState, slots: int, in_halves: bool, normalize: bool) -> StepBuffer:
         """The tokens of a state, copied."""
         tokens = [x.float() for x in (state.keys, state.values, state.log_decay) if x is not None]
         recurrent: Recurrent = _unseen(state) or state.recurrent
         if isinstance(recurrent, Halves) != (in_halves and recurrent is not None):
-            recurrent = Halves.of(recurrent) if isinstance(recurrent, Tensor) else state.recurrent
+            recurrent = Halves.of(recurrent, normalize) if isinstance(recurrent, Tensor) else state.recurrent
         return cls(tokens, slots, recurrent, state.keys.dtype)
 
     def emptied(self, slots: int, recurrent: Tensor | Halves) -> StepBuffer:
@@ -99,7 +97,7 @@ class StepBuffer(TokenBuffer):
         decay_strides = decay[0][1] if decay else (0, 0, 0)
         strides = [x[i] for x in (q_strides, k_strides, v_strides, decay_strides) for i in (0, 2)]
         tokens = [x.data_ptr() for x in self.tensors] + ([] if self.has_decays else [0])
-        packed = _BUFFER.pack(B, H, G, K, V, self.slots, *strides, *tokens, *_places(self.recurrent), K**-0.5, normalize)
+        packed = _BUFFER.pack(B, H, G, K, V, self.slots, *strides, *tokens, *places(self.recurrent), K**-0.5, normalize)
         self.packed = layout, packed
         return packed
 
@@ -152,7 +150,7 @@ def plain_step(
     new_state: Recurrent = None
     after = None
     try:  # all that is allocated, before anything changes
-        tokens = tokens or StepBuffer.of(state, slots, in_halves)
+        tokens = tokens or StepBuffer.of(state, slots, in_halves, normalize)
         recurrent = tokens.recurrent
         packed = tokens.pack(layout)
         if packed is None:
@@ -162,14 +160,14 @@ def plain_step(
             new_state = Halves.empty_like(recurrent) if isinstance(recurrent, Halves) else buffer(*recurrent.shape)
             after = tokens.emptied(fold_every, new_state)
         if not tokens.take(kept, S):
-            tokens = StepBuffer.of(state, slots, in_halves)
+            tokens = StepBuffer.of(state, slots, in_halves, normalize)
             packed = tokens.pack(layout)
             tokens.take(kept, S)
     except RuntimeError as error:
         library.raise_again(error, "the native decoding step")
     if log_decay is None:
         pointers.append(0)
-    status = library.step(packed, _TOKEN.pack(S, *pointers, y.data_ptr(), *_places(new_state), torch.get_num_threads()))
+    status = library.step(packed, _TOKEN.pack(S, *pointers, y.data_ptr(), *places(new_state), torch.get_num_threads()))
     if status:
         tokens.leave(kept)
         if status == _NO_MEMORY:
@@ -179,13 +177,6 @@ def plain_step(
     if after is not None:
         return y, PowerState.within(after, 0, _visible(new_state))
     return y, PowerState.within(tokens, S, _visible(recurrent))
-
-
-def _places(recurrent: Recurrent) -> tuple[int, int, int]:
-    """The addresses of a state as one, and of its halves."""
-    if recurrent is None:
-        return _NOWHERE
-    return (0, *recurrent.addresses) if isinstance(recurrent, Halves) else (recurrent.data_ptr(), 0, 0)
 
 
 def _visible(recurrent: Recurrent) -> Tensor | Callable[[], Tensor] | None:

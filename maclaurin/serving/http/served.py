@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maclaurin.models.folder import open_model
+from maclaurin.models.lighter import lighter
 from maclaurin.serving import Engine, PrefixCache
 from maclaurin.serving.http.errors import ApiError
 from maclaurin.serving.http.settings import Settings
@@ -72,7 +73,9 @@ def opened(folders: Sequence[str], settings: Settings) -> dict[str, Served]:
         if name in found:
             raise ValueError(f"two models would have the name {name!r}: give NAME=FOLDER")
         model, tokenizer = open_model(folder)
-        found[name] = serve(name, model, tokenizer, settings, share=len(folders), place=number)
+        found[name] = serve(
+            name, lighter(model, state_dtype=settings.state_dtype), tokenizer, settings, share=len(folders), place=number
+        )
     return found
 
 

@@ -17,7 +17,8 @@ class Settings:
     behind one address; it begins the names of its sessions. folder: where sessions and prefixes are kept. bind: the address
     to listen at, where that is not the host by which it is known.
 
-    max_prompt and max_new: tokens of one sequence; max_body: bytes of a request; max_choices: sequences of a request.
+    state_dtype: of `lighter`. max_prompt and max_new: tokens of one sequence; max_body: bytes of a request; max_choices:
+    sequences of a request.
     """
 
     host: str = "127.0.0.1"
@@ -30,6 +31,7 @@ class Settings:
     max_active: int = 64
     queue: int = 256
     max_bytes: int | None = None
+    state_dtype: str = "float32"
     prefix_bytes: int = 512 * 2**20
     session_bytes: int = 1024 * 2**20
     max_sessions: int = 10_000

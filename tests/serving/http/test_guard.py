@@ -198,3 +198,13 @@ def until(condition):
     while not condition():
         assert time.monotonic() < end, "nothing changed for a minute"
         time.sleep(0.02)
+
+
+def test_states_are_read_in_the_dtype_of_the_settings(folder):
+    from maclaurin.serving.http.served import opened
+
+    served = opened([f"one={folder}"], Settings(state_dtype="bfloat16"))["one"]
+    assert {x.state_dtype for x in served.model.modules() if hasattr(x, "state_dtype")} == {"bfloat16"}
+    assert served.identity != opened([f"one={folder}"], Settings())["one"].identity
+    with pytest.raises(ValueError, match="state_dtype must be one of"):
+        opened([f"one={folder}"], Settings(state_dtype="int8"))
