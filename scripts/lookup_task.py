@@ -4,8 +4,8 @@
     maclaurin judge TEACHER MODEL --task lookup --task-folder FOLDER …
 
 An item is a piece of a document and the first words of a sentence in its first half. The four choices are how that sentence
-goes on and how three other sentences of the same piece do, so that only who can look up the sentence knows. The documents are
-of validation, on which neither `maclaurin train` nor `maclaurin convert` trains.
+goes on and how three other sentences of the same piece do, so that only who can look up the sentence knows. The documents
+are of validation, on which neither `maclaurin train` nor `maclaurin convert` trains.
 """
 
 from __future__ import annotations

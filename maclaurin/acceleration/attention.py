@@ -1,7 +1,7 @@
 """The softmax layers of a linear model of transformers, where PyTorch's own attention has no AVX-512.
 
 PyTorch multiplies inside its attention as it does outside: by MKL, which takes AVX2 on processors that are not Intel's. The
-kernel of this package takes AVX-512, and is two to three times as fast there. Elsewhere, and for whatever is not plain causal
+kernel of this package takes AVX-512, and is two to three times as fast there. Elsewhere, and for what is not plain causal
 attention of float32, transformers' function stays.
 """
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from maclaurin import ops
 from maclaurin.acceleration.architectures import ARCHITECTURES, architecture_of
+from maclaurin.ops.backends import reason_for_torch
 from maclaurin.ops.products import mkl_falls_back
 
 OTHERWISE = ("position_bias", "cache", "softcap", "s_aux")  # arguments with which attention is another
@@ -28,7 +29,13 @@ def causal_softmax(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(theirs)
     def either(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *args: Any, **kwargs: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         whole = attention_mask is None and query.shape[2] == key.shape[2] > 1
         if not whole or args or not _is_plain(module, kwargs) or not _is_faster(query, key, value):
@@ -54,4 +61,6 @@ def _is_plain(module: nn.Module, arguments: dict[str, Any]) -> bool:
 def _is_faster(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or not mkl_falls_back():
         return False
-    return all(type(x) is Tensor and x.is_cpu and x.dtype == torch.float32 for x in tensors)
+    if not all(type(x) is Tensor and x.is_cpu and x.dtype == torch.float32 for x in tensors):
+        return False
+    return reason_for_torch("auto", tensors[0], torch.float32) is None

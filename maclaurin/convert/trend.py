@@ -1,4 +1,4 @@
-"""What a curve of recovery extrapolates to: loss above the source's as a power of the steps, c·steps^-p, by least squares."""
+"""What a curve of recovery extrapolates to: loss above the source's is c·steps^-p, by least squares."""
 
 from __future__ import annotations
 

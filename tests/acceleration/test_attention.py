@@ -97,3 +97,17 @@ def test_undo_gives_the_registry_back() -> None:
     with maclaurin.accelerate_transformers():
         assert AttentionInterface()["sdpa"] is not theirs
     assert AttentionInterface()["sdpa"] is theirs
+
+
+def test_whoever_looks_into_a_function_sees_theirs(calls: list[dict[str, Any]]) -> None:
+    layer, (query, key, value) = layer_of("olmo_hybrid"), heads()
+
+    def attend(query: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = AttentionInterface()["sdpa"](layer, query, key, value, None)[0]
+        return y
+
+    with maclaurin.accelerate_transformers():
+        torch.func.grad(lambda query: attend(query).sum())(query)
+        assert not calls
+        attend(query)
+        assert calls

@@ -65,7 +65,7 @@ def test_a_curve_that_does_not_fall_arrives_nowhere():
 
 def test_two_points_are_no_trend(figures):
     end = figures.stages["recover"]
-    above = {"8": dataclasses.replace(end, loss=end.teacher_loss + 0.3), "16": dataclasses.replace(end, loss=end.teacher_loss + 0.2)}
+    above = {step: dataclasses.replace(end, loss=end.teacher_loss + nats) for step, nats in (("8", 0.3), ("16", 0.2))}
     stages = figures.stages | {"recover": dataclasses.replace(end, loss=end.teacher_loss + 0.1)}
     assert trend(dataclasses.replace(figures, stages=stages, curve=above)) is not None
     assert trend(dataclasses.replace(figures, stages=stages, curve={"8": above["8"]})) is None

@@ -61,7 +61,7 @@ def test_gradients_of_wide_and_of_high_weights(inputs, outputs):
 
 
 def test_gaps_between_rows_cost_no_more_than_a_copy():
-    """oneDNN takes a thousand times as long for such weights. Gradients have gaps where layers side by side had one input."""
+    """oneDNN takes a thousand times as long for such weights; gradients of layers whose outputs are joined are such."""
     rows, columns = torch.randn(512, 512), torch.randn(512, 256)
     apart = [LAYOUTS["rows apart"](x) for x in (rows, columns)]
 
