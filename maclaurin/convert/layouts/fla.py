@@ -195,7 +195,10 @@ def _retnet(described: Described, shapes: Shapes) -> dict[str, Any]:
 
 
 def _hgrn2(described: Described, shapes: Shapes) -> dict[str, Any]:
-    """Channels of a head come before their number; its bounds are of all layers, so that none is softmax. The norm of its output has an epsilon that no file can change."""
+    """Channels of a head come before their number; its bounds are of all layers, so that none is softmax.
+
+    The norm of its output has an epsilon that no file can change.
+    """
     must(described, {"attn": None})
     width = size(described, "hidden_size")
     if described.get("expand_ratio", 128) is None:
