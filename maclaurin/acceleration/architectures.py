@@ -13,6 +13,7 @@ from torch import Tensor
 from maclaurin.acceleration import recurrences, scans
 from maclaurin.acceleration.documents import Packing
 
+MODELS = "transformers.models."
 Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]  # what a name stood for -> what it stands for
 
 
@@ -121,3 +122,9 @@ ARCHITECTURES = {
     "zamba": ZAMBA,
     "zamba2": MAMBA_2,
 }
+
+
+def architecture_of(module_name: str) -> str | None:
+    """ "mamba2" of "transformers.models.mamba2.modeling_mamba2"; None for what is no modeling file."""
+    name = module_name.removeprefix(MODELS).partition(".")[0]
+    return name if module_name == f"{MODELS}{name}.modeling_{name}" else None

@@ -16,22 +16,17 @@ from typing import Any
 
 from torch import nn
 
-from maclaurin.acceleration.architectures import ARCHITECTURES, Replacement
+from maclaurin.acceleration.architectures import ARCHITECTURES, MODELS, Replacement, architecture_of
+from maclaurin.acceleration.attention import causal_softmax
 from maclaurin.acceleration.documents import telling_documents
 from maclaurin.ops.products import FasterLinear
 
-MODELS = "transformers.models."
 BASE = "transformers.modeling_utils"
+SDPA = "sdpa"
 
 
 class NotAccelerated(UserWarning):
     """A model of transformers for which there are no kernels here."""
-
-
-def architecture_of(module_name: str) -> str | None:
-    """ "mamba2" of "transformers.models.mamba2.modeling_mamba2"; None for what is no modeling file."""
-    name = module_name.removeprefix(MODELS).partition(".")[0]
-    return name if module_name == f"{MODELS}{name}.modeling_{name}" else None
 
 
 def holds_covered(config: Any) -> bool:
@@ -55,10 +50,10 @@ def sentence(model_class: type) -> str | None:
 
 
 class Patches:
-    """The names that were changed and what they stood for."""
+    """The names that were changed, and how they are changed back."""
 
     def __init__(self) -> None:
-        self._changed: list[tuple[Any, str, Any]] = []
+        self._undoing: list[Callable[[], None]] = []
 
     def apply(self) -> None:
         sys.meta_path.insert(0, self)
@@ -69,8 +64,8 @@ class Patches:
 
     def undo(self) -> None:
         sys.meta_path.remove(self)
-        while self._changed:
-            setattr(*self._changed.pop())
+        while self._undoing:
+            self._undoing.pop()()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Among those that Python asks for every module: for ours, the spec with a loader that patches behind itself."""
@@ -93,6 +88,7 @@ class Patches:
         name = architecture_of(module.__name__)
         if name is None:
             self._replace(module, "PreTrainedModel.__init__", _saying_so)
+            self._replace_attention(module.AttentionInterface)
             return
         family = ARCHITECTURES[name]
         replacements = family.names | family.around
@@ -109,8 +105,13 @@ class Patches:
         holder, name = holder_of(module, path), path.rpartition(".")[2]
         self._set(holder, name, replacement(vars(holder)[name]))
 
+    def _replace_attention(self, registry: Any) -> None:
+        theirs = registry()[SDPA]
+        self._undoing.append(functools.partial(registry.register, SDPA, theirs))
+        registry.register(SDPA, causal_softmax(theirs))
+
     def _set(self, holder: Any, name: str, value: Any) -> None:
-        self._changed.append((holder, name, vars(holder)[name]))
+        self._undoing.append(functools.partial(setattr, holder, name, vars(holder)[name]))
         setattr(holder, name, value)
 
 

@@ -80,6 +80,7 @@ def _import(checkpoint: Path, output: str, *, rounded_positions: bool) -> None:
 def _convert(plan: Plan, lengths: tuple[int, ...], *, as_json: bool) -> None:
     from maclaurin.convert.result import cost_table, result_table
     from maclaurin.convert.run import convert_all
+    from maclaurin.convert.trend import trend
     from maclaurin.machine.allocator import grow_segments, keep_freed_memory
     from maclaurin.processes.command import command_line
     from maclaurin.processes.stopping import STOPS, end_stopped
@@ -98,5 +99,8 @@ def _convert(plan: Plan, lengths: tuple[int, ...], *, as_json: bool) -> None:
         for table in (result_table(figures), cost_table(figures)):
             if table is not None:
                 console.print(table)
+        for one in figures:
+            if (found := trend(one)) is not None:
+                console.print(f"{one.plan.title}: {found}")
     if not all(result.finished for result in results):
         end_stopped(KeyboardInterrupt(), f"go on with: {command_line()}")

@@ -42,7 +42,7 @@ SMALLEST_WEIGHT = 1e-9
 
 @torch.no_grad()
 def evaluate(source: Source, teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequence[Batch]) -> Agreement:
-    batches = [{name: value.to(teacher.device) for name, value in batch.items()} for batch in batches]
+    batches = [_on(teacher, batch) for batch in batches]
     student.eval()
     sample = batches[:: max(1, len(batches) // FIDELITY_BATCHES)]
     if source.kind == "decoder":
@@ -51,8 +51,12 @@ def evaluate(source: Source, teacher: PreTrainedModel, student: PreTrainedModel,
         ]
     layers = fidelity(teacher, student, sample)
     if source.causal:
-        return _tokens(teacher, student, batches, layers)
+        return next_token_agreement(teacher, student, batches, layers)
     return _vectors(teacher, student, batches, layers, source.pooling())
+
+
+def _on(model: PreTrainedModel, batch: Batch) -> Batch:
+    return {name: value.to(model.device) for name, value in batch.items()}
 
 
 def _vectors(
@@ -85,12 +89,14 @@ def _vectors(
     )
 
 
-def _tokens(
-    teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequence[Batch], layers: Sequence[LayerAgreement]
+@torch.no_grad()
+def next_token_agreement(
+    teacher: PreTrainedModel, student: PreTrainedModel, batches: Sequence[Batch], layers: Sequence[LayerAgreement] = ()
 ) -> TokenAgreement:
     losses: tuple[list[float], list[float]] = ([], [])
     same, tokens, kl = 0, 0, []
-    for batch in batches:
+    student.eval()
+    for batch in (_on(teacher, batch) for batch in batches):
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         targets = batch["labels"][:, 1:]
         counted = targets != -100

@@ -96,7 +96,7 @@ def _table(results: Sequence[Figures]) -> DataTable:
     ]
     rows = []
     for result in results:
-        for name, stage in result.stages.items():
+        for name, stage in result.in_order():
             keys = ("cosine", "lowest_tenth", "spearman", "loss", "teacher_loss")
             closed = stage.gap_closed(result.untrained) if isinstance(stage, TokenAgreement) else None
             cells = [_number(getattr(stage, key, None), "{:.4f}") for key in keys]

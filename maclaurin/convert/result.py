@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -15,7 +15,8 @@ from maclaurin.training.conversion import Plan
 
 FIGURES = "evaluation.json"
 UNTRAINED = "untrained"
-STAGES = (UNTRAINED, "transfer", "recover")
+RECOVER = "recover"
+STAGES = (UNTRAINED, "transfer", RECOVER)
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,16 @@ class Cost(Record):
 
 @dataclass(frozen=True)
 class Figures(Record):
-    """kind: of the source. stages: by name, in their order, those done so far."""
+    """kind: of the source. stages: by name, in their order, those done so far.
+
+    curve: of a decoder, after some numbers of steps of recovery, before its last.
+    """
 
     plan: Plan
     kind: str
     stages: Mapping[str, Agreement] = field(default_factory=dict)
     cost: Sequence[Cost] | None = field(default=None, metadata=ABSENT)
+    curve: Mapping[str, TokenAgreement] | None = field(default=None, metadata=ABSENT)
 
     @classmethod
     def from_json(cls, values: Any, where: str = "") -> Self:
@@ -119,6 +124,16 @@ class Figures(Record):
 
     def with_stage(self, name: str, found: Agreement) -> Figures:
         return replace(self, stages={**self.stages, name: found})
+
+    def with_point(self, step: int, found: TokenAgreement) -> Figures:
+        return replace(self, curve={**(self.curve or {}), str(step): found})
+
+    def in_order(self) -> Iterator[tuple[str, Agreement]]:
+        """The stages, and before the end of recovery what its curve has."""
+        yield from ((name, stage) for name, stage in self.stages.items() if name != RECOVER)
+        yield from ((f"{RECOVER}, {step} steps", point) for step, point in (self.curve or {}).items())
+        if RECOVER in self.stages:
+            yield RECOVER, self.stages[RECOVER]
 
     @property
     def untrained(self) -> Agreement:
@@ -135,7 +150,7 @@ def result_table(results: Sequence[Figures]) -> Table:
     for column in (*columns, "attention error", "attention KL", "seconds", "of all cores"):
         table.add_column(column, justify="right")
     for result in results:
-        for name, stage in result.stages.items():
+        for name, stage in result.in_order():
             table.add_row(result.plan.title, name, *_cells(stage, result.untrained))
     return table
 

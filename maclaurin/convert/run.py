@@ -17,7 +17,7 @@ from maclaurin.common.files import read_json, write_json
 from maclaurin.common.progress import Status
 from maclaurin.convert.cost import cost_by_length
 from maclaurin.convert.data import Batch, Data, load_data
-from maclaurin.convert.evaluate import evaluate
+from maclaurin.convert.evaluate import evaluate, next_token_agreement
 from maclaurin.convert.forecast import forecast
 from maclaurin.convert.objectives import (
     recover_objective,
@@ -26,7 +26,7 @@ from maclaurin.convert.objectives import (
     transfer_rates,
     with_low_rank,
 )
-from maclaurin.convert.result import FIGURES, UNTRAINED, Figures
+from maclaurin.convert.result import FIGURES, RECOVER, UNTRAINED, Figures
 from maclaurin.convert.sensitivity import costliest, layer_costs
 from maclaurin.convert.sources import Source, recognise
 from maclaurin.convert.stage import LOG, Objective, Stage, is_done
@@ -87,7 +87,14 @@ def _convert(source: Source, plan: Plan, say: Callable[[str], None], lengths: tu
     if UNTRAINED not in figures.stages:
         figures = _stored(plan, figures.with_stage(UNTRAINED, evaluate(source, teacher, student, data.validation)))
     say(f"{UNTRAINED}: {figures.untrained}")
-    for name, make in (("transfer", _transfer), ("recover", _recover)):
+
+    def watch(step: int) -> None:
+        nonlocal figures
+        found = next_token_agreement(teacher, student, data.validation)
+        figures = _stored(plan, figures.with_point(step, found))
+        say(f"recover, {step} of {plan.recover_steps} steps: {found}")
+
+    for name, make in (("transfer", _transfer), (RECOVER, _recover)):
         if not getattr(plan, f"{name}_steps"):
             continue
         folder = Path(plan.output) / name
@@ -96,8 +103,12 @@ def _convert(source: Source, plan: Plan, say: Callable[[str], None], lengths: tu
             by_layer = name == "transfer" and source.kind == "decoder" and not (folder / LOG).exists()
             if by_layer:
                 LayerTransfer(folder, teacher, student, plan).finish(data.train, say)
-            elif not make(source, teacher, student, data, plan).run(student, data.train):
-                return Result(figures, finished=False)
+            else:
+                stage = make(source, teacher, student, data, plan)
+                if name == RECOVER and source.kind == "decoder":
+                    stage = dataclasses.replace(stage, watch=watch)
+                if not stage.run(student, data.train):
+                    return Result(figures, finished=False)
         student = _reloaded(folder, student)
         if name not in figures.stages:
             found, times = evaluate(source, teacher, student, data.validation), times_of(folder)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from maclaurin.convert.data import Batch
 from maclaurin.convert.times import timed
@@ -27,6 +27,7 @@ from maclaurin.training.trainer import LanguageTrainer, arguments
 
 Objective = Callable[[nn.Module, Batch], Tensor]
 LOG = "losses.jsonl"
+FIRST_POINT = 8  # steps
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Stage:
     """rates: the largest learning rate of every parameter that is trained, by name; all others are frozen.
 
     at_end: what is done to the model between its last step and the end of the stage. accumulate: items of the data per step.
+    watch: called with the number of steps so far as often as it doubles, before the last one.
     """
 
     folder: Path
@@ -45,6 +47,7 @@ class Stage:
     seed: int
     at_end: Callable[[], None] | None = None
     accumulate: int = 1
+    watch: Callable[[int], None] | None = None
 
     @property
     def done(self) -> bool:
@@ -64,7 +67,7 @@ class Stage:
             args=self._arguments(),
             train_dataset=batches,
             data_collator=_only,
-            callbacks=[LastStep(), JsonLog(self.folder / LOG), progress, interrupt],
+            callbacks=[LastStep(), JsonLog(self.folder / LOG), Doubling(self.watch), progress, interrupt],
             keep=1,
         )
         try:
@@ -112,6 +115,18 @@ def save_finished(model: PreTrainedModel, folder: Path, staging: Path) -> None:
     with writing(folder):
         model.save_pretrained(staging)
         deliver(staging, folder)
+
+
+class Doubling(TrainerCallback):
+    """Calls `watch` after FIRST_POINT steps, twice as many, and so on."""
+
+    def __init__(self, watch: Callable[[int], None] | None) -> None:
+        self.watch = watch
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        times, rest = divmod(state.global_step, FIRST_POINT)
+        if self.watch is not None and not rest and times.bit_count() == 1 and state.global_step < state.max_steps:
+            self.watch(state.global_step)
 
 
 class StageTrainer(LanguageTrainer):

@@ -67,7 +67,7 @@ def with_faster_products(model: M) -> M:
 
 def _by_onednn_is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """For large products of float32 on such a CPU, if nobody wants to see torch's own product of them."""
-    if torch.compiler.is_compiling() or not _mkl_falls_back() or is_transformed() or not _is_large(x, weight):
+    if torch.compiler.is_compiling() or not mkl_falls_back() or is_transformed() or not _is_large(x, weight):
         return False
     if torch.is_autocast_enabled("cpu") or not torch.backends.mkldnn.enabled:
         return False
@@ -81,7 +81,7 @@ def _is_large(x: Tensor, weight: Tensor) -> bool:
 
 
 @cache
-def _mkl_falls_back() -> bool:
+def mkl_falls_back() -> bool:
     """Whether torch multiplies by MKL on a processor whose AVX-512 it leaves out."""
     return (
         torch.backends.mkl.is_available()
@@ -119,6 +119,8 @@ def _of_columns(times: Callable[[Tensor, Tensor], Tensor], rows: Tensor, columns
 
 
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if not (weight.is_contiguous() or weight.T.is_contiguous()):  # oneDNN has plain loops then, a thousand times slower
+        weight = weight.T.contiguous().T if weight.stride(0) == 1 else weight.contiguous()
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y
 

@@ -1,5 +1,7 @@
 """Products by oneDNN are those of torch: numbers, gradients of both orders, flops; and whoever looks on sees torch's own."""
 
+import time
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 
 @pytest.fixture(autouse=True)
 def by_onednn(monkeypatch):
-    monkeypatch.setattr(products, "_mkl_falls_back", lambda: True)
+    monkeypatch.setattr(products, "mkl_falls_back", lambda: True)
 
 
 def operands(dtype=torch.float32):
@@ -56,6 +58,23 @@ def test_gradients_of_wide_and_of_high_weights(inputs, outputs):
     (gradient,) = torch.autograd.grad(products.linear(x, weight), weight, dy)
     torch.testing.assert_close(gradient.double(), dy.double().T @ x.double(), rtol=1e-5, atol=1e-3)
     assert gradient.is_contiguous()
+
+
+def test_gaps_between_rows_cost_no_more_than_a_copy():
+    """oneDNN takes a thousand times as long for such weights; gradients of layers whose outputs are joined are such."""
+    rows, columns = torch.randn(512, 512), torch.randn(512, 256)
+    apart = [LAYOUTS["rows apart"](x) for x in (rows, columns)]
+
+    def seconds(dy, x):
+        begun = time.process_time()
+        gradient = products._of_columns(products._by_onednn, dy, x)
+        taken = time.process_time() - begun
+        torch.testing.assert_close(gradient, dy.T @ x, rtol=1e-5, atol=1e-3)
+        return taken
+
+    dense = min(seconds(rows, columns) for _ in range(5))
+    assert min(seconds(*apart) for _ in range(3)) < 50 * dense
+    assert min(seconds(columns, apart[0]) for _ in range(3)) < 50 * dense
 
 
 def test_second_derivatives_are_those_of_torch():

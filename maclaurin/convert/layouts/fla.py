@@ -1,4 +1,4 @@
-"""flash-linear-attention's models: a mixer and an MLP."""
+"""flash-linear-attention's models: a mixer and an MLP; in some layers softmax, which its field `attn` describes."""
 
 from __future__ import annotations
 
@@ -67,10 +67,16 @@ HGRN2: Names = {
     "out_norm.weight": "g_norm.weight",
     "out_proj.weight": "o_proj.weight",
 }
+ATTENTION: Names = {
+    "qkv_proj.weight": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
+    "out_proj.weight": "o_proj.weight",
+}
+SOFTMAX = ("softmax", "sliding-window")
 
 
 def _fla(described: Described, shapes: Shapes, mixer: str, heads: int, options: dict[str, Any]) -> dict[str, Any]:
-    must(described, {"attn": None, "hidden_act": "swish", "elementwise_affine": True})
+    must(described, {"hidden_act": "swish", "elementwise_affine": True})
+    mixers, mixer_options = _with_softmax(described, mixer, heads)
     return {
         "hidden_size": size(described, "hidden_size"),
         "num_hidden_layers": size(described, "num_hidden_layers"),
@@ -79,10 +85,57 @@ def _fla(described: Described, shapes: Shapes, mixer: str, heads: int, options: 
         "max_position_embeddings": size(described, "max_position_embeddings", 2048),
         "rms_norm_eps": real(described, "norm_eps", 1e-6),
         "tie_word_embeddings": described.get("tie_word_embeddings", False),
-        "mixer": mixer,
-        "mixer_options": {mixer: options},
+        "mixer": mixers,
+        "mixer_options": {mixer: options, **mixer_options},
         **tokens(described),
     }
+
+
+def _with_softmax(described: Described, mixer: str, heads: int) -> tuple[str | list[str], dict[str, Any]]:
+    """The mixers of the layers, and options of those that are softmax."""
+    attn = described.get("attn")
+    if attn is None:
+        return mixer, {}
+    layers = _softmax_layers(described)
+    if size(attn, "num_heads") != heads:
+        raise ValueError(f"attn must have as many heads as the other layers, {heads}, got {attn['num_heads']!r:.60}")
+    must(attn, {"qkv_bias": False, "qk_norm": False})
+    window, kv_heads = attn.get("window_size"), attn.get("num_kv_heads")
+    softmax = "softmax" if window is None else "sliding-window"
+    options = {
+        "num_kv_heads": heads if kv_heads is None else size(attn, "num_kv_heads"),
+        "rope_theta": real(attn, "rope_theta", 10000.0),
+    } | ({} if window is None else {"window": size(attn, "window_size")})
+    count = size(described, "num_hidden_layers")
+    return [softmax if layer in layers else mixer for layer in range(count)], {softmax: options}
+
+
+def _softmax_layers(described: Described) -> list[int]:
+    attn = described.get("attn")
+    if attn is None:
+        return []
+    layers = attn.get("layers") if isinstance(attn, dict) else None
+    known = set(range(size(described, "num_hidden_layers")))
+    if not isinstance(layers, list) or any(type(layer) is not int for layer in layers) or not set(layers) < known:
+        raise ValueError(f"attn must name some of the layers as those of softmax, and not all, got {attn!r:.60}")
+    return layers
+
+
+def _as_softmax(config: MaclaurinConfig) -> Described:
+    kinds = config.layer_mixers()
+    softmax = next((kind for kind in kinds if kind in SOFTMAX), None)
+    if softmax is None:
+        return {}
+    options = options_of(config, softmax)
+    described = {
+        "layers": [layer for layer, kind in enumerate(kinds) if kind == softmax],
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": options["num_kv_heads"],
+        "qkv_bias": False,
+        "window_size": options.get("window"),
+        "rope_theta": options["rope_theta"],
+    }
+    return {"attn": described}
 
 
 def _convolution(described: Described, *, usual: bool) -> dict[str, Any]:
@@ -119,12 +172,14 @@ def _gla(described: Described, shapes: Shapes) -> dict[str, Any]:
     must(described, {"feature_map": None, "use_gk": True, "use_gv": False, "use_output_gate": True, "clamp_min": None})
     heads = size(described, "num_heads")
     must(described, {"num_kv_heads": None if described.get("num_kv_heads") != heads else heads})
+    softmax = _softmax_layers(described)
+    linear = next(layer for layer in range(size(described, "num_hidden_layers")) if layer not in softmax)
     options = _convolution(described, usual=False) | {
         "key_dim": shared_out(described, "expand_k", 0.5),
         "head_dim": shared_out(described, "expand_v", 1),
         "norm_eps": real(described, "norm_eps", 1e-6),
         "tau": real(described, "gate_logit_normalizer", 16),
-        "decay_rank": shapes["model.layers.0.attn.gk_proj.0.weight"][0],
+        "decay_rank": shapes[f"model.layers.{linear}.attn.gk_proj.0.weight"][0],
     }
     return _fla(described, shapes, "gla", heads, options)
 
@@ -140,7 +195,11 @@ def _retnet(described: Described, shapes: Shapes) -> dict[str, Any]:
 
 
 def _hgrn2(described: Described, shapes: Shapes) -> dict[str, Any]:
-    """Channels of a head come before their number. The norm of its output has an epsilon that no file can change."""
+    """Channels of a head come before their number; its bounds are of all layers, so that none is softmax.
+
+    The norm of its output has an epsilon that no file can change.
+    """
+    must(described, {"attn": None})
     width = size(described, "hidden_size")
     if described.get("expand_ratio", 128) is None:
         heads = size(described, "num_heads")
@@ -162,13 +221,19 @@ def _as_hgrn2(config: MaclaurinConfig) -> Described:
 
 
 def _as_fla(config: MaclaurinConfig) -> Described:
-    mixer, heads = config.layer_mixers()[0], config.num_attention_heads
+    mixer, heads = next((kind for kind in config.layer_mixers() if kind not in SOFTMAX), None), config.num_attention_heads
+    if mixer is None:
+        raise ValueError("the layouts of fla are of models with linear layers, this one has none")
     options = options_of(config, mixer)
     key_dim, head_dim = options["key_dim"], options["head_dim"]
-    described = _common(config, options["conv_width"]) | {
-        "expand_k": key_dim * heads / config.hidden_size,
-        "expand_v": head_dim * heads / config.hidden_size,
-    }
+    described = (
+        _common(config, options["conv_width"])
+        | _as_softmax(config)
+        | {
+            "expand_k": key_dim * heads / config.hidden_size,
+            "expand_v": head_dim * heads / config.hidden_size,
+        }
+    )
     if mixer == "gla":
         return described | {"model_type": "gla", "gate_logit_normalizer": options["tau"]}
     if mixer == "retnet":
@@ -194,7 +259,8 @@ def _common(config: MaclaurinConfig, conv_width: int) -> Described:
 
 
 def _layout(model_type: str, fields: Callable[[Described, Shapes], dict[str, Any]], mixer: str, names: Names) -> Layout:
-    return Layout(of_type(model_type), fields, _as_fla, NAMES, {mixer: _mixer_names(names)})
+    softmax = dict.fromkeys(SOFTMAX, _mixer_names(ATTENTION))
+    return Layout(of_type(model_type), fields, _as_fla, NAMES, {mixer: _mixer_names(names), **softmax})
 
 
 FLA_LAYOUTS = {
