@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from maclaurin.mixers import MixerState
 from maclaurin.models import MaclaurinForCausalLM, StateCache
-from maclaurin.serving.slots import known, slots_of
+from maclaurin.serving.prompts import read_prompts
+from maclaurin.serving.slots import slots_of
 
 States = list[Any]  # of all layers; None where no token was read
-BATCH_COST = 128  # tokens: what a batch costs beside its tokens
 
 
 class Batch(ABC):
@@ -34,24 +35,12 @@ class Batch(ABC):
         size: int = self.model.config.vocab_size
         return size
 
+    @abstractmethod
     def read(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
         """Logits behind the last token of every sequence (N, vocabulary), and the states there.
 
-        before: states of the same parts and sizes. starts: how many tokens are in them.
+        before: the states of every sequence. starts: how many tokens are in them.
         """
-        logits: list[Any] = [None] * len(tokens)
-        after: list[States] = [[]] * len(tokens)
-        for places in in_buckets([len(one) for one in tokens]):
-            found = self._read_padded(
-                [tokens[place] for place in places], [before[place] for place in places], [starts[place] for place in places]
-            )
-            for place, *of_one in zip(places, *found, strict=True):
-                logits[place], after[place] = of_one
-        return torch.stack(logits), after
-
-    @abstractmethod
-    def _read_padded(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
-        """Sequences of similar length, the longest first, padded on the right to its length."""
 
     @abstractmethod
     def put(self, states: States, length: int) -> None:
@@ -108,36 +97,6 @@ def batch_of(model: Any, capacity: int) -> Batch:
     )
 
 
-def joined(states: Sequence[MixerState | None]) -> MixerState | None:
-    """Of several sequences, which often go on from one state that they share."""
-    first = states[0]
-    if first is None or len(states) == 1:
-        return first
-    if all(state is first for state in states):
-        return first.select([0] * len(states))
-    return MixerState.cat([state for state in states if state is not None])
-
-
-def apart(states: States, count: int) -> list[States]:
-    """Of each sequence, in the memory of all of them."""
-    return [[state.row(row).trimmed() for state in states] for row in range(count)]
-
-
-def in_buckets(lengths: list[int]) -> list[list[int]]:
-    """The places of sequences, the longest first, in batches whose padding costs less than another batch would."""
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-    cheapest = [(0, 0)]  # of the first so many: what they cost, and where their last batch begins
-    for end in range(1, len(order) + 1):
-        ways = ((cheapest[begin][0] + BATCH_COST + (end - begin) * lengths[order[begin]], begin) for begin in range(end))
-        cheapest.append(min(ways))
-    found, end = [], len(order)
-    while end:
-        begin = cheapest[end][1]
-        found.append(order[begin:end])
-        end = begin
-    return found[::-1]
-
-
 class SlotBatch(Batch):
     """Each layer has its rows in slots that a step writes in place; mixers count positions themselves."""
 
@@ -147,21 +106,18 @@ class SlotBatch(Batch):
         self.layers = len(self._layers)
         self._slots = [slots_of(layer.mixer, capacity) for layer in self._layers]
 
-    def _read_padded(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
-        longest = len(tokens[0])
-        counts = torch.tensor([len(one) for one in tokens], dtype=torch.long, device=self.model.device)
-        lengths = None if len(tokens[-1]) == longest else counts
-        states: States = []
+    def read(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
+        lengths = [len(one) for one in tokens]
+        after: list[States] = []
 
         def attend(index: int, x: Tensor) -> Tensor:
-            mixer, state = self._layers[index].mixer, joined([one[index] for one in before])
-            y, after = mixer(x, state if state is None else known(state, mixer.trust), lengths=lengths)
-            states.append(after)
+            y, states = read_prompts(self._layers[index].mixer, x, [one[index] for one in before], lengths)
+            after.append(states)
             return y
 
-        last = (torch.arange(len(tokens), dtype=torch.long, device=counts.device), counts - 1)
-        logits = self._through([one + [0] * (longest - len(one)) for one in tokens], attend, last)
-        return logits, [states] if len(tokens) == 1 else apart(states, len(tokens))
+        last = torch.tensor(lengths, dtype=torch.long, device=self.model.device).cumsum(0) - 1
+        logits = self._through([list(chain(*tokens))], attend, (0, last))
+        return logits, [list(states) for states in zip(*after, strict=True)]
 
     def _through(self, tokens: list[list[int]], attend: Callable[[int, Tensor], Tensor], last: Any) -> Tensor:
         """The logits at `last`, slots of the batch. attend: what the mixer of a layer gives."""
