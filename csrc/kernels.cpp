@@ -11,6 +11,7 @@
 #include "linear_backward.h"
 #include "linear_forward.h"
 #include "linear_step.h"
+#include "mlp.h"
 #include "nan.h"
 #include "piecewise.h"
 #include "quadratic_backward.h"
@@ -66,6 +67,7 @@ const Kernels kernels = {
     piecewise_forward,
     piecewise_backward,
     turn_forward,
+    mlp_forward,
     any_nan,
 };
 

@@ -201,6 +201,18 @@ struct MaclaurinTurn {
     int32_t back;         // by the opposite angles
     int32_t threads;
 };
+
+// What stands between the mixers of two layers, for B tokens, all tensors dense: y = x + added; n = y / rms(y) · norm;
+// y += down (silu(gate n) ⊙ up n); normed = y / rms(y) · next_norm. Multiples of 16 channels.
+struct MaclaurinMlp {
+    int64_t B, D, I;
+    const float *x, *added;                // (B,D)
+    const float *norm, *gate, *up, *down;  // (D), (I,D), (I,D), (D,I)
+    const float* next_norm;                // (D)
+    float *y, *normed;                     // (B,D)
+    float epsilon, next_epsilon;
+    int32_t threads;
+};
 }
 
 // All return 0, or 1 where memory ran out.
@@ -226,6 +238,7 @@ MACLAURIN_EXPORT int32_t maclaurin_selective_backward(const MaclaurinSelective* 
 MACLAURIN_EXPORT int32_t maclaurin_piecewise_forward(const MaclaurinPiecewise* call);
 MACLAURIN_EXPORT int32_t maclaurin_piecewise_backward(const MaclaurinPiecewise* call);
 MACLAURIN_EXPORT int32_t maclaurin_turn_forward(const MaclaurinTurn* call);
+MACLAURIN_EXPORT int32_t maclaurin_mlp_forward(const MaclaurinMlp* call);
 
 // 1 where one of the numbers is NaN.
 MACLAURIN_EXPORT int32_t maclaurin_any_nan(const float* numbers, int64_t count);

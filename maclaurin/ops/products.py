@@ -30,14 +30,14 @@ TURNING = 3  # copies of a number in place of which one in another order is writ
 
 def of_layer(layer: nn.Module, x: Tensor) -> Tensor:
     """layer(x). Of a plain `nn.Linear` that nobody has wrapped or hooked, the product alone."""
-    if type(layer) is nn.Linear and _by_onednn_is_faster(x, layer.weight, layer.bias) and not _is_watched(layer):
+    if type(layer) is nn.Linear and _by_onednn_is_faster(x, layer.weight, layer.bias) and not is_watched(layer):
         y: Tensor = _Product.apply(x, layer.weight, layer.bias)
     else:
         y = layer(x)
     return y
 
 
-def _is_watched(layer: nn.Module) -> bool:
+def is_watched(layer: nn.Module) -> bool:
     """Hooks see calls of the layer, and tools that offload weights give it a forward of its own."""
     own = vars(layer)
     return "forward" in own or any(own.get(name) for name in _CALLED_AROUND) or _has_any_global_hook()

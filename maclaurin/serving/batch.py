@@ -16,10 +16,12 @@ from torch import Tensor
 
 from maclaurin.mixers import MixerState
 from maclaurin.models import MaclaurinForCausalLM, StateCache
+from maclaurin.serving.between import Between
 from maclaurin.serving.prompts import read_prompts
 from maclaurin.serving.slots import slots_of
 
 States = list[Any]  # of all layers; None where no token was read
+ROUND = 32  # prompts are filled up to so many tokens: oneDNN takes as long to prepare products of a new size as to compute them
 
 
 class Batch(ABC):
@@ -105,9 +107,12 @@ class SlotBatch(Batch):
         self._layers: Any = model.model.layers
         self.layers = len(self._layers)
         self._slots = [slots_of(layer.mixer, capacity) for layer in self._layers]
+        norms = [*(layer.input_layernorm for layer in self._layers[1:]), model.model.norm]
+        self._between = [Between(layer, norm) for layer, norm in zip(self._layers, norms, strict=True)]
 
     def read(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
         lengths = [len(one) for one in tokens]
+        rest = -sum(lengths) % ROUND if sum(lengths) > ROUND else 0
         after: list[States] = []
 
         def attend(index: int, x: Tensor) -> Tensor:
@@ -116,20 +121,19 @@ class SlotBatch(Batch):
             return y
 
         last = torch.tensor(lengths, dtype=torch.long, device=self.model.device).cumsum(0) - 1
-        logits = self._through([list(chain(*tokens))], attend, (0, last))
+        logits = self._through([[*chain(*tokens), *[0] * rest]], attend, (0, last))
         return logits, [list(states) for states in zip(*after, strict=True)]
 
     def _through(self, tokens: list[list[int]], attend: Callable[[int, Tensor], Tensor], last: Any) -> Tensor:
         """The logits at `last`, slots of the batch. attend: what the mixer of a layer gives."""
-        model = self.model.model
-        hidden = model.embed_tokens(self.ids(tokens))
-        for index, layer in enumerate(self._layers):
-            hidden = hidden + attend(index, layer.input_layernorm(hidden))
+        hidden = self.model.model.embed_tokens(self.ids(tokens))
+        normed = self._layers[0].input_layernorm(hidden)
+        for index, between in enumerate(self._between):
+            mixed = attend(index, normed)
             if index == self.layers - 1:
-                hidden = hidden[last]  # nobody reads the others any more
-            if layer.mlp is not None:
-                hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        logits: Tensor = self.model.lm_head(model.norm(hidden))
+                hidden, mixed = hidden[last][:, None], mixed[last][:, None]  # nobody reads the others any more
+            hidden, normed = between(hidden, mixed)
+        logits: Tensor = self.model.lm_head(normed[:, 0])
         return logits
 
     def put(self, states: States, length: int) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from maclaurin.mixers import Mixer, MixerState
@@ -17,15 +15,14 @@ from maclaurin.serving.slots import known
 def read_prompts(
     mixer: Mixer, x_1ND: Tensor, states: list[MixerState | None], lengths: list[int]
 ) -> tuple[Tensor, list[MixerState]]:
-    """x: the new tokens of all sequences, one behind another. Neither they nor their states are changed."""
-    if len(lengths) == 1 or not mixer.packs:
-        bounds = pairwise(accumulate(lengths, initial=0))
-        before = [state if state is None else known(state, mixer.trust) for state in states]
-        found = [mixer(x_1ND[:, begin:end], state) for (begin, end), state in zip(bounds, before, strict=True)]
-        return torch.cat([y for y, _ in found], 1), [state for _, state in found]
-    y_1ND, after = mixer.mix(x_1ND, _packed(mixer, states, lengths), AT_ONCE)
-    assert after is not None
-    return y_1ND, _apart(after, len(lengths))
+    """x: the new tokens of all sequences, one behind another, and perhaps some that belong to nobody. States do not change."""
+    if mixer.packs and len(lengths) > 1:
+        y_1ND, after = mixer.mix(x_1ND, _packed(mixer, states, lengths), AT_ONCE)
+        assert after is not None
+        return y_1ND, _apart(after, len(lengths))
+    before = [state if state is None else known(state, mixer.trust) for state in states]
+    y_1ND, one_by_one = Packed.of(before, lengths).over(mixer, x_1ND)
+    return y_1ND, one_by_one.states
 
 
 def _packed(mixer: Mixer, states: list[MixerState | None], lengths: list[int]) -> MixerState:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.mixers import Mixer, MixerState
-from maclaurin.mixers.base import Zeros
+from maclaurin.mixers.base import AT_ONCE, Zeros
 from maclaurin.mixers.mechanisms import Power, Softmax
 from maclaurin.ops.conv import ConvInPlace
 from maclaurin.ops.features import Kernel
@@ -207,8 +207,8 @@ class Stepped(Slots):
         return self.places.take(row)
 
     def step(self, x: Tensor) -> Tensor:
-        y: Tensor
-        y, after = self.mixer(x, self.places.state)
+        y, after = self.mixer.mix(x, self.places.state, AT_ONCE)
+        assert after is not None
         self.places.write(after)
         return y
 

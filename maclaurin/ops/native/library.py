@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,6 +154,7 @@ class Turn(ctypes.Structure):
     ]
 
 
+MLP = struct.Struct("12q2fi4x")  # MaclaurinMlp
 KERNELS = {  # by what they take
     Attention: ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward"),
     Linear: ("linear_forward", "linear_backward"),
@@ -181,6 +183,7 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_any_nan.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.maclaurin_step.argtypes = [ctypes.c_char_p, ctypes.c_char_p]  # packed: ctypes structures take longer to fill
     library.maclaurin_step_rows.argtypes = [ctypes.c_char_p]
+    library.maclaurin_mlp_forward.argtypes = [ctypes.c_char_p]
     for call, names in KERNELS.items():
         for name in names:
             getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(call)]
@@ -191,8 +194,8 @@ def _load() -> ctypes.CDLL | None:
 def _check_layout(library: ctypes.CDLL, path: Path) -> None:
     """Sources that changed under a library built before, as after a `git pull`, would read and write beside its structs."""
     layout = 0
-    for call in KERNELS:
-        layout = (layout * 1021 + ctypes.sizeof(call)) % 2**53
+    for size in (*map(ctypes.sizeof, KERNELS), MLP.size):
+        layout = (layout * 1021 + size) % 2**53
     theirs = getattr(library, "maclaurin_layout", None)
     if theirs is not None:
         theirs.restype = ctypes.c_int64
@@ -334,3 +337,4 @@ if _LIBRARY is not None and (wanted := os.environ.get(ISA_VARIABLE)):
 step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinBuffer, packed MaclaurinToken) -> status
 step_rows = None if _LIBRARY is None else _LIBRARY.maclaurin_step_rows  # (packed MaclaurinRows) -> status
 any_nan = None if _LIBRARY is None else _LIBRARY.maclaurin_any_nan  # (address, count) -> 0 or 1
+mlp_forward = None if _LIBRARY is None else _LIBRARY.maclaurin_mlp_forward  # (packed MaclaurinMlp) -> status
