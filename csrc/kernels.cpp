@@ -4,6 +4,7 @@
 #include "chunked_backward.h"
 #include "chunked_forward.h"
 #include "conv.h"
+#include "conv_step.h"
 #include "delta_backward.h"
 #include "delta_forward.h"
 #include "delta_step.h"
@@ -67,6 +68,7 @@ const Kernels kernels = {
     piecewise_forward,
     piecewise_backward,
     turn_forward,
+    conv_step,
     mlp_forward,
     any_nan,
 };

@@ -26,6 +26,7 @@ struct Kernels {
     bool (*piecewise_forward)(const MaclaurinPiecewise&);
     bool (*piecewise_backward)(const MaclaurinPiecewise&);
     bool (*turn_forward)(const MaclaurinTurn&);
+    bool (*conv_step)(const MaclaurinConvStep&);
     bool (*mlp_forward)(const MaclaurinMlp&);
     bool (*any_nan)(const float* numbers, int64_t count);
 };

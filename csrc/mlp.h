@@ -36,8 +36,8 @@ struct MlpBuffers {
         tokens = arena.take(columns * call.D);
         y = arena.take(columns * call.D);
         normed = arena.take(columns * call.D);
-        gate = arena.take(columns * call.I);
-        up = arena.take(columns * call.I);
+        gate = arena.take(columns * call.E);
+        up = arena.take(columns * call.E);
     }
 };
 
@@ -61,16 +61,16 @@ inline void tokens_of(float* to, float* between, const float* from, const Maclau
     std::memcpy(to, between, call.B * call.D * sizeof(float));
 }
 
-// D and I are multiples of LANES, so that every block is made of whole tiles.
+// D and E are multiples of LANES, so that every block is made of whole tiles.
 inline bool mlp_forward(const MaclaurinMlp& call) {
     return with_buffers<MlpBuffers>(call, [&](const MlpBuffers& at) {
         const FlushSubnormals flush;
-        const int64_t D = call.D, I = call.I, columns = at.columns, numbers = call.B * D;
+        const int64_t D = call.D, E = call.E, columns = at.columns, numbers = call.B * D;
         for (int64_t i = 0; i < numbers; ++i) at.tokens[i] = call.x[i] + call.added[i];
         fill(at.tokens + numbers, columns * D - numbers, 0);
         transpose_rows(at.y, columns, columns, at.tokens, D, columns, D, 1);
         normalise(at.normed, at.y, call.norm, call.epsilon, D, columns);
-        parallel_for(I / ROWS, call.threads, [&](int64_t panel) {
+        parallel_for(E / ROWS, call.threads, [&](int64_t panel) {
             const FlushSubnormals flush_here;
             float *gate = at.gate + panel * ROWS * columns, *up = at.up + panel * ROWS * columns;
             product(gate, columns, call.gate + panel * ROWS * D, at.normed, D);
@@ -80,7 +80,7 @@ inline bool mlp_forward(const MaclaurinMlp& call) {
         parallel_for(D / ROWS, call.threads, [&](int64_t panel) {
             const FlushSubnormals flush_here;
             float *down = at.normed + panel * ROWS * columns, *y = at.y + panel * ROWS * columns;
-            product(down, columns, call.down + panel * ROWS * I, at.gate, I);
+            product(down, columns, call.down + panel * ROWS * E, at.gate, E);
             for (int64_t i = 0; i < ROWS * columns; i += LANES) store(y + i, load(y + i) + load(down + i));
         });
         tokens_of(call.y, at.tokens, at.y, call, columns);

@@ -59,7 +59,9 @@ class Mechanism(ABC):
     ) -> tuple[Tensor, State | None]:
         """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), log_decay (B,T,G) -> y (B,T,H,V), and the state if `call` asks for it."""
         if isinstance(state, Packed):
-            return state.over(lambda *tokens_state: self._attend(tokens_state[:4], tokens_state[4], call), q, k, v, log_decay)
+            return state.over(
+                lambda *tokens_state: self._attend(tokens_state[:4], tokens_state[4], call), q, k, v, log_decay
+            )
         return self._attend((q, k, v, log_decay), state, call)
 
     @abstractmethod

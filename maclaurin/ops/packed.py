@@ -27,8 +27,8 @@ class Packed(StandIn):
         return packed
 
     def over(self, op: Callable[..., tuple[Tensor, Any]], *tensors: Tensor | None) -> tuple[Tensor, Packed]:
-        """y (1, N, ...) and the states behind all tokens. op(*tensors, state) is that of one sequence. What stands behind the
-        last one belongs to nobody: it is not looked at, and y is zero there."""
+        """y (1, N, ...) and the states behind all tokens. op(*tensors, state) is that of one sequence. What stands behind
+        the last one belongs to nobody: it is not looked at, and y is zero there."""
         outputs, after = [], []
         for state, (begin, end) in zip(self.states, pairwise(accumulate(self.lengths, initial=0)), strict=True):
             y, new = op(*(None if x is None else x[:, begin:end] for x in tensors), state)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from maclaurin.mixers.base import RMSNorm
 from maclaurin.models.decoder import GatedMLP
+from maclaurin.ops.native import library
 from maclaurin.ops.native.mlp import BetweenMixers, fits
 from maclaurin.ops.products import is_watched
 
@@ -33,7 +34,7 @@ class Between:
 
 def _native(layer: Any, next_norm: Any) -> BetweenMixers | None:
     norm, mlp = layer.post_attention_layernorm, layer.mlp
-    if type(mlp) is not GatedMLP or mlp.kind != "swiglu":
+    if not library.may_run() or type(mlp) is not GatedMLP or mlp.kind != "swiglu":
         return None
     linears, norms = [mlp.gate_proj, mlp.up_proj, mlp.down_proj], [norm, next_norm]
     if any(type(one) is not nn.Linear or one.bias is not None for one in linears):

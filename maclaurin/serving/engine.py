@@ -301,7 +301,7 @@ class Engine:
         return reading
 
     def _read(self) -> None:
-        """The next tokens of prompts, in the order of their requests. Only what does not fit into a step of its own is cut."""
+        """The next tokens of prompts, in the order of requests. Only what does not fit into a step of its own is cut."""
         left = self.prefill_tokens
         parts: list[tuple[Reading, int]] = []
         for reading in self._reading:

@@ -15,7 +15,7 @@ from maclaurin.serving.slots import known
 def read_prompts(
     mixer: Mixer, x_1ND: Tensor, states: list[MixerState | None], lengths: list[int]
 ) -> tuple[Tensor, list[MixerState]]:
-    """x: the new tokens of all sequences, one behind another, and perhaps some that belong to nobody. States do not change."""
+    """x: the new tokens of all sequences, one behind another, then perhaps some of nobody. States do not change."""
     if mixer.packs and len(lengths) > 1:
         y_1ND, after = mixer.mix(x_1ND, _packed(mixer, states, lengths), AT_ONCE)
         assert after is not None
@@ -35,4 +35,6 @@ def _packed(mixer: Mixer, states: list[MixerState | None], lengths: list[int]) -
 
 def _apart(after: Any, count: int) -> list[MixerState]:
     convs = [None] * count if after.conv is None else after.conv.states
-    return [MixerState(attention, conv, kind=after.kind) for attention, conv in zip(after.attention.states, convs, strict=True)]
+    return [
+        MixerState(attention, conv, kind=after.kind) for attention, conv in zip(after.attention.states, convs, strict=True)
+    ]

@@ -154,6 +154,7 @@ class Turn(ctypes.Structure):
     ]
 
 
+CONV_STEP = struct.Struct("9q2i")  # MaclaurinConvStep
 MLP = struct.Struct("12q2fi4x")  # MaclaurinMlp
 KERNELS = {  # by what they take
     Attention: ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward"),
@@ -183,6 +184,7 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_any_nan.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.maclaurin_step.argtypes = [ctypes.c_char_p, ctypes.c_char_p]  # packed: ctypes structures take longer to fill
     library.maclaurin_step_rows.argtypes = [ctypes.c_char_p]
+    library.maclaurin_conv_step.argtypes = [ctypes.c_char_p]
     library.maclaurin_mlp_forward.argtypes = [ctypes.c_char_p]
     for call, names in KERNELS.items():
         for name in names:
@@ -194,7 +196,7 @@ def _load() -> ctypes.CDLL | None:
 def _check_layout(library: ctypes.CDLL, path: Path) -> None:
     """Sources that changed under a library built before, as after a `git pull`, would read and write beside its structs."""
     layout = 0
-    for size in (*map(ctypes.sizeof, KERNELS), MLP.size):
+    for size in (*map(ctypes.sizeof, KERNELS), CONV_STEP.size, MLP.size):
         layout = (layout * 1021 + size) % 2**53
     theirs = getattr(library, "maclaurin_layout", None)
     if theirs is not None:
@@ -214,6 +216,11 @@ def _openmp_of_torch() -> ctypes.c_void_p | None:
 def available() -> bool:
     """Whether this installation has the library."""
     return _LIBRARY is not None
+
+
+def may_run() -> bool:
+    """The same, unless `MACLAURIN_BACKEND` or `using_backend` asks for another one."""
+    return available() and default_backend in ("auto", "native")
 
 
 def refusal(q: Tensor, dtype: torch.dtype) -> str | None:
@@ -337,4 +344,5 @@ if _LIBRARY is not None and (wanted := os.environ.get(ISA_VARIABLE)):
 step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinBuffer, packed MaclaurinToken) -> status
 step_rows = None if _LIBRARY is None else _LIBRARY.maclaurin_step_rows  # (packed MaclaurinRows) -> status
 any_nan = None if _LIBRARY is None else _LIBRARY.maclaurin_any_nan  # (address, count) -> 0 or 1
+conv_step = None if _LIBRARY is None else _LIBRARY.maclaurin_conv_step  # (packed MaclaurinConvStep) -> status
 mlp_forward = None if _LIBRARY is None else _LIBRARY.maclaurin_mlp_forward  # (packed MaclaurinMlp) -> status
