@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.bench.serve_http import over_http
+from maclaurin.bench.serve_http import TIE, over_http
 from maclaurin.common.records import Record
 from maclaurin.mixers import Mixer, MixerState, build_mixer
 from maclaurin.mixers.base import Zeros
@@ -42,7 +42,6 @@ PEER = "softmax"
 CONTEXT, CONTEXT_BYTES, CONTEXT_STEPS = 2048, 2**30, 5
 ROWS, ROW_TOKENS = 32, 1100
 REPEATS = 3
-TIE = 1e-5  # of two logits: batches of other sizes round them by about a tenth of it
 
 Prompt = tuple[list[int], int]  # tokens, and how many new ones are asked for
 Way = Callable[[], list[list[int]]]
