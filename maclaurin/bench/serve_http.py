@@ -1,8 +1,8 @@
 """Requests over HTTP: `maclaurin serve` against transformers' server, which takes these models one request at a time.
 
 Both servers run beside each other and are asked in turns: so many requests at once, of different lengths, never the same.
-Both must give the same texts, as long as no two logits are closer than rounding. Tokens are counted per second of CPU time of
-the server's process.
+Both must give the same texts, as long as no two logits are closer than rounding. Tokens are counted per second of CPU time
+of the server's process.
 """
 
 from __future__ import annotations
