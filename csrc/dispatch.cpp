@@ -54,7 +54,7 @@ int64_t maclaurin_layout() {
     for (const uint64_t size : {sizeof(MaclaurinAttention), sizeof(MaclaurinLinear), sizeof(MaclaurinDelta),
                                 sizeof(MaclaurinConv), sizeof(MaclaurinScan), sizeof(MaclaurinGated),
                                 sizeof(MaclaurinSelective), sizeof(MaclaurinPiecewise), sizeof(MaclaurinTurn),
-                                sizeof(MaclaurinMeanFilter)})
+                                 sizeof(MaclaurinMeanFilter), sizeof(MaclaurinConvStep), sizeof(MaclaurinMlp)})
         layout = (layout * 1021 + size) % (uint64_t{1} << 53);
     return static_cast<int64_t>(layout);
 }
@@ -110,6 +110,8 @@ int32_t maclaurin_piecewise_backward(const MaclaurinPiecewise* call) { return !c
 int32_t maclaurin_turn_forward(const MaclaurinTurn* call) { return !chosen().load()->turn_forward(*call); }
 int32_t maclaurin_mean_filter_forward(const MaclaurinMeanFilter* call) { return !chosen().load()->mean_filter_forward(*call); }
 int32_t maclaurin_mean_filter_backward(const MaclaurinMeanFilter* call) { return !chosen().load()->mean_filter_backward(*call); }
+int32_t maclaurin_conv_step(const MaclaurinConvStep* call) { return !chosen().load()->conv_step(*call); }
+int32_t maclaurin_mlp_forward(const MaclaurinMlp* call) { return !chosen().load()->mlp_forward(*call); }
 int32_t maclaurin_any_nan(const float* numbers, int64_t count) {
     return chosen().load()->any_nan(numbers, count);
 }

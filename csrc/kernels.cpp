@@ -4,6 +4,7 @@
 #include "chunked_backward.h"
 #include "chunked_forward.h"
 #include "conv.h"
+#include "conv_step.h"
 #include "delta_backward.h"
 #include "delta_forward.h"
 #include "delta_step.h"
@@ -12,6 +13,7 @@
 #include "linear_forward.h"
 #include "linear_step.h"
 #include "mean_filter.h"
+#include "mlp.h"
 #include "nan.h"
 #include "piecewise.h"
 #include "quadratic_backward.h"
@@ -69,6 +71,8 @@ const Kernels kernels = {
     turn_forward,
     mean_filter_forward,
     mean_filter_backward,
+    conv_step,
+    mlp_forward,
     any_nan,
 };
 

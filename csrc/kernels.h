@@ -28,6 +28,8 @@ struct Kernels {
     bool (*turn_forward)(const MaclaurinTurn&);
     bool (*mean_filter_forward)(const MaclaurinMeanFilter&);
     bool (*mean_filter_backward)(const MaclaurinMeanFilter&);
+    bool (*conv_step)(const MaclaurinConvStep&);
+    bool (*mlp_forward)(const MaclaurinMlp&);
     bool (*any_nan)(const float* numbers, int64_t count);
 };
 

@@ -213,6 +213,28 @@ struct MaclaurinMeanFilter {
     float *dfirst, *dfirst_bias, *dsecond, *dsecond_bias;  // (B, as the weights)
     int32_t threads;
 };
+
+// One more token of B sequences through a causal convolution: x (B,C) in rows that are x_row apart, y (B,C); inputs
+// (B,width-1,C), those before it, move on where they are. weight (C,width), bias (C) or null.
+struct MaclaurinConvStep {
+    int64_t B, C, width, x_row;
+    const float *x, *weight, *bias;
+    float *inputs, *y;
+    int32_t silu;
+    int32_t threads;
+};
+
+// What stands between the mixers of two layers, for B tokens, all tensors dense: y = x + added; n = y / rms(y) · norm;
+// y += down (silu(gate n) ⊙ up n); normed = y / rms(y) · next_norm. Multiples of 16 channels.
+struct MaclaurinMlp {
+    int64_t B, D, E;
+    const float *x, *added;                // (B,D)
+    const float *norm, *gate, *up, *down;  // (D), (E,D), (E,D), (D,E)
+    const float* next_norm;                // (D)
+    float *y, *normed;                     // (B,D)
+    float epsilon, next_epsilon;
+    int32_t threads;
+};
 }
 
 // All return 0, or 1 where memory ran out.
@@ -240,6 +262,8 @@ MACLAURIN_EXPORT int32_t maclaurin_piecewise_backward(const MaclaurinPiecewise* 
 MACLAURIN_EXPORT int32_t maclaurin_turn_forward(const MaclaurinTurn* call);
 MACLAURIN_EXPORT int32_t maclaurin_mean_filter_forward(const MaclaurinMeanFilter* call);
 MACLAURIN_EXPORT int32_t maclaurin_mean_filter_backward(const MaclaurinMeanFilter* call);
+MACLAURIN_EXPORT int32_t maclaurin_conv_step(const MaclaurinConvStep* call);
+MACLAURIN_EXPORT int32_t maclaurin_mlp_forward(const MaclaurinMlp* call);
 
 // 1 where one of the numbers is NaN.
 MACLAURIN_EXPORT int32_t maclaurin_any_nan(const float* numbers, int64_t count);

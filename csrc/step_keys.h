@@ -42,32 +42,52 @@ inline Left pack_left(float* left, const MaclaurinAttention& call, int64_t b, in
     return {first, factor(all(static_cast<float>(sum)))[0]};
 }
 
+// The products of q with `count` keys over whole vectors of channels, one after the other.
+MACLAURIN_INLINE void step_products(vec (&parts)[LANES], const float* q, const float* k, int64_t k_time, int64_t whole,
+                                    int64_t count) {
+    for (int64_t l = 0; l < count; ++l)
+        for (int64_t c = 0; c < whole; c += LANES) parts[l] += load(q + c) * load(k + l * k_time + c);
+}
+
+// The same for LANES keys, side by side: no sum waits for another one.
+MACLAURIN_INLINE void step_products(vec (&parts)[LANES], const float* q, const float* k, int64_t k_time, int64_t whole) {
+    for (int64_t c = 0; c < whole; c += LANES) {
+        const vec x = load(q + c);
+#pragma GCC unroll 16
+        for (int l = 0; l < LANES; ++l) parts[l] += x * load(k + l * k_time + c);
+    }
+}
+
 // LANES scores q·k at a time. Rows are K numbers, of which the last may not fill a vector.
 MACLAURIN_INLINE vec step_scores(const float* q, const float* k, int64_t k_time, int64_t K, int64_t count) {
-    vec parts[LANES];
+    vec parts[LANES] = {};
     const int64_t whole = K / LANES * LANES;
-    for (int64_t l = 0; l < LANES; ++l) {
-        vec total{};
-        if (l < count)
-            for (int64_t c = 0; c < whole; c += LANES) total += load(q + c) * load(k + l * k_time + c);
-        parts[l] = total;
-    }
+    if (count == LANES) step_products(parts, q, k, k_time, whole);
+    else step_products(parts, q, k, k_time, whole, count);
     transpose_square<LANES / 2>(parts);
-    vec score{};
-    for (int64_t l = 0; l < LANES; ++l) score += parts[l];
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; ++l) parts[l] += parts[l + half];
+    vec score = parts[0];
     for (int64_t l = 0; l < count && whole < K; ++l)
         for (int64_t c = whole; c < K; ++c) score[l] += q[c] * k[l * k_time + c];
     return score;
 }
 
-// sums += Σ_j weights_j v_j over columns of whole vectors, N at a time.
+// sums += Σ_j weights_j v_j over columns of whole vectors, N at a time. Even and odd keys have sums of their own, so that
+// each addition waits half as often.
 template <int N>
 MACLAURIN_INLINE void step_values(float* sums, const float* weights, const float* v, int64_t v_time, int64_t count) {
-    vec total[N];
-    for (int n = 0; n < N; ++n) total[n] = load(sums + n * LANES);
-    for (int64_t j = 0; j < count; ++j)
-        for (int n = 0; n < N; ++n) total[n] += load(v + j * v_time + n * LANES) * weights[j];
-    for (int n = 0; n < N; ++n) store(sums + n * LANES, total[n]);
+    vec even[N], odd[N] = {};
+    for (int n = 0; n < N; ++n) even[n] = load(sums + n * LANES);
+    int64_t j = 0;
+    for (; j + 2 <= count; j += 2)
+        for (int n = 0; n < N; ++n) {
+            even[n] += load(v + j * v_time + n * LANES) * weights[j];
+            odd[n] += load(v + (j + 1) * v_time + n * LANES) * weights[j + 1];
+        }
+    for (; j < count; ++j)
+        for (int n = 0; n < N; ++n) even[n] += load(v + j * v_time + n * LANES) * weights[j];
+    for (int n = 0; n < N; ++n) store(sums + n * LANES, even[n] + odd[n]);
 }
 
 // sums += Σ_j weights_j v_j over the keys from `begin` on.
@@ -76,6 +96,7 @@ inline void step_weighted(float* sums, const float* weights, const MaclaurinAtte
     const float* v = row(call.v, b, begin, g);
     int64_t c = 0;
     for (; c + 4 * LANES <= call.V; c += 4 * LANES) step_values<4>(sums + c, weights, v + c, call.v.time, count);
+    for (; c + 2 * LANES <= call.V; c += 2 * LANES) step_values<2>(sums + c, weights, v + c, call.v.time, count);
     for (; c + LANES <= call.V; c += LANES) step_values<1>(sums + c, weights, v + c, call.v.time, count);
     for (; c < call.V; ++c)
         for (int64_t j = 0; j < count; ++j) sums[c] += weights[j] * v[j * call.v.time + c];

@@ -7,7 +7,7 @@ build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 cmake -S csrc -B "$build" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
     -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null
-for driver in maclaurin_driver maclaurin_first_order maclaurin_delta maclaurin_piecewise maclaurin_turn maclaurin_mean_filter; do
+for driver in maclaurin_driver maclaurin_first_order maclaurin_delta maclaurin_piecewise maclaurin_turn maclaurin_mean_filter maclaurin_between; do
     cmake --build "$build" --target "$driver" --parallel 2 >/dev/null
     echo "== $driver"
     qemu-aarch64 -L /usr/aarch64-linux-gnu "$build/$driver"

@@ -9,7 +9,7 @@ for sanitizer in address,undefined thread; do
     echo "== -fsanitize=$sanitizer"
     folder="$build/${sanitizer%%,*}"
     cmake -S csrc -B "$folder" -DCMAKE_BUILD_TYPE=Debug -DMACLAURIN_SANITIZE="$sanitizer" >/dev/null
-    for driver in maclaurin_driver maclaurin_first_order maclaurin_delta maclaurin_piecewise maclaurin_turn maclaurin_mean_filter; do
+    for driver in maclaurin_driver maclaurin_first_order maclaurin_delta maclaurin_piecewise maclaurin_turn maclaurin_mean_filter maclaurin_between; do
         cmake --build "$folder" --target "$driver" --parallel 2 >/dev/null
         "$folder/$driver"
     done

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from maclaurin.bench.serve_http import over_http
+from maclaurin.bench.serve_http import TIE, over_http
 from maclaurin.common.records import Record
 from maclaurin.mixers import build_mixer
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
@@ -46,7 +46,6 @@ SECOND_ORDER = ("2mamba", "2mamba-orders")
 CONTEXT, CONTEXT_BYTES, CONTEXT_STEPS = 2048, 2**30, 32
 ROWS, ROW_TOKENS = 32, 1100
 REPEATS = 3
-TIE = 1e-5  # of two logits: batches of other sizes round them by about a tenth of it
 
 Prompt = tuple[list[int], int]  # tokens, and how many new ones are asked for
 Way = Callable[[], list[list[int]]]

@@ -162,6 +162,10 @@ class Attention(ProjectedMixer):
         return replace(p, q=q, k=k)
 
     @property
+    def packs(self) -> bool:
+        return self.causal and not self._needs_position and self.selective is None
+
+    @property
     def folds(self) -> bool:
         """Not where heads that share decays have states of their own, or where features are pairs of channels that decay."""
         alike = self.num_heads == self.num_kv_heads or self.order_logits is None

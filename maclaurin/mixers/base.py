@@ -20,6 +20,7 @@ from maclaurin.ops import checks
 from maclaurin.ops.arithmetic import without_autocast
 from maclaurin.ops.conv import short_conv
 from maclaurin.ops.fields import WHOLE, Axes
+from maclaurin.ops.packed import Packed
 from maclaurin.ops.ragged import Inputs, over_documents
 from maclaurin.ops.states import ConvState, State
 
@@ -181,6 +182,11 @@ class Mixer(nn.Module, ABC):
         """Whether states of slices that were computed apart can be joined."""
         return False
 
+    @property
+    def packs(self) -> bool:
+        """Whether only its mechanism and its convolution look back, so that they may be given `Packed` states."""
+        return False
+
     def _with_new(self, state: MixerState, count: int) -> MixerState:
         """The state of a document that goes on, and those of so many that begin behind it."""
         if not count:
@@ -318,8 +324,10 @@ class ShortConv(nn.Conv1d):
         super().__init__(channels, channels, width, groups=channels, bias=bias)
 
     def run(
-        self, x: Tensor, state: ConvState | None = None, call: Call = AT_ONCE, activation: str = "identity"
-    ) -> tuple[Tensor, ConvState | None]:
+        self, x: Tensor, state: ConvState | Packed | None = None, call: Call = AT_ONCE, activation: str = "identity"
+    ) -> tuple[Tensor, Any]:
+        if isinstance(state, Packed):
+            return state.over(lambda x, one: self.run(x, one, call, activation), x)
         return short_conv(x, self.weight.squeeze(1), self.bias, activation=activation, **call.with_state(state))
 
     def state_of(self, zeros: Zeros) -> ConvState:

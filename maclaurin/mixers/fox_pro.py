@@ -65,6 +65,10 @@ class ForgettingPro(ForgettingAttention):
     def fused(self) -> dict[str, list[int]]:
         return super().fused | {"shift_proj": [self.num_kv_heads] * 2}
 
+    @property
+    def packs(self) -> bool:
+        return False  # it shifts keys and values too
+
     def over_time(self, qkv: Tensor, x: Tensor, before: ConvState | None, call: Call) -> tuple[Tensor, ConvState | None]:
         """k and v, each a mean of its own and of the one before; in front of the first there is zero."""
         q, k, v = qkv.split(self.qkv_sizes, dim=-1)

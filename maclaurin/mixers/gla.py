@@ -79,6 +79,10 @@ class GLA(ProjectedMixer):
         return super().finish(self.out_norm(y_BTHV), x)
 
     @property
+    def packs(self) -> bool:
+        return self.causal and not self._needs_position and self.selective is None
+
+    @property
     def mechanism(self) -> Linear:
         return Linear(normalize=False, causal=self.causal)
 

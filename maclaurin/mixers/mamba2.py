@@ -42,9 +42,9 @@ from maclaurin.mixers.base import (
     initialise,
     shared_out,
 )
+from maclaurin.mixers.mechanisms import Linear
 from maclaurin.mixers.registry import register
 from maclaurin.ops.arithmetic import repeat_heads, wide
-from maclaurin.ops.linear import linear_attention
 from maclaurin.ops.products import of_layer
 from maclaurin.ops.states import ConvState, LinearState
 from maclaurin.ops.transitions import decay_transition
@@ -153,6 +153,10 @@ class Mamba2(Mixer):
         return True
 
     @property
+    def packs(self) -> bool:
+        return True
+
+    @property
     def whole_because(self) -> str | None:
         if self.conv1d is None:
             return "the values of ssd=True are the input itself"
@@ -172,15 +176,8 @@ class Mamba2(Mixer):
         log_decay = -self.A_log.to(dt.dtype).exp() * dt
         if call.transitions is not None:
             call.transitions.append(decay_transition(log_decay))
-        y, after = linear_attention(
-            wide(q),
-            k,
-            (v * dt[..., None]).to(v.dtype),
-            log_decay,
-            scale=1.0,
-            normalize=False,
-            **call.with_state(None if state is None else state.attention),
-        )
+        mechanism, before = Linear(scale=1.0, normalize=False), None if state is None else state.attention
+        y, after = mechanism(wide(q), k, (v * dt[..., None]).to(v.dtype), log_decay, before, call)
         y = self.finish(torch.addcmul(y, v, self.D.view(self.ssm_heads, -1).to(y.dtype)), gates, x.dtype)
         return y, None if after is None else MixerState(after, conv, kind=self.kind)
 

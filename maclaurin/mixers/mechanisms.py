@@ -34,6 +34,7 @@ from maclaurin.ops.arithmetic import default_scale, repeat_heads, safe_divide
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.inline import inline_attention
 from maclaurin.ops.linear import linear_attention
+from maclaurin.ops.packed import Packed
 from maclaurin.ops.power import FOLD_EVERY, power_attention
 from maclaurin.ops.reference import decay_sums
 from maclaurin.ops.softmax import softmax_attention
@@ -57,6 +58,10 @@ class Mechanism(ABC):
         call: Call = AT_ONCE,
     ) -> tuple[Tensor, State | None]:
         """q (B,T,H,K), k (B,T,G,K), v (B,T,G,V), log_decay (B,T,G) -> y (B,T,H,V), and the state if `call` asks for it."""
+        if isinstance(state, Packed):
+            return state.over(
+                lambda *tokens_state: self._attend(tokens_state[:4], tokens_state[4], call), q, k, v, log_decay
+            )
         return self._attend((q, k, v, log_decay), state, call)
 
     @abstractmethod

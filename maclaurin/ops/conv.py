@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Unpack
 
 import torch
@@ -12,27 +11,13 @@ from torch.nn.functional import silu
 from maclaurin.common.arguments import one_of
 from maclaurin.ops import checks, gpu, native
 from maclaurin.ops.arithmetic import without_autocast
+from maclaurin.ops.native.conv_step import ConvInPlace
 from maclaurin.ops.options import CallOptions, Options, with_options
 from maclaurin.ops.ragged import Inputs
 from maclaurin.ops.states import ConvState
 
 CHUNK = 4096
 ACTIVATIONS = ("identity", "silu")
-
-
-@dataclass(frozen=True)
-class ConvInPlace(ConvState):
-    """Of sequences in slots, dense: one more token of each is written where the inputs before it are."""
-
-    def step(self, x_B1C: Tensor, weight_CW: Tensor, bias_C: Tensor | None, activation: str) -> Tensor:
-        x_BC, last = x_B1C[:, 0], self.inputs.shape[1]
-        y_BC = x_BC * weight_CW[:, last] if bias_C is None else torch.addcmul(bias_C, x_BC, weight_CW[:, last])
-        for tap in range(last):
-            y_BC = torch.addcmul(y_BC, self.inputs[:, tap], weight_CW[:, tap])
-        if last > 1:
-            self.inputs[:, :-1] = self.inputs[:, 1:].clone()
-        self.inputs[:, -1] = x_BC
-        return (silu(y_BC) if activation == "silu" else y_BC)[:, None]
 
 
 @with_options

@@ -57,6 +57,8 @@ def linear_attention(
     q (B,T,H,K), k (B,T,G,K), v (B,T,G,V); log_decay (B,T,G or H), or (B,T,G or H,K) for a decay per channel, <= 0. Feature
     maps are applied to q and k before the call. Other arguments as in `power_attention` and `Options`.
     """
+    if isinstance(state, InPlace):
+        return state.attend(q, k, v, log_decay, default_scale(scale, q), normalize)
     call = Options.of(linear_attention, options)
     if not causal:
         from maclaurin.ops.bidirectional import bidirectional_linear  # made of this op
@@ -71,8 +73,6 @@ def linear_attention(
     if log_decay is not None and log_decay.shape[2] != k.shape[2]:
         k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
     scale = default_scale(scale, q)
-    if isinstance(state, InPlace):
-        return state.attend(q, k, v, log_decay, scale, normalize)
     initial = checks.sound_state(first_order(state, scale), LinearState, q)
     state_shape = (k.shape[2], k.shape[3], v.shape[3] + normalize)
     if initial is not None and initial.recurrent.shape[1:] != state_shape:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,10 +17,14 @@ from torch import Tensor
 from maclaurin.mixers import MixerState
 from maclaurin.models import MaclaurinForCausalLM, StateCache
 from maclaurin.ops.products import of_layer
-from maclaurin.serving.slots import known, slots_of
+from maclaurin.serving.between import Between
+from maclaurin.serving.prompts import read_prompts
+from maclaurin.serving.slots import slots_of
 
 States = list[Any]  # of all layers; None where no token was read
-BATCH_COST = 128  # tokens: what a batch costs beside its tokens
+ROUND = (
+    32  # prompts are filled up to so many tokens: oneDNN takes as long to prepare products of a new size as to compute them
+)
 
 
 class Batch(ABC):
@@ -35,24 +40,12 @@ class Batch(ABC):
         size: int = self.model.config.vocab_size
         return size
 
+    @abstractmethod
     def read(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
         """Logits behind the last token of every sequence (N, vocabulary), and the states there.
 
-        before: states of the same parts and sizes. starts: how many tokens are in them.
+        before: the states of every sequence. starts: how many tokens are in them.
         """
-        logits: list[Any] = [None] * len(tokens)
-        after: list[States] = [[]] * len(tokens)
-        for places in in_buckets([len(one) for one in tokens]):
-            found = self._read_padded(
-                [tokens[place] for place in places], [before[place] for place in places], [starts[place] for place in places]
-            )
-            for place, *of_one in zip(places, *found, strict=True):
-                logits[place], after[place] = of_one
-        return torch.stack(logits), after
-
-    @abstractmethod
-    def _read_padded(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
-        """Sequences of similar length, the longest first, padded on the right to its length."""
 
     @abstractmethod
     def put(self, states: States, length: int) -> None:
@@ -109,36 +102,6 @@ def batch_of(model: Any, capacity: int) -> Batch:
     )
 
 
-def joined(states: Sequence[MixerState | None]) -> MixerState | None:
-    """Of several sequences, which often go on from one state that they share."""
-    first = states[0]
-    if first is None or len(states) == 1:
-        return first
-    if all(state is first for state in states):
-        return first.select([0] * len(states))
-    return MixerState.cat([state for state in states if state is not None])
-
-
-def apart(states: States, count: int) -> list[States]:
-    """Of each sequence, in the memory of all of them."""
-    return [[state.row(row).trimmed() for state in states] for row in range(count)]
-
-
-def in_buckets(lengths: list[int]) -> list[list[int]]:
-    """The places of sequences, the longest first, in batches whose padding costs less than another batch would."""
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-    cheapest = [(0, 0)]  # of the first so many: what they cost, and where their last batch begins
-    for end in range(1, len(order) + 1):
-        ways = ((cheapest[begin][0] + BATCH_COST + (end - begin) * lengths[order[begin]], begin) for begin in range(end))
-        cheapest.append(min(ways))
-    found, end = [], len(order)
-    while end:
-        begin = cheapest[end][1]
-        found.append(order[begin:end])
-        end = begin
-    return found[::-1]
-
-
 class SlotBatch(Batch):
     """Each layer has its rows in slots that a step writes in place; mixers count positions themselves."""
 
@@ -147,34 +110,33 @@ class SlotBatch(Batch):
         self._layers: Any = model.model.layers
         self.layers = len(self._layers)
         self._slots = [slots_of(layer.mixer, capacity) for layer in self._layers]
+        norms = [*(layer.input_layernorm for layer in self._layers[1:]), model.model.norm]
+        self._between = [Between(layer, norm) for layer, norm in zip(self._layers, norms, strict=True)]
 
-    def _read_padded(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
-        longest = len(tokens[0])
-        counts = torch.tensor([len(one) for one in tokens], dtype=torch.long, device=self.model.device)
-        lengths = None if len(tokens[-1]) == longest else counts
-        states: States = []
+    def read(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
+        lengths = [len(one) for one in tokens]
+        rest = -sum(lengths) % ROUND if sum(lengths) > ROUND else 0
+        after: list[States] = []
 
         def attend(index: int, x: Tensor) -> Tensor:
-            mixer, state = self._layers[index].mixer, joined([one[index] for one in before])
-            y, after = mixer(x, state if state is None else known(state, mixer.trust), lengths=lengths)
-            states.append(after)
+            y, states = read_prompts(self._layers[index].mixer, x, [one[index] for one in before], lengths)
+            after.append(states)
             return y
 
-        last = (torch.arange(len(tokens), dtype=torch.long, device=counts.device), counts - 1)
-        logits = self._through([one + [0] * (longest - len(one)) for one in tokens], attend, last)
-        return logits, [states] if len(tokens) == 1 else apart(states, len(tokens))
+        last = torch.tensor(lengths, dtype=torch.long, device=self.model.device).cumsum(0) - 1
+        logits = self._through([[*chain(*tokens), *[0] * rest]], attend, (0, last))
+        return logits, [list(states) for states in zip(*after, strict=True)]
 
     def _through(self, tokens: list[list[int]], attend: Callable[[int, Tensor], Tensor], last: Any) -> Tensor:
         """The logits at `last`, slots of the batch. attend: what the mixer of a layer gives."""
-        model = self.model.model
-        hidden = model.embed_tokens(self.ids(tokens))
-        for index, layer in enumerate(self._layers):
-            hidden = hidden + attend(index, layer.input_layernorm(hidden))
+        hidden = self.model.model.embed_tokens(self.ids(tokens))
+        normed = self._layers[0].input_layernorm(hidden)
+        for index, between in enumerate(self._between):
+            mixed = attend(index, normed)
             if index == self.layers - 1:
-                hidden = hidden[last]  # nobody reads the others any more
-            if layer.mlp is not None:
-                hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        return of_layer(self.model.lm_head, model.norm(hidden))
+                hidden, mixed = hidden[last][:, None], mixed[last][:, None]  # nobody reads the others any more
+            hidden, normed = between(hidden, mixed)
+        return of_layer(self.model.lm_head, normed[:, 0])
 
     def put(self, states: States, length: int) -> None:
         for slots, state in zip(self._slots, states, strict=True):

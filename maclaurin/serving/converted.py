@@ -7,6 +7,7 @@ layers are joined beside those of sequences of similar length, and there is a ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from maclaurin.mixers import MixerState
 from maclaurin.models import StateCache
 from maclaurin.models.linearised.classes import attention_modules
 from maclaurin.ops.states import LinearState
-from maclaurin.serving.batch import Batch, States, apart, joined
+from maclaurin.serving.batch import Batch, States
 from maclaurin.serving.slots import Groups, Places, scores_of
+
+BATCH_COST = 128  # tokens: what a batch costs beside its tokens
 
 
 def converted_batch(model: Any, capacity: int) -> Batch:
@@ -44,6 +47,42 @@ def _state_of(student: Any) -> MixerState:
     return state
 
 
+def joined(states: Sequence[MixerState | None]) -> MixerState | None:
+    """Of several sequences, which often go on from one state that they share."""
+    first = states[0]
+    if first is None or len(states) == 1:
+        return first
+    if all(state is first for state in states):
+        return first.select([0] * len(states))
+    return MixerState.cat([state for state in states if state is not None])
+
+
+def apart(states: States, count: int) -> list[States]:
+    """Of each sequence, in the memory of all of them."""
+    return [[state.row(row).trimmed() for state in states] for row in range(count)]
+
+
+def in_buckets(tokens: list[list[int]], places: list[int]) -> list[list[int]]:
+    """These sequences, the longest first, in batches whose padding costs less than another batch would."""
+    order = sorted(places, key=lambda place: -len(tokens[place]))
+    cheapest = [(0, 0)]  # of the first so many: what they cost, and where their last batch begins
+    for end in range(1, len(order) + 1):
+        ways = ((cheapest[begin][0] + BATCH_COST + (end - begin) * len(tokens[order[begin]]), begin) for begin in range(end))
+        cheapest.append(min(ways))
+    found, end = [], len(order)
+    while end:
+        begin = cheapest[end][1]
+        found.append(order[begin:end])
+        end = begin
+    return found[::-1]
+
+
+def kind_of(states: States) -> Any:
+    """Sequences of one kind can be read together: nothing of their states has to be widened or made up."""
+    held = [None if state is None else state.tensors() for state in states]
+    return tuple(None if one is None else tuple((name, x.shape[1:]) for name, x in one.items()) for one in held)
+
+
 class Converted(Batch):
     def __init__(self, model: Any, capacity: int) -> None:
         super().__init__(model, capacity)
@@ -52,7 +91,22 @@ class Converted(Batch):
         self._lengths: list[int] = []  # of every row
         self._shapes: list[MixerState] = []
 
+    def read(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
+        kinds: dict[Any, list[int]] = {}
+        for place, states in enumerate(before):
+            kinds.setdefault(kind_of(states), []).append(place)
+        logits: list[Any] = [None] * len(tokens)
+        after: list[States] = [[]] * len(tokens)
+        for places in chain(*(in_buckets(tokens, one) for one in kinds.values())):
+            found = self._read_padded(
+                [tokens[place] for place in places], [before[place] for place in places], [starts[place] for place in places]
+            )
+            for place, *of_one in zip(places, *found, strict=True):
+                logits[place], after[place] = of_one
+        return torch.stack(logits), after
+
     def _read_padded(self, tokens: list[list[int]], before: list[States], starts: list[int]) -> tuple[Tensor, list[States]]:
+        """Sequences of one kind and of similar length, the longest first, padded on the right to its length."""
         longest = len(tokens[0])
         counts = torch.tensor([len(one) for one in tokens], dtype=torch.long, device=self.model.device)
         slots = torch.arange(longest, dtype=torch.long, device=self.model.device)

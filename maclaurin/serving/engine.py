@@ -44,12 +44,6 @@ class Reading:
         given = self.request._given
         return self.at if given is None else given.get_seq_length() + self.at
 
-    @property
-    def kind(self) -> Any:
-        """Sequences of one kind can be read together: nothing of their states has to be widened or made up."""
-        held = [None if state is None else state.tensors() for state in self.states]
-        return tuple(None if one is None else tuple((name, x.shape[1:]) for name, x in one.items()) for one in held)
-
 
 class Engine:
     """model: a language model of this package, or a decoder that was converted, which must not be used elsewhere while a
@@ -307,21 +301,20 @@ class Engine:
         return reading
 
     def _read(self) -> None:
-        """The next tokens of prompts, in the order of their requests, those of the same kind of state in one call. Only what
-        does not fit into a step of its own is cut."""
+        """The next tokens of prompts, in the order of requests. Only what does not fit into a step of its own is cut."""
         left = self.prefill_tokens
-        kinds: dict[Any, list[tuple[Reading, int]]] = {}
+        parts: list[tuple[Reading, int]] = []
         for reading in self._reading:
             end = min([len(reading.request.tokens), *reading.marks[:1]])
             if left < end - reading.at <= self.prefill_tokens:
                 break
             end = min(end, reading.at + left)
-            kinds.setdefault(reading.kind, []).append((reading, end))
+            parts.append((reading, end))
             left -= end - reading.at
             if not left:
                 break
-        for together in kinds.values():
-            self._read_together(together)
+        if parts:
+            self._read_together(parts)
 
     def _read_together(self, parts: list[tuple[Reading, int]]) -> None:
         tokens = [reading.request.tokens[reading.at : end] for reading, end in parts]

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from maclaurin.mixers import Mixer, MixerState
-from maclaurin.mixers.base import Zeros
+from maclaurin.mixers.base import AT_ONCE, Zeros
 from maclaurin.mixers.mechanisms import Power, Softmax
-from maclaurin.ops.conv import ConvInPlace
 from maclaurin.ops.features import Kernel
 from maclaurin.ops.folding import fold_length_of
 from maclaurin.ops.native import library
+from maclaurin.ops.native.conv_step import ConvInPlace
 from maclaurin.ops.native.in_place import InPlace
 from maclaurin.ops.native.rows import Rows, RowState, Scores
 from maclaurin.ops.power import SERIES
@@ -76,7 +76,7 @@ def _keeps_tokens(state: State) -> bool:
 def scores_of(mechanism: Any, kept: State, like: Tensor) -> Scores | None:
     """What a mechanism does with the tokens that it keeps, if a kernel steps rows of them. kept: a state of it, whose shapes
     are looked at. like: of the device and the dtype of the inputs."""
-    if library.step_rows is None or not _is_plain(like):
+    if not library.may_run() or not _is_plain(like):
         return None
     if type(kept) not in (TokenState, PowerState) or not isinstance(kept, TokenState):
         return None
@@ -168,9 +168,10 @@ class Places:
         self.count = count
         state = self.template.with_tensors(storage[:count] for storage in self.storage)
         self.views = state.tensors()
-        if library.available() and type(state.attention) is LinearState and _is_plain(state.attention.recurrent):
+        natively = library.may_run()
+        if natively and type(state.attention) is LinearState and _is_plain(state.attention.recurrent):
             state = replace(state, attention=InPlace.of(state.attention.recurrent))
-        if state.conv is not None and _is_plain(state.conv.inputs):
+        if natively and state.conv is not None and _is_plain(state.conv.inputs):
             state = replace(state, conv=ConvInPlace(state.conv.inputs))
         self.state = known(state, self.trust)
 
@@ -208,8 +209,8 @@ class Stepped(Slots):
         return self.places.take(row)
 
     def step(self, x: Tensor) -> Tensor:
-        y: Tensor
-        y, after = self.mixer(x, self.places.state)
+        y, after = self.mixer.mix(x, self.places.state, AT_ONCE)
+        assert after is not None
         self.places.write(after)
         return y
 

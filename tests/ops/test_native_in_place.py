@@ -38,3 +38,8 @@ def test_what_does_not_fit_is_refused():
     q = torch.rand(B, 2, H, K)
     with pytest.raises(ValueError, match="a step in place needs one token and a dense state"):
         linear_attention(q, q, q, state=InPlace.of(torch.zeros(B, H, K, K + 1)))
+    q = torch.rand(B, 1, H, K)
+    with pytest.raises(ValueError, match="must fit each other"):
+        linear_attention(q, q[:1], q, state=InPlace.of(torch.zeros(B, H, K, K + 1)))
+    with pytest.raises(ValueError, match="must fit each other"):
+        linear_attention(q, q, q, -torch.rand(B, 1, H, K + 1), state=InPlace.of(torch.zeros(B, H, K, K + 1)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -166,6 +167,8 @@ class MeanFilter(ctypes.Structure):
     ]
 
 
+CONV_STEP = struct.Struct("9q2i")  # MaclaurinConvStep
+MLP = struct.Struct("12q2fi4x")  # MaclaurinMlp
 KERNELS = {  # by what they take
     Attention: ("quadratic_forward", "quadratic_backward", "chunked_forward", "chunked_backward"),
     Linear: ("linear_forward", "linear_backward"),
@@ -196,6 +199,8 @@ def _load() -> ctypes.CDLL | None:
     library.maclaurin_prefer_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.maclaurin_step.argtypes = [ctypes.c_char_p, ctypes.c_char_p]  # packed: ctypes structures take longer to fill
     library.maclaurin_step_rows.argtypes = [ctypes.c_char_p]
+    library.maclaurin_conv_step.argtypes = [ctypes.c_char_p]
+    library.maclaurin_mlp_forward.argtypes = [ctypes.c_char_p]
     for call, names in KERNELS.items():
         for name in names:
             getattr(library, f"maclaurin_{name}").argtypes = [ctypes.POINTER(call)]
@@ -206,8 +211,8 @@ def _load() -> ctypes.CDLL | None:
 def _check_layout(library: ctypes.CDLL, path: Path) -> None:
     """Sources that changed under a library built before, as after a `git pull`, would read and write beside its structs."""
     layout = 0
-    for call in KERNELS:
-        layout = (layout * 1021 + ctypes.sizeof(call)) % 2**53
+    for size in (*map(ctypes.sizeof, KERNELS), CONV_STEP.size, MLP.size):
+        layout = (layout * 1021 + size) % 2**53
     theirs = getattr(library, "maclaurin_layout", None)
     if theirs is not None:
         theirs.restype = ctypes.c_int64
@@ -226,6 +231,11 @@ def _openmp_of_torch() -> ctypes.c_void_p | None:
 def available() -> bool:
     """Whether this installation has the library."""
     return _LIBRARY is not None
+
+
+def may_run() -> bool:
+    """The same, unless `MACLAURIN_BACKEND` or `using_backend` asks for another one."""
+    return available() and default_backend in ("auto", "native")
 
 
 def refusal(q: Tensor, dtype: torch.dtype) -> str | None:
@@ -364,3 +374,5 @@ if _LIBRARY is not None and (wanted := os.environ.get(ISA_VARIABLE)):
 step = None if _LIBRARY is None else _LIBRARY.maclaurin_step  # (packed MaclaurinBuffer, packed MaclaurinToken) -> status
 step_rows = None if _LIBRARY is None else _LIBRARY.maclaurin_step_rows  # (packed MaclaurinRows) -> status
 any_nan = None if _LIBRARY is None else _LIBRARY.maclaurin_any_nan  # (address, count) -> 0 or 1
+conv_step = None if _LIBRARY is None else _LIBRARY.maclaurin_conv_step  # (packed MaclaurinConvStep) -> status
+mlp_forward = None if _LIBRARY is None else _LIBRARY.maclaurin_mlp_forward  # (packed MaclaurinMlp) -> status
