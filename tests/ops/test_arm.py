@@ -24,7 +24,8 @@ def run(script, needed):
 
 @pytest.mark.slow
 def test_kernels_are_right_on_arm():
-    assert run("arm.sh", NEEDED).count("portable: done") == 4
+    printed = run("arm.sh", NEEDED)
+    assert printed.count("portable: done") == printed.count("== maclaurin_") > 0
 
 
 @pytest.mark.slow
