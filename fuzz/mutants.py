@@ -91,8 +91,8 @@ MUTANTS: tuple[Kernel | Check, ...] = (
     Kernel(
         "a fold takes its totals from the wrong column of the recurrent state",
         "step_state.h",
-        "to[f * W + V] = keep * from[f * W + V] + sum(total);",
-        "to[f * W + V] = keep * from[f * W] + sum(total);",
+        "to[i * W + V] = keep * from[i * W + V] + fold.totals[f + i];",
+        "to[i * W + V] = keep * from[i * W] + fold.totals[f + i];",
     ),
     Check("states of other shapes pass", "maclaurin.ops.checks:token_state", ("states",)),
     Check(
