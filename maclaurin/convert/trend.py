@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -34,8 +35,9 @@ class Trend:
         return math.exp(math.exp(self.intercept) * steps**self.slope)
 
     def steps_to(self, times: float) -> float:
-        """Infinite where it does not fall."""
-        return math.exp((math.log(math.log(times)) - self.intercept) / self.slope) if self.slope < 0 else math.inf
+        """Infinite where it does not fall, or not enough for a number."""
+        exponent = (math.log(math.log(times)) - self.intercept) / self.slope if self.slope < 0 else math.inf
+        return math.exp(exponent) if exponent < math.log(sys.float_info.max) else math.inf
 
     def __str__(self) -> str:
         further = ", ".join(f"{self.times_perplexity(m * self.steps):.2f} after {m * self.steps:,}" for m in FURTHER)

@@ -70,3 +70,7 @@ def test_two_points_are_no_trend(figures):
     assert trend(dataclasses.replace(figures, stages=stages, curve=above)) is not None
     assert trend(dataclasses.replace(figures, stages=stages, curve={"8": above["8"]})) is None
     assert trend(dataclasses.replace(figures, curve=above, stages={"untrained": end})) is None
+
+
+def test_a_trend_that_hardly_falls_reaches_nothing():
+    assert Trend.of({8: 0.5, 16: 0.49999, 32: 0.49998}).steps_to(1.1) == math.inf
