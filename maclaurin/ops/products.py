@@ -32,9 +32,8 @@ TURNING = 3  # copies of a number in place of which one in another order is writ
 def of_layer(layer: nn.Module, x: Tensor) -> Tensor:
     """layer(x). Of a plain `nn.Linear` that nobody has wrapped or hooked, the product alone."""
     if type(layer) is nn.Linear and _by_onednn_is_faster(x, layer.weight, layer.bias) and not is_hooked(layer):
-        y: Tensor = _Product.apply(x, layer.weight, layer.bias)
-    else:
-        y = layer(x)
+        return _product(x, layer.weight, layer.bias)
+    y: Tensor = layer(x)
     return y
 
 
@@ -46,8 +45,7 @@ def is_hooked(layer: nn.Module) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`."""
-    y: Tensor = (_Product.apply if _by_onednn_is_faster(x, weight, bias) else F.linear)(x, weight, bias)
-    return y
+    return (_product if _by_onednn_is_faster(x, weight, bias) else F.linear)(x, weight, bias)
 
 
 class FasterLinear(nn.Linear):
@@ -67,7 +65,7 @@ def with_faster_products(model: M) -> M:
 
 def _by_onednn_is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """For large products of float32 on such a CPU, if nobody wants to see torch's own product of them."""
-    if torch.compiler.is_compiling() or not mkl_falls_back() or is_transformed() or not _is_large(x, weight):
+    if torch.compiler.is_compiling() or not mkl_falls_back() or not _is_large(x, weight) or is_transformed():
         return False
     if torch.is_autocast_enabled("cpu") or not torch.backends.mkldnn.enabled:
         return False
@@ -89,6 +87,11 @@ def mkl_falls_back() -> bool:
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and not made_by_intel()
     )
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    y: Tensor = (_Product.apply if torch.is_grad_enabled() else _by_onednn)(x, weight, bias)
+    return y
 
 
 class _Product(torch.autograd.Function):

@@ -53,8 +53,8 @@ def choose(logits: Tensor, samplings: Sequence[Sampling], draws: Sequence[Draws]
     """The next token of every row of logits (N, vocabulary); -1 where they are not finite."""
     best, tokens = logits.max(-1)
     chosen: list[int] = tokens.tolist()
-    for row, finite in enumerate(best.isfinite().tolist()):
-        if not finite:
+    for row, logit in enumerate(best.tolist()):
+        if not math.isfinite(logit):
             chosen[row] = -1
         elif samplings[row].temperature:
             chosen[row] = _drawn(logits[row], samplings[row], draws[row].next())
