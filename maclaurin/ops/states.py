@@ -68,7 +68,7 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by its dotted name."""
         found: dict[str, Tensor] = {}
-        for field in dataclasses.fields(self):
+        for field in fields_of(type(self)):
             value = getattr(self, field.name)
             if isinstance(value, State):
                 found.update({f"{field.name}.{name}": tensor for name, tensor in value.tensors().items()})
