@@ -22,9 +22,8 @@ from maclaurin.serving.prompts import read_prompts
 from maclaurin.serving.slots import slots_of
 
 States = list[Any]  # of all layers; None where no token was read
-ROUND = (
-    32  # prompts are filled up to so many tokens: oneDNN takes as long to prepare products of a new size as to compute them
-)
+# Prompts are filled up to a multiple: oneDNN takes as long to prepare products of a new size as to compute them.
+ROUND = 32  # tokens
 
 
 class Batch(ABC):

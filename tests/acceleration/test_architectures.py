@@ -56,7 +56,10 @@ def test_logits_are_the_same(name: str, use_cache: bool) -> None:
 
 @each_architecture
 def test_gradients_are_the_same(name: str) -> None:
-    model, ids = tiny(name), tokens(2, 40)
+    assert_same_gradients(tiny(name), tokens(2, 40))
+
+
+def assert_same_gradients(model: torch.nn.Module, ids: torch.Tensor) -> None:
     model.train()
     try:
         expected = gradients(model, ids)

@@ -140,8 +140,9 @@ class Rows:
         decays = tokens[2] if len(tokens) == 3 else None
         if self.scores.exponential:
             return TokenState(keys, values, decays)
-        held = row.recurrent.joined() if isinstance(row.recurrent, Halves) else row.recurrent
-        return PowerState(keys, values, decays, None, held.clone() if held is row.recurrent and held is not None else held)
+        held = row.recurrent
+        recurrent = held.joined() if isinstance(held, Halves) else None if held is None else held.clone()
+        return PowerState(keys, values, decays, None, recurrent)
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> Tensor:
         """y (B,1,H,V) after one more token of every row; q (B,1,H,K), k, v (B,1,G,K or V), log_decay (B,1,G), in float32."""
